@@ -42,7 +42,7 @@ from .categories import (
     TEMPORARY,
     UNKNOWN,
 )
-from .columns import FORWARD, Bools, Bytes, EventColumns
+from .columns import FORWARD, Bytes, EventColumns
 from .context import PHASE_BACKWARD, Context
 from .storages import Storages
 
@@ -107,19 +107,15 @@ class CompiledCalls:
 def find_compiled(
     columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
-    """What is known of the compiled code of a trace.
-
-    Args:
-        columns, context, storages: the trace.
-        calls: its calls of generated code.
-    """
+    """What is known of the compiled code of a trace, of its ``calls`` of generated code."""
     out = CompiledCalls(
         category=np.zeros(len(storages), np.uint8),
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
     )
     _by_phase(columns, context, storages, out)
-    storage_of_row = _storage_rows(storages)
+    made = np.flatnonzero(storages.created >= 0)
+    storage_of_row = dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
     for call in calls:
         out.replayed += call.replayed
         if call.why:
@@ -130,20 +126,6 @@ def find_compiled(
             _apply(columns, call, context, storage_of_row, storages, out)
     _inputs(columns, context, storages, calls, out)
     return out
-
-
-def _gradients(columns: EventColumns) -> Bools:
-    """Keys of tensors that ``.grad`` was seen to name."""
-    index = columns.keys.tensor_index
-    named = np.zeros(int(index.max()) + 1 if len(index) else 0, np.bool_)
-    named[index[columns.gradients]] = True
-    return np.asarray(named[index])
-
-
-def _storage_rows(storages: Storages) -> dict[int, int]:
-    """The storage that each allocating row makes."""
-    made = np.flatnonzero(storages.created >= 0)
-    return dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
 
 
 def _by_phase(
@@ -162,19 +144,15 @@ def _by_phase(
         TEMPORARY,
         np.where(optimizer, OPTIMIZER_STATE, np.where(backward, AUTOGRAD_DETAIL, ACTIVATION)),
     ).astype(np.uint8)
-    keyed = made < storages.keys
-    is_gradient = np.zeros(len(made), np.bool_)
-    is_gradient[keyed] = _gradients(columns)[made[keyed]]
-    category[backward & ~inside & is_gradient] = GRADIENT
+    # What ``.grad`` was seen to name; a block has no tensor.
+    index = columns.keys.tensor_index
+    named = np.zeros(len(storages), np.bool_)
+    named[: storages.keys] = np.isin(index, index[columns.gradients])
+    category[backward & ~inside & named[made]] = GRADIENT
     out.category[made] = category
 
 
 _MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
-
-
-def _dies_in_backward(context: Context, storages: Storages, storage: int) -> bool:
-    row = int(storages.destroyed[storage])
-    return row >= 0 and int(context.phase[row]) == PHASE_BACKWARD
 
 
 def _apply(
@@ -215,7 +193,8 @@ def _apply(
             # A copy of an input in another layout, handed on in its place: it is what
             # the phase says, not the input.
             continue
-        if category == GRADIENT and _dies_in_backward(context, storages, which):
+        end = int(storages.destroyed[which])
+        if category == GRADIENT and end >= 0 and context.phase[end] == PHASE_BACKWARD:
             # Added to an older gradient, or copied into `.grad`.
             category = AUTOGRAD_DETAIL
         out.category[which] = category

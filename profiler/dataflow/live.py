@@ -33,8 +33,8 @@ class BytesByCategory:
     """Live bytes of one device.
 
     Attributes:
-        time: one entry a distinct time, ascending; in the unit that was asked for. What was there
-            before the trace counts from the first event on, as an entry of its own.
+        time: one entry a distinct time, ascending, in the unit that was asked for. What was there
+            before the trace has an entry of its own: just before the first change, in µs at it.
         bytes: shape (times, categories), columns as in ``ORDER``.
     """
 
@@ -82,8 +82,8 @@ def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
     """
     time, column, size = deltas(profile, profile.device_index(device))
     table = _accumulate(time, column, size)
-    if len(table.time) and table.time[0] < 0:  # what was there before, and nothing changed it
-        table.time[0] = profile.columns.begin
+    if len(table.time) and table.time[0] < 0:
+        table.time[0] = table.time[1] - 1 if len(table.time) > 1 else profile.columns.begin
     return table
 
 
@@ -96,7 +96,10 @@ def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:
     time, column, size = deltas(profile, profile.device_index(device))
     # Through a float, so that files agree with torch's to the last digit.
     us = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
-    return _accumulate(us, column, size)
+    table = _accumulate(us, column, size)
+    if len(table.time) > 1 and table.time[0] < 0:
+        table.time[0] = table.time[1]
+    return table
 
 
 def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
@@ -116,18 +119,7 @@ def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
     np.add.at(table.reshape(-1), cell, size.astype(table.dtype, copy=False))
     del cell
     np.cumsum(table, axis=0, out=table)
-    if len(times) > 1 and times[0] < 0:
-        times[0] = times[1]
     return BytesByCategory(times, table)
-
-
-def distinct(table: BytesByCategory) -> BytesByCategory:
-    """``table`` with a time of its own, just before the first change, for what was there before."""
-    if len(table.time) > 1 and table.time[0] == table.time[1]:
-        time = table.time.copy()
-        time[0] -= 1
-        return BytesByCategory(time, table.bytes)
-    return table
 
 
 def thinned(table: BytesByCategory, points: int) -> BytesByCategory:

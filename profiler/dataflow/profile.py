@@ -157,8 +157,7 @@ class DataFlowProfile:
         if owner is not None and owner.node is not None and owner.node.module_path is not None:
             return owner.node.module_path
         row = int(self.storages.created[storage])
-        scope = int(self.context.module[row]) if row >= 0 else -1
-        return self.module_path(scope) if scope >= 0 else None
+        return (self.module_path(int(self.context.module[row])) or None) if row >= 0 else None
 
     def operator(self, storage: int, time: int | None = None) -> str | None:
         """The operator that made a storage, or whose value is in it at a time (ns); None if
@@ -180,15 +179,14 @@ class DataFlowProfile:
 
     def why_unknown(self, storage: int) -> str:
         """Why a storage has no category, in words."""
-        row = int(self.storages.created[storage])
         keyed = storage < self.storages.keys
-        if row < 0:
-            if not keyed:
-                return "there before the trace, seen only when it was released"
-            return "there before the trace, and read by nothing that contributes to a gradient"
-        if not keyed:
+        if self.storages.created[storage] >= 0:
+            if keyed:
+                return "made outside of modules, and no gradient depends on it"
             return "no operator took a tensor in it, and no module made it"
-        return "made outside of modules, and no gradient depends on it"
+        if keyed:
+            return "there before the trace, and read by nothing that contributes to a gradient"
+        return "there before the trace, seen only when it was released"
 
     def __repr__(self) -> str:
         return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
@@ -205,9 +203,9 @@ class DataFlowProfile:
         Raises:
             ValueError: the trace has nothing on it.
         """
-        for i, d in enumerate(self.columns.devices):
-            if str(d) == str(device):
-                return i
+        known = [str(d) for d in self.columns.devices]
+        if str(device) in known:
+            return known.index(str(device))
         raise ValueError(
             f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
         )
@@ -269,8 +267,6 @@ def profile_memory(
 
 def _several(given: Any) -> list[Any]:
     """One object or several, as a list. A module may itself be iterable: it is one."""
-    if given is None:
-        return []
     if isinstance(given, (list, tuple, set)):
         return list(given)
-    return [given]
+    return [] if given is None else [given]

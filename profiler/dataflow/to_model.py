@@ -18,11 +18,9 @@ from memprof.profiler.model import (
 )
 
 from .categories import CATEGORIES, ORDER
-from .columns import ScopeKind
 from .live import (
     by_category,
     described,
-    distinct,
     frames,
     leaks,
     live_rows,
@@ -79,7 +77,7 @@ def data_flow_device(
     Raises:
         ValueError: nothing in the trace is on that device.
     """
-    table = thinned(distinct(by_category(profile, device)), points)
+    table = thinned(by_category(profile, device), points)
     if not len(table.time):
         return DataFlowDevice(device)
     index = profile.device_index(device)
@@ -123,19 +121,14 @@ def failures(profile: DataFlowProfile, perf_origin_ns: int = 0) -> list[DataFlow
     lines = frames_of_events(columns, {f.event for f in found})
     out = []
     for f in found:
-        nbytes = None if f.device is None else 0
-        if f.device in live:
-            nbytes = live[f.device].total_at(f.time)
-        scope = f.scope
-        while scope >= 0 and columns.scopes.kind[scope] != ScopeKind.MODULE:
-            scope = int(columns.scopes.parent[scope])
+        known = live[f.device].total_at(f.time) if f.device in live else 0
         out.append(
             DataFlowFailure(
                 f.time - perf_origin_ns,
                 None if f.device is None else str(f.device),
-                nbytes,
+                None if f.device is None else known,
                 columns.names[f.op] if f.op >= 0 else None,
-                profile.module_path(scope) if scope >= 0 else None,
+                profile.module_path(f.scope) or None,
                 lines.get(f.event),
             )
         )

@@ -8,7 +8,6 @@ tree again. What differs is listed in docs/dataflow.md.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -32,13 +31,12 @@ from torch.profiler._memory_profiler import (
 )
 
 from memprof.profiler.model import Profile
-from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
 from .categories import NUMBER_OF
 from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
-from .export import export_timeline, raw_timeline, timeline_points, write_html
+from .export import export_timeline, raw_timeline, timeline_points, write_html, write_json
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
 from .read import read_events
@@ -99,9 +97,9 @@ class SizeMap:
         self._op_tree = op_tree
 
     def __getitem__(self, key: TensorKey) -> int:
-        return int(self._op_tree.columns.keys.size[self._op_tree.row_of[key]])
+        return self._values[key]
 
-    @property
+    @cached_property
     def _values(self) -> dict[TensorKey, int]:
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
 
@@ -278,16 +276,12 @@ class MemoryProfileTimeline:
 
     def export_memory_timeline(self, path: str | Path, device_str: str) -> None:
         """Write ``[times, bytes by category]`` as JSON."""
-        _write(path, json.dumps(self._coalesce_timeline(device_str)))
+        write_json(path, self._coalesce_timeline(device_str))
 
     def export_memory_timeline_raw(self, path: str | Path, device_str: str) -> None:
         """Write ``[[time, action, bytes, category], ...]`` as JSON."""
-        events = (
-            raw_timeline(self._memory_profile.profile, str(device_str))
-            if self._has(device_str)
-            else []
-        )
-        _write(path, json.dumps(events))
+        profile = self._memory_profile.profile
+        write_json(path, raw_timeline(profile, str(device_str)) if self._has(device_str) else [])
 
     def export_memory_timeline_html(
         self,
@@ -298,10 +292,6 @@ class MemoryProfileTimeline:
     ) -> None:
         """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
         write_html(self._memory_profile.profile, path, str(device_str), title)
-
-
-def _write(path: str | Path, text: str) -> None:
-    write_whole(path, text.encode(), "the timeline")
 
 
 __all__ = [

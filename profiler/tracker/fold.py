@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -52,14 +53,12 @@ Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One invocation, as a file that grows has it.
+    """One invocation, as a file that grows has it; what is not said here as in
+    ``OperationColumns``.
 
     Attributes:
         number: of the invocation, in order of start.
-        summary, lane: as in ``OperationColumns``.
         parent: number of the invocation around it, -1 if there is none.
-        start_ns, end_ns, tensor_bytes_before, tensors_before, tensor_bytes_after,
-            tensors_after, failed: as in ``OperationColumns``.
         memory: by device: before, after, peak, and whether the peak is exact.
     """
 
@@ -113,15 +112,8 @@ def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is added to a record; what is None or empty adds nothing.
-
-    Attributes:
-        metadata: replaces the metadata before.
-        snapshot: of any time.
-        operations: by their number; replaces what an earlier entry said of the same.
-        summaries: by position, likewise.
-        pytorch_operations: replaces what was before.
-    """
+    """What is added to a record; what is None or empty adds nothing. Of the same operation (by
+    number), summary (by position) or other part it replaces what an earlier entry said."""
 
     metadata: TrackerMetadata | None = None
     snapshot: MemorySnapshot | None = None
@@ -226,42 +218,32 @@ def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[Memo
 
 
 def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnapshot]:
-    last = len(snapshots) - 1
-    now = snapshots[last].time_ns
     candidates = []
-    for i in range(1, last):
+    for i in range(1, len(snapshots) - 1):
         s = snapshots[i]
         gap = snapshots[i + 1].time_ns - snapshots[i - 1].time_ns
-        age = now - s.time_ns
-        named = s.kind is not SnapshotKind.PERIODIC
-        candidates.append((named, gap / (age + 1), i))
-    candidates.sort()
+        age = snapshots[-1].time_ns - s.time_ns
+        candidates.append((s.kind is not SnapshotKind.PERIODIC, gap / (age + 1), i))
     gone: set[int] = set()
-    for _, _, i in candidates:
+    for _, _, i in sorted(candidates):
         if len(gone) == excess:
             break
         # Two neighbours in one pass would leave a hole twice as wide as intended.
         if i - 1 not in gone and i + 1 not in gone:
             gone.add(i)
-    kept: list[MemorySnapshot] = []
-    waiting: MemorySnapshot | None = None
-    for i, s in enumerate(snapshots):
-        if i in gone:
-            waiting = s
-        else:
-            kept.append(_merge(waiting, s) if waiting is not None else s)
-            waiting = None
-    return kept
+    return [
+        _merge(snapshots[i - 1], s) if i - 1 in gone else s
+        for i, s in enumerate(snapshots)
+        if i not in gone
+    ]
 
 
 def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
     devices = dict(later.devices)
     for name, memory in earlier.devices.items():
         if name in devices:
-            highest = max(
-                (b for b in (memory.highest_bytes, devices[name].highest_bytes) if b is not None),
-                default=None,
-            )
+            seen = (memory.highest_bytes, devices[name].highest_bytes)
+            highest = max((b for b in seen if b is not None), default=None)
             devices[name] = dataclasses.replace(devices[name], highest_bytes=highest)
     return dataclasses.replace(
         later,
@@ -289,9 +271,5 @@ def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
     durations = [operations[i].end_ns - operations[i].start_ns for i in older]
     cutoff = sorted(durations)[excess - 1]
     drop = {i for i, d in zip(older, durations, strict=True) if d < cutoff}
-    for i, d in zip(older, durations, strict=True):
-        if len(drop) == excess:
-            break
-        if d == cutoff:
-            drop.add(i)
-    return drop
+    alike = (i for i, d in zip(older, durations, strict=True) if d == cutoff)
+    return drop | set(islice(alike, excess - len(drop)))

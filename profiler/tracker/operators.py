@@ -74,8 +74,7 @@ def calls(
     nested = sorted(
         (e for e in events if not e.asynchronous), key=lambda e: (e.thread, e.start_ns, -e.end_ns)
     )
-    around, inside = _nesting(nested)
-    call = _calls_recorded_twice(nested, around, inside)
+    around, call = _nesting(nested)
     taken = _Bytes(memory)
     totals = [[e.end_ns - e.start_ns, 0, *taken.between(e.start_ns, e.end_ns)] for e in nested]
     own = [list(t) for t in totals]
@@ -90,13 +89,8 @@ def calls(
     for i, event in enumerate(nested):
         if call[i] == i:
             (cpu, device, host_bytes, device_bytes), mine = totals[i], own[i]
-            yield (
-                event,
-                Figures(
-                    *(cpu, mine[0], device, mine[1]),
-                    *(host_bytes, mine[2], device_bytes, mine[3]),
-                ),
-            )
+            times = cpu, mine[0], device, mine[1]
+            yield event, Figures(*times, host_bytes, mine[2], device_bytes, mine[3])
     for event in events:
         if event.asynchronous:
             host_bytes, device_bytes = taken.between(event.start_ns, event.end_ns)
@@ -105,8 +99,8 @@ def calls(
 
 
 def _nesting(events: list[HostEvent]) -> tuple[list[int], list[int]]:
-    """Of each event the position of the one directly around it, -1 if there is none, and how
-    many are directly inside."""
+    """Of each event the position of the one directly around it, -1 if there is none, and of the
+    one that stands for its call."""
     around, inside = [-1] * len(events), [0] * len(events)
     open_: list[int] = []
     thread = None
@@ -117,24 +111,17 @@ def _nesting(events: list[HostEvent]) -> tuple[list[int], list[int]]:
         while open_:
             end_ns = events[open_[-1]].end_ns
             if event.start_ns < end_ns and event.end_ns <= end_ns:
-                around[i] = open_[-1]
-                inside[open_[-1]] += 1
                 break
             open_.pop()
+        if open_:
+            around[i] = open_[-1]
+            inside[open_[-1]] += 1
         open_.append(i)
-    return around, inside
-
-
-def _calls_recorded_twice(
-    events: list[HostEvent], around: list[int], inside: list[int]
-) -> list[int]:
-    """Of each event the position of the one that stands for its call."""
     call = list(range(len(events)))
-    for i, event in enumerate(events):
-        outer = around[i]
-        if outer >= 0 and inside[outer] == 1 and events[outer].name == event.name:
+    for i, outer in enumerate(around):
+        if outer >= 0 and inside[outer] == 1 and events[outer].name == events[i].name:
             call[i] = call[outer]
-    return call
+    return around, call
 
 
 class _Bytes:
@@ -167,28 +154,19 @@ class OperatorTable:
         self.peak_cpu_bytes: int | None = None
         # A signal's handler can write the record while this thread adds a window.
         self._lock = ForkSafeLock()
-        # By operator: calls, and the sums of their figures.
+        # By operator: calls, and the sums of their figures; and by input shapes as well: calls,
+        # host and device time.
         self._sums: dict[str, list[int]] = {}
-        # By operator and input shapes: calls, host and device time.
         self._shapes: dict[str, dict[Shapes, list[int]]] = {}
 
     def add(self, events: Sequence[HostEvent], memory: Sequence[MemoryEvent], window: Span) -> None:
-        """Add a finished window.
-
-        Args:
-            events, memory: see ``_torch_compat.operator_events``.
-            window: when it was.
-        """
+        """Add what ``_torch_compat.operator_events`` has of a finished window."""
         with self._lock:
             for event, figures in calls(events, memory):
                 if is_operator(event.name):
                     self._add(event, figures)
-            live = peak = 0
-            for m in memory:
-                if m.on_host:
-                    live += m.nbytes
-                    peak = max(peak, live)
-            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, peak)
+            live = accumulate((m.nbytes for m in memory if m.on_host), initial=0)
+            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, max(live))
             self.added += 1
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
@@ -198,8 +176,7 @@ class OperatorTable:
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
             name = OTHER
         sums = self._sums.setdefault(name, [0] * (1 + len(figures)))
-        sums[0] += 1
-        for i, value in enumerate(figures, 1):
+        for i, value in enumerate((1, *figures)):
             sums[i] += value
         if event.shapes:
             shapes = self._shapes.setdefault(name, {})
@@ -286,8 +263,7 @@ class OperatorWindow:
         window = Span(self._start, time.perf_counter_ns())
         try:
             profile.__exit__(None, None, None)
-            table = self._table()
-            if table is not None:
+            if (table := self._table()) is not None:
                 table.add(*_torch_compat.operator_events(profile), window)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")

@@ -64,13 +64,8 @@ class Recorder:
         self.recording = False
         self.path: Path | None = None
         self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
-        self.operations = OperationLog(
-            self.sources,
-            settings.max_operations,
-            settings.operation_share,
-            clock,
-            self.problem,
-        )
+        limit, share = settings.max_operations, settings.operation_share
+        self.operations = OperationLog(self.sources, limit, share, clock, self.problem)
         self.operators = OperatorTable()
         self._operators_written = 0
         self._clock = clock
@@ -303,7 +298,7 @@ class Recorder:
         )
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """What has been recorded so far, see ``MemoryTracker.record``."""
+        """See ``MemoryTracker.record``."""
         with self.lock:
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             return TrackerRecord(
@@ -316,11 +311,11 @@ class Recorder:
 
     def profile(self) -> Profile:
         """The record so far, in the profile of what memprof compiled meanwhile."""
-        found = None
+        profile = Profile()
         try:
-            found = naming.compiled()
+            if (found := naming.compiled()) is not None:
+                profile, self._call_threads = found
+                self._compiled = True
         except Exception as e:
             self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
-        if found is not None:
-            self._compiled, self._call_threads = True, found[1]
-        return (found[0] if found is not None else Profile()).with_tracker(self.record())
+        return profile.with_tracker(self.record())

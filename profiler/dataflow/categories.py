@@ -9,11 +9,10 @@ state, autograd detail. Rules by id overwrite each other, rules by version never
 
 Note [Depends on a gradient]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Parameters depend on gradients through their updates, activations through parameters,
-inputs on nothing. The first step sees parameters before any update, so one asks of the
-tensor id, not of a version: an id depends on a gradient if it is read where a gradient or
-parameter is, or is made by a node that reads such an id. That is reachability in the
-graph of ids, a breadth-first search.
+Parameters depend on gradients through their updates, activations through parameters, inputs on
+nothing. The first step sees parameters before any update, so one asks of the tensor id, not of a
+version: an id depends on a gradient if it is read where a gradient or parameter is, or is made by a
+node that reads such an id. That is reachability in the graph of ids, a breadth-first search.
 """
 
 from __future__ import annotations

@@ -88,8 +88,7 @@ class CompiledCalls:
         owners: by allocation row, in order of time: a buffer that takes over another's
             memory (``reuse``) owns it from then on.
         calls: compiled calls in the trace.
-        matched: of them, those whose allocations agree with an observed program, replays
-            included.
+        matched: of them, those whose allocations agree with an observed program, replays included.
         replayed: of them, those whose memory ``replays.py`` added.
         unmatched: why the others do not agree, with counts.
     """

@@ -9,11 +9,10 @@ therefore matched by thread and time. Module calls and compiled calls do nest.
 
 Note [The module of a backward operator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Autograd numbers its nodes as the forward makes them, and a forward operator's event
-carries the next number to be given out. A backward node with number n therefore belongs
-to the last forward operator, of those before it in time, with a number not above n.
-Numbers are counted per thread; forwards that run on several threads at once can be
-mistaken for one another.
+Autograd numbers its nodes as the forward makes them, and a forward operator's event carries the
+next number to be given out. A backward node with number n therefore belongs to the last forward
+operator, of those before it in time, with a number not above n. Numbers are counted per thread;
+forwards that run on several threads at once can be mistaken for one another.
 """
 
 from __future__ import annotations

@@ -8,15 +8,13 @@ value which rule decided, so that a difference can be looked up. With ``rules=()
 categories are torch's own, value by value. In order; later rules overrule earlier ones:
 
 FORWARD_CALL
-    Unknown to torch, made in a module's forward and outside the backward: an
-    activation, or temporary if it is released before the module returns. torch finds
-    activations by following values that operators read, so a result that no operator
-    reads has no category.
+    Unknown to torch, made in a module's forward and outside the backward: an activation, or
+    temporary if it is released before the module returns. torch finds activations by following
+    values that operators read, so a result that no operator reads has no category.
 BACKWARD_PASS
-    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums
-    gradients of broadcast operands outside of any node): autograd detail. So is what is
-    made outside of modules for a backward node to read, such as the ones that a backward
-    starts from.
+    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums gradients
+    of broadcast operands outside of any node): autograd detail. So is what is made outside of
+    modules for a backward node to read, such as the ones that a backward starts from.
 SCRATCH
     A storage without a tensor, released within the operator that made it: temporary.
     torch calls all of them unknown.

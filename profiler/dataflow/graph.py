@@ -12,10 +12,9 @@ uses, allocations and releases of that storage below the leaf, put together:
 * neither: it reads the version there is; where one operator writes to it for certain, or
   none is known to only read it, it makes the next version.
 
-Edges are sorted by (node, storage). The version before an edge is then the number of
-earlier edges of the same storage that write: a cumulative sum, no walk.
-A (storage, version) pair is a *value*; values are numbered so that those of one storage
-are neighbours: ``first_value[key] + version``.
+Edges are sorted by (node, storage). The version before an edge is then the number of earlier edges
+of the same storage that write: a cumulative sum, no walk. A (storage, version) pair is a *value*;
+values are numbered so that those of one storage are neighbours: ``first_value[key] + version``.
 """
 
 from __future__ import annotations

@@ -236,9 +236,8 @@ def profile_memory(
     """The memory profile of a finished ``torch.profiler`` run.
 
     Args:
-        result: a ``torch.profiler.profile`` made with ``record_shapes=True,
-            profile_memory=True, with_stack=True`` that has stopped, or the
-            ``_ProfilerResult`` inside it.
+        result: a ``torch.profiler.profile`` made with ``record_shapes=True, profile_memory=True,
+            with_stack=True`` that has stopped, or the ``_ProfilerResult`` inside it.
         memprof_profile: memprof's own profile of the same process; what compiled code
             allocates then has its FX node, module, line and category.
         modules, optimizers: the model and optimizer that were traced, or several. Their

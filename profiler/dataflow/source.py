@@ -1,9 +1,8 @@
 """Events of a trace, and the line of user code below which each happened.
 
-Found only when asked for: the tree is walked again, with the numbering of ``read.py``,
-as far as the wanted events. The innermost Python call that user code made tells the
-line; "user code" is any file that is not torch's, memprof's, an installed package's or
-generated.
+Found only when asked for: the tree is walked again, with the numbering of ``read.py``, as far as
+the wanted events. The innermost Python call that user code made tells the line; "user code" is any
+file that is not torch's, memprof's, an installed package's or generated.
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ class GrowingTables:
     # -- storages -------------------------------------------------------------------
 
     def find(self, id: int, allocation: int, ptr: int | None, device: Any) -> int:
-        """The key of a storage, new if it is seen for the first time; -1 if it has no
-        address."""
+        """The key of a storage, new if it is seen for the first time; -1 if it has no address."""
         latest = self.latest
         key = latest[id] if id < len(latest) else -1
         if key >= 0 and self.key_alloc[key] == allocation:

@@ -118,13 +118,9 @@ def missing_options(prof: Any) -> list[str]:
 _GENERATED = re.compile(r"(?:^|/)(c[a-z0-9]{20,})\.py\(\d+\): call$")
 
 
-def is_generated_code(name: str) -> bool:
-    """Whether a Python call's name is that of the ``call`` of a module Inductor wrote."""
-    return name.endswith("): call") and _GENERATED.search(name) is not None
-
-
 def generated_module(name: str) -> str:
-    """The module's file name without folder and suffix, from a call's name."""
+    """File name, without folder and suffix, of the module that Inductor wrote whose ``call`` has
+    this name as a Python call; "" for any other."""
     found = _GENERATED.search(name)
     return found.group(1) if found else ""
 

@@ -48,14 +48,8 @@ class InvalidDataFlow(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A contradiction in a trace, kept instead of raised: the rest is still of use.
-
-    Attributes:
-        kind: ``double_free``, ``duplicate_version`` or ``version_mismatch``.
-        node: row of the graph.
-        key: row of the key table.
-        text: in words.
-    """
+    """A contradiction in a trace, kept instead of raised: the rest is still of use. ``node`` is a
+    row of the graph, ``key`` one of the key table; ``kind`` is one of those in ``_TEXT``."""
 
     kind: str
     node: int
@@ -209,38 +203,30 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, lis
     # what belongs together.
     n = max(len(keys), 1)
     packed = np.empty(len(uses) + len(named), np.int64)
-    if len(packed):
-        count = np.diff(columns.leaves.first_use, append=len(uses))
-        packed[: len(uses)] = np.repeat(node_of, count)
-        packed[len(uses) :] = node_of[allocations.leaf[named]]
-        packed *= n
-        packed[: len(uses)] += keys.rank[uses.key]
-        packed[len(uses) :] += keys.rank[allocations.key[named]]
-        packed <<= _EFFECT_BITS
-        packed[: len(uses)] |= uses.effect
-        packed[len(uses) :] |= np.where(
-            allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
-        )
+    count = np.diff(columns.leaves.first_use, append=len(uses))
+    packed[: len(uses)] = np.repeat(node_of, count)
+    packed[len(uses) :] = node_of[allocations.leaf[named]]
+    packed *= n
+    packed[: len(uses)] += keys.rank[uses.key]
+    packed[len(uses) :] += keys.rank[allocations.key[named]]
+    packed <<= _EFFECT_BITS
+    packed[: len(uses)] |= uses.effect
+    packed[len(uses) :] |= np.where(
+        allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
+    )
     del named
     packed.sort()
     effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
     packed >>= _EFFECT_BITS
     starts = np.flatnonzero(np.diff(packed, prepend=-1))
-    if not len(starts):
-        empty = np.zeros(0, np.int32)
-        return empty, empty, effect, []
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]
     del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
-    return (
-        (packed // n).astype(np.int32),
-        by_rank[packed % n],
-        flags,
-        np.flatnonzero(freed > 1).tolist(),
-    )
+    node, key = (packed // n).astype(np.int32), by_rank[packed % n]
+    return node, key, flags, np.flatnonzero(freed > 1).tolist()
 
 
 _TEXT = {
@@ -253,10 +239,6 @@ _TEXT = {
 def _problem(columns: EventColumns, kind: str, order: Ints, node: int, key: int) -> Problem:
     name = int(columns.leaves.name[order[node]])
     who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
-    return Problem(
-        kind,
-        int(node),
-        int(key),
-        f"the storage with tensor id {columns.keys.id[key]} and allocation "
-        f"{columns.keys.allocation[key]} {_TEXT[kind]} {who} (node {node})",
-    )
+    which = f"tensor id {columns.keys.id[key]} and allocation {columns.keys.allocation[key]}"
+    text = f"the storage with {which} {_TEXT[kind]} {who} (node {node})"
+    return Problem(kind, int(node), int(key), text)

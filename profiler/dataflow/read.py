@@ -112,7 +112,7 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
         return ScopeKind.OPTIMIZER_STEP
-    if compat.is_generated_code(name):
+    if compat.generated_module(name):
         return ScopeKind.GENERATED_CODE
     compiler = skip_compiler and compat.is_compiler_frame(name)
     return ScopeKind.COMPILER if compiler else _PLAIN

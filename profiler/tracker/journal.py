@@ -160,10 +160,10 @@ def _created(path: Path) -> int:
     return file
 
 
-def names(folder: Path, now: float | None = None) -> Iterator[Path]:
+def names(folder: Path) -> Iterator[Path]:
     """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.memprof`` in
     local time, then with the process's number, then with a count."""
-    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof", time.localtime(now))
+    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
     yield first
     yield from map(Path, names_beside(str(first)))
 

@@ -47,15 +47,8 @@ class OperationTree:
         after: Counted,
         memory: Mapping[str, Sequence[int]],
     ) -> None:
-        """Count an invocation that has ended.
-
-        Args:
-            place: its number.
-            took_ns: how long it lasted.
-            failed: whether an exception left it.
-            before, after: tensors at its edges.
-            memory: by device bytes before, after and highest seen, and maybe more.
-        """
+        """Count an invocation at ``place`` that has ended; ``before`` and ``after`` are tensors at
+        its edges, ``memory`` by device bytes before, after and highest seen, and maybe more."""
         sums = self._sums[place]
         self._changed.add(place)
         sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
@@ -69,10 +62,7 @@ class OperationTree:
             sums.tensors_measured += 1
         for device, figures in memory.items():
             delta, peak = figures[1] - figures[0], figures[2]
-            known = sums.devices.get(device)
-            if known is None:
-                sums.devices[device] = DeviceSummary(delta, delta, peak, 1)
-                continue
+            known = sums.devices.setdefault(device, DeviceSummary(0, delta, peak, 0))
             known.total_delta += delta
             known.max_delta = max(known.max_delta, delta)
             known.max_peak = max(known.max_peak, peak)
@@ -122,23 +112,16 @@ class Lanes:
     def take(self, task: int) -> int:
         """The lane for an operation on this thread and, unless it is 0, in this task. To be
         called by one thread at a time."""
-        holder = getattr(self._local, "holder", None)
-        if holder is None:
-            holder = self._local.holder = _Holder(self._free_threads, self._thread_lane())
-        thread: int = holder.lane
-        if not task:
-            return thread
-        return self._lane(LaneKind.TASK, None, thread, self._free_tasks)
+        if (thread := self.of_thread()) is None:
+            name = threading.current_thread().name
+            thread = self._lane(LaneKind.THREAD, name, len(self.all), self._free_threads)
+            self.threads.setdefault(thread, threading.get_ident())
+            self._local.holder = _Holder(self._free_threads, thread)
+        return self._lane(LaneKind.TASK, None, thread, self._free_tasks) if task else thread
 
     def give_back(self, lane: int) -> None:
         """The operation of a task has ended."""
         self._free_tasks.append(lane)
-
-    def _thread_lane(self) -> int:
-        name = threading.current_thread().name
-        lane = self._lane(LaneKind.THREAD, name, len(self.all), self._free_threads)
-        self.threads.setdefault(lane, threading.get_ident())
-        return lane
 
     def _lane(self, kind: LaneKind, name: str | None, thread: int, free: deque[int]) -> int:
         """A free lane of this name, or without a name of this thread; else a new one."""

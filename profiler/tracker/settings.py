@@ -108,8 +108,8 @@ def toml_value(value: object) -> str:
     return repr(value)
 
 
-def find_file(start: Path | None = None) -> Path | None:
-    """The TOML file that counts in folder ``start`` (default: the working folder).
+def find_file() -> Path | None:
+    """The TOML file that counts in the working folder.
 
     ``MEMPROF_CONFIG`` if set; else the nearest of ``memprof.toml``, or ``pyproject.toml`` with
     a table ``[tool.memprof]``, in the folder or one above it.
@@ -125,7 +125,7 @@ def find_file(start: Path | None = None) -> Path | None:
             raise SettingsError(f"{_CONFIG_VARIABLE} is {named!r}, which is no file")
         return path
     try:
-        folder = (start or Path.cwd()).absolute()
+        folder = Path.cwd()
     except OSError:  # the working folder was removed
         return None
     for parent in (folder, *folder.parents):
@@ -302,7 +302,6 @@ def configured(
     arguments: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
     file: bool = True,
 ) -> Configured:
     """Settings from all places.
@@ -310,7 +309,6 @@ def configured(
     Args:
         arguments: values given in a call or by flags; None stands for not given.
         environment: default: the process's.
-        folder: where to look for a file; default: the working folder.
         file: False looks for none.
 
     Raises:
@@ -319,7 +317,7 @@ def configured(
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    path = find_file(folder) if file else None
+    path = find_file() if file else None
     if path is not None:
         table = table_of(path, read_toml(path)) or {}
         for name, value in table.items():

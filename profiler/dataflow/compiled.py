@@ -132,9 +132,9 @@ def _by_phase(
 ) -> None:
     """Categories by phase, for everything made in a compiled call."""
     made = np.flatnonzero(storages.created >= 0)
+    made = made[context.compiled[storages.created[made]] >= 0]
     row = storages.created[made]
     call = context.compiled[row]
-    made, row, call = made[call >= 0], row[call >= 0], call[call >= 0]
     inside = storages.died[made] <= columns.scopes.end[call]
     backward = columns.scopes.backward[call] != FORWARD
     optimizer = context.optimizer[row] >= 0
@@ -229,12 +229,10 @@ def _inputs(
             continue
         i = int(np.searchsorted(times, function.start))
         graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
-        if graph is not None and graph.kind is GraphKind.BACKWARD:
-            graph = None
-        if graph is None or len(graph.inputs) != len(function.keys):
-            roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
-        else:
-            roles = [(v.role, v.fqn) for v in graph.inputs]
+        roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
+        forward = graph if graph is None or graph.kind is not GraphKind.BACKWARD else None
+        if forward is not None and len(forward.inputs) == len(roles):
+            roles = [(v.role, v.fqn) for v in forward.inputs]
         for key, (role, name) in zip(function.keys, roles, strict=True):
             if key < 0:
                 continue

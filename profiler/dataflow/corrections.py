@@ -78,7 +78,6 @@ class Rule(IntEnum):
 
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
 
-
 Address = tuple[str, int]
 """Name of a device, and where on it a storage begins."""
 
@@ -189,20 +188,14 @@ def correct(
 
     in_module = (module >= 0) & (phase == PHASE_FORWARD) & ~compiled_call
     before_return = died <= at(scopes.end, module, 0)
-    apply(
-        Rule.FORWARD_CALL,
-        unknown & in_module,
-        np.where(before_return, np.uint8(TEMPORARY), np.uint8(ACTIVATION)),
-    )
+    apply(Rule.FORWARD_CALL, unknown & in_module & before_return, TEMPORARY)
+    apply(Rule.FORWARD_CALL, unknown & in_module & ~before_return, ACTIVATION)
     del in_module, before_return
     seed = np.zeros(len(storages), np.bool_)
     seed[graph.edge_key[(graph.in_value >= 0) & graph.backward[graph.edge_node]]] = True
     for_backward = seed[storage] & (phase == PHASE_FORWARD) & (module < 0) & ~compiled_call
-    apply(
-        Rule.BACKWARD_PASS,
-        unknown & ((phase == PHASE_BACKWARD) | for_backward),
-        AUTOGRAD_DETAIL,
-    )
+    for_backward |= phase == PHASE_BACKWARD
+    apply(Rule.BACKWARD_PASS, unknown & for_backward, AUTOGRAD_DETAIL)
     last = storages.destroyed[storage]
     leaf = columns.allocations.leaf
     same_leaf = made & (last >= 0) & (at(leaf, row) == at(leaf, last))
@@ -249,11 +242,8 @@ def correct(
 
 
 def _module_state(columns: EventColumns, graph: Graph) -> Any:
-    """Keys that a module's forward keeps state in.
-
-    Either an operator takes it as a running statistic, or at least two calls of
-    outermost modules write to it: one alone may be an in-place operator on an input.
-    """
+    """Keys that a module's forward keeps state in: an operator takes it as a running statistic, or
+    at least two calls of outermost modules write to it (one may be in place on an input)."""
     scopes, leaves = columns.scopes, columns.leaves
     out = np.zeros(len(columns.keys), np.bool_)
     out[graph.edge_key[(graph.flags & STATE) != 0]] = True
@@ -272,11 +262,8 @@ def _module_state(columns: EventColumns, graph: Graph) -> Any:
 def _named_keys(
     columns: EventColumns, storages: Storages, objects: KnownObjects, names: dict[int, str]
 ) -> Bytes:
-    """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere.
-
-    An address can have held several storages; the object is in the last one, which the
-    trace did not see released.
-    """
+    """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere. Of those
+    that an address has held, it is the last, which the trace did not see released."""
     out = np.zeros(len(storages), np.uint8)
     alive = np.flatnonzero(storages.destroyed[: storages.keys] < 0)
     devices = [str(d) for d in columns.devices]

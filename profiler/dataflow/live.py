@@ -21,7 +21,7 @@ from memprof.profiler.model import Category, DataFlowStorage, SourceFrame
 from .categories import ORDER
 from .columns import NODE, Bytes, Ints
 from .profile import DataFlowProfile
-from .source import frames_of_events
+from .read import frames_of_events
 from .storages import Action
 
 _POSITION = np.empty(len(ORDER), np.uint8)

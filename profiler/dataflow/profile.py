@@ -12,15 +12,15 @@ from memprof.profiler.replay_memory import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
-from .categories import CATEGORIES, Categories, deduce
+from .categories import CATEGORIES, deduce
 from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
-from .compiled import CompiledCalls, Owner, find_compiled
-from .context import Context, find_context
-from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
-from .graph import Graph, build_graph
+from .compiled import Owner, find_compiled
+from .context import find_context
+from .corrections import ALL_RULES, KnownObjects, Rule, correct
+from .graph import build_graph
 from .read import read_events
 from .replays import join_replays
-from .storages import Action, Changes, Storages, find_changes, lifetimes
+from .storages import Action, find_changes, lifetimes
 
 
 class DataFlowProfile:
@@ -73,26 +73,17 @@ class DataFlowProfile:
         objects = objects or KnownObjects()
         self._paths = objects.modules
         self.columns = columns
-        self.graph: Graph = build_graph(columns)
-        self.context: Context = find_context(columns, self.graph)
-        self.storages: Storages = lifetimes(columns)
-        self.compiled: CompiledCalls | None = None
+        self.graph = graph = build_graph(columns)
+        self.context = context = find_context(columns)
+        self.storages = storages = lifetimes(columns)
+        self.compiled = compiled = None
         if calls is not None:
-            self.compiled = find_compiled(columns, self.context, self.storages, calls)
-        given = self.compiled.category[: self.storages.keys] if self.compiled else None
-        self.torch_categories: Categories = deduce(columns, self.graph, given, replayed)
-        self.changes: Changes = find_changes(
-            columns, self.graph, self.torch_categories, self.storages
-        )
-        self.corrected: Corrected = correct(
-            columns,
-            self.graph,
-            self.torch_categories,
-            self.context,
-            self.storages,
-            self.compiled,
-            objects,
-            chosen,
+            self.compiled = compiled = find_compiled(columns, context, storages, calls)
+        given = compiled.category[: storages.keys] if compiled is not None else None
+        self.torch_categories = by_torch = deduce(columns, graph, given, replayed)
+        self.changes = find_changes(columns, graph, by_torch, storages)
+        self.corrected = correct(
+            columns, graph, by_torch, context, storages, compiled, objects, chosen
         )
 
     # -- categories -----------------------------------------------------------------

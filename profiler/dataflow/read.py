@@ -15,15 +15,25 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 * Below an entry into the compiler nothing is visited: it makes up to a hundred times as
   many events as the model. What it allocates for good shows up as storages that were
   there before, and `skipped_ns` says how long it ran.
+
+Lines are found only when asked for: the tree is walked again, with the same numbering, as far as
+the wanted events. The innermost Python call that user code made tells the line; "user code" is any
+file that is not torch's, memprof's, an installed package's or generated.
 """
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import groupby
 from typing import Any
 
+from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
 from . import _torch_compat as compat
@@ -304,3 +314,90 @@ class _Reader:
             inputs = x.inputs
             if inputs and type(inputs[0]) is compat.TensorMetadata:
                 tables.member(inputs[0], tables.gradients)
+
+
+# -- lines ----------------------------------------------------------------------------------
+
+_NOT_USER = re.compile(
+    r"^torch/|^<|^(contextlib|functools|threading)\.py$|/site-packages/|torchinductor_"
+    r"|(^|/)(memprof|compile_backend|cudagraph_trees|compiled_autograd)/"
+)
+
+
+def events_by_number(
+    columns: EventColumns, wanted: set[int]
+) -> Iterator[tuple[int, Any, list[Any]]]:
+    """Number, event and the events around it, outermost first, of events wanted by number.
+
+    The list of the events around it is reused: copy what is to be kept.
+    """
+    if not wanted:
+        return
+    number, last = -1, max(wanted)
+    stack: list[Iterator[Any]] = [iter(compat.event_tree(columns.kineto))]
+    path: list[Any] = []
+    while stack:
+        event = next(stack[-1], None)
+        if event is None:
+            stack.pop()
+            if path:
+                path.pop()
+            continue
+        number += 1
+        if number in wanted:
+            yield number, event, path
+        if number >= last:
+            return
+        x = event.extra_fields
+        if type(x) is compat.Allocation:
+            continue
+        if type(x) is compat.PyCall and columns.skip_compiler:
+            with contextlib.suppress(UnicodeDecodeError):
+                if compat.is_compiler_frame(event.name):
+                    continue
+        children = event.children
+        if children:
+            stack.append(iter(children))
+            path.append(event)
+
+
+def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
+    """The user's line around each wanted event, where a Python call was made from one.
+
+    The profiler takes the folders of ``sys.path`` off file names; they are put on again for
+    reading the line's text, not for its name.
+    """
+    found = ((number, _frame(path)) for number, _, path in events_by_number(columns, wanted))
+    return {number: frame for number, frame in found if frame is not None}
+
+
+def _frame(path: list[Any]) -> SourceFrame | None:
+    for event in reversed(path):
+        x = event.extra_fields
+        if type(x) is compat.PyCall or type(x) is compat.PyCCall:
+            found = _user_frame(x.caller)
+            if found is None and type(x) is compat.PyCall:
+                found = _user_frame(x.callsite)
+            if found is not None:
+                return found
+    return None
+
+
+def _user_frame(frame: Any) -> SourceFrame | None:
+    try:
+        name, function = str(frame.file_name), str(frame.function_name)
+    except UnicodeDecodeError:
+        return None
+    if _NOT_USER.search(name):
+        return None
+    line = int(frame.line_number)
+    return SourceFrame(name, line, function, _text(name, line))
+
+
+@lru_cache(maxsize=4096)
+def _text(name: str, line: int) -> str:
+    for path in (name, *(os.path.join(folder, name) for folder in sys.path)):
+        text = linecache.getline(path, line)
+        if text:
+            return text.strip()
+    return ""

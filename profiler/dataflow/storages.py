@@ -209,29 +209,19 @@ def find_changes(
 
     there = there[created[there] < 0]
     storage = np.concatenate([there, made, written, freed])
-    action = np.repeat(
-        np.asarray(Action, np.uint8), [len(there), len(made), len(written), len(freed)]
-    )
+    action = np.repeat(np.asarray(Action, np.uint8), [*map(len, (there, made, written, freed))])
     version = np.zeros(len(storage), np.int32)
     version[action == Action.INCREMENT_VERSION] = graph.version[edge]
     version[action == Action.DESTROY] = last[freed]
+    begun = np.clip(begun, storages.born[written], storages.died[written])
+    start = storages.start
     time = np.concatenate(
-        [
-            np.full(len(there), -1),
-            storages.start[created[made]],
-            np.clip(begun, storages.born[written], storages.died[written]),
-            storages.start[destroyed[freed]],
-        ]
+        [np.full(len(there), -1), start[created[made]], begun, start[destroyed[freed]]]
     )
     # Stable: what is equal stays in order of blocks, then of the graph.
     order = np.lexsort((action, time)).astype(np.int32)
-    return Changes(
-        time=frozen(time[order]),
-        action=frozen(action[order]),
-        storage=frozen(storage[order]),
-        version=frozen(version[order]),
-        storages=storages,
-    )
+    time, action, storage, version = (frozen(c[order]) for c in (time, action, storage, version))
+    return Changes(time, action, storage, version, storages)
 
 
 def _first_of_each(graph: Graph, edges: Ints) -> Ints:

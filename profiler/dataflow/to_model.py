@@ -28,7 +28,7 @@ from .live import (
     thinned,
 )
 from .profile import DataFlowProfile
-from .source import frames_of_events
+from .read import frames_of_events
 
 POINTS = 20_000
 """Times a device at most; a page or a file has no use for more."""

@@ -370,7 +370,7 @@ def test_every_operation_that_lasts_has_figures(
 ) -> None:
     # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
     # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
     kept = []
     for _ in range(60):
@@ -394,7 +394,7 @@ def test_how_long_is_long_enough_follows_from_the_share(
 ) -> None:
     # GIVEN operations that last as long as the setting asks for, and a little less than half
     timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
     enough = round(100 * US / (share * (1 - operations_module.READINGS_PART))) + 1
     for _ in range(200):
         with timed.operation("long enough", enough):
@@ -411,7 +411,7 @@ def test_short_operations_take_no_more_than_the_share(
 ) -> None:
     timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
     # GIVEN that what was saved is spent
-    while timed.tracker._recorder.operations._counts._of_all.next_ns <= timed.clock.now:
+    while timed.tracker._recorder.operations._counts.next_ns <= timed.clock.now:
         with timed.operation("a", 10 * US):
             pass
     # WHEN a loop does nothing else for a second
@@ -452,7 +452,7 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
     with timed.operation("a", MS):
         # GIVEN that everything is used up while an operation runs whose beginning was read
         for allowance in (log._readings, log._counts):
-            monkeypatch.setattr(allowance._of_all, "next_ns", 1 << 62)
+            monkeypatch.setattr(allowance, "next_ns", 1 << 62)
             allowance._own["a"] = -(1 << 62)
     with timed.operation("a", MS):
         pass

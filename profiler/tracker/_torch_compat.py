@@ -8,6 +8,7 @@ import os
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import DeviceType
 
 # --- tensors ------------------------------------------------------------------------------
 
@@ -175,7 +176,6 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     Kernels are linked to the event that launched them by its correlation number. So are calls
     of the device's runtime, which run where their launcher does.
     """
-    cpu, host_types, device_types = _device_types()
     events: list[tuple[int, HostEvent]] = []
     runtime: list[tuple[int, HostEvent]] = []
     kernels: dict[int, int] = {}
@@ -183,13 +183,13 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     for e in profile.profiler.kineto_results.events():
         name, start, device = e.name(), e.start_ns(), e.device_type()
         if name == "[memory]":
-            if device in host_types or device in device_types:
-                memory.append(MemoryEvent(start, e.nbytes(), device in host_types))
+            if device in _HOST_TYPES or device in _DEVICE_TYPES:
+                memory.append(MemoryEvent(start, e.nbytes(), device in _HOST_TYPES))
             continue
         if name in _NOT_CALLS or e.is_hidden_event():
             continue
         launcher, end = e.linked_correlation_id(), e.end_ns()
-        if device != cpu:
+        if device != DeviceType.CPU:
             kernels[launcher] = kernels.get(launcher, 0) + end - start
             continue
         thread = e.start_thread_id()
@@ -207,6 +207,8 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     ], memory
 
 
+_HOST_TYPES = frozenset({DeviceType.CPU, DeviceType.MKLDNN, DeviceType.IDEEP})
+_DEVICE_TYPES = frozenset({DeviceType.CUDA, DeviceType.PrivateUse1, DeviceType.HIP, DeviceType.XPU})
 _NOT_CALLS = frozenset(
     {
         "[OutOfMemory]",
@@ -227,18 +229,6 @@ def as_shapes(shapes: Any) -> Shapes:
         tuple(s) if all(isinstance(n, int) for n in s) else ()
         for s in shapes or ()
         if s is not None
-    )
-
-
-@functools.cache
-def _device_types() -> tuple[Any, frozenset[Any], frozenset[Any]]:
-    """The CPU; types whose allocations are the host's; those whose are a device's."""
-    from torch._C._autograd import DeviceType as D
-
-    return (
-        D.CPU,
-        frozenset({D.CPU, D.MKLDNN, D.IDEEP}),
-        frozenset({D.CUDA, D.PrivateUse1, D.HIP, D.XPU}),
     )
 
 

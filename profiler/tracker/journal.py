@@ -74,16 +74,16 @@ class Journal:
             OSError: the entry is not, or not whole, in the file. Later ones can be appended.
         """
         frame = self._frame(Kind.TRACKER, to_json(entry))
-        if self.size + len(frame) > max(REWRITE_AT, 2 * self._rewritten):
-            try:
-                self._replace(self._write_everything)
-            except OSError:
-                self._rewritten = self.size  # not again at every entry
-                self._write(frame)
-                raise
-            self._rewritten = self.size
-        else:
+        if self.size + len(frame) <= max(REWRITE_AT, 2 * self._rewritten):
             self._write(frame)
+            return
+        try:
+            self._replace(self._write_everything)
+        except OSError:
+            self._write(frame)
+            raise
+        finally:
+            self._rewritten = self.size  # also where it failed: not again at every entry
 
     def finish(self, data: bytes) -> bool:
         """Write the file anew for the last time.

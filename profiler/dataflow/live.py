@@ -88,11 +88,7 @@ def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
 
 
 def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:
-    """The same with times in µs, rounded the way torch's exports are.
-
-    Raises:
-        ValueError: nothing in the trace is on that device.
-    """
+    """The same with times in µs, rounded the way torch's exports are."""
     time, column, size = deltas(profile, profile.device_index(device))
     # Through a float, so that files agree with torch's to the last digit.
     us = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
@@ -143,15 +139,9 @@ def storages_at(
     origin: int = 0,
     lines: Mapping[int, SourceFrame] | None = None,
 ) -> list[DataFlowStorage]:
-    """Storages live at a time (ns), largest first.
-
-    Args:
-        profile: of the trace.
-        device: index in ``EventColumns.devices``.
-        time: ns since the epoch.
-        origin: what to take from times to have the clock of the call log.
-        lines: ``frames`` of the storages, where they are known already.
-    """
+    """Storages live at a time (ns) on a device, given by its index, largest first. ``origin`` is
+    what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
+    storages, where they are known already."""
     rows = live_rows(profile, device, time).tolist()
     lines = frames(profile, rows, time) if lines is None else lines
     leaves = profile.columns.leaves
@@ -252,7 +242,6 @@ def described(
 def _present(profile: DataFlowProfile, device: int) -> Ints:
     """Storages of a device that take part in the changes."""
     s = profile.storages
-    taking_part = np.concatenate(
-        [profile.torch_categories.present, np.ones(len(s) - s.keys, np.bool_)]
-    )
+    blocks = np.ones(len(s) - s.keys, np.bool_)
+    taking_part = np.concatenate([profile.torch_categories.present, blocks])
     return np.flatnonzero(taking_part & (s.device == device))

@@ -74,11 +74,12 @@ def find_context(columns: EventColumns) -> Context:
     if not len(ends):
         ends = np.sort(scopes.end[scopes.kind == ScopeKind.OPTIMIZER_STEP])
     phase = np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8))
+    row = np.int16 if len(scopes) < 1 << 15 else np.int32
     return Context(
         phase=frozen(phase, np.uint8),
-        optimizer=frozen(optimizer),
-        module=frozen(module),
-        compiled=frozen(compiled),
+        optimizer=frozen(optimizer, row),
+        module=frozen(module, row),
+        compiled=frozen(compiled, row),
         steps=frozen(ends),
     )
 

@@ -44,7 +44,7 @@ from dataflow import models  # type: ignore[import-not-found]
 from lines import Lines
 
 from memprof.profiler import profile_memory
-from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.live import by_category
 
 
 def analyse_torch(prof: Any) -> Any:

@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.tracker.pace import Pace
+from memprof.profiler.tracker.ration import Pace
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from .corrections import ALL_RULES, Rule
 from .export import export_timeline
-from .peak import PeakReport, peak_report
 from .profile import DataFlowProfile, profile_memory
-from .to_model import data_flow_columns
+from .to_model import PeakReport, data_flow_columns, peak_report
 
 __all__ = [
     "ALL_RULES",

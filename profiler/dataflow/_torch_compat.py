@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._C import _profiler as _kineto
+from torch.profiler._memory_profiler import SchemaMatcher, TensorKey, _Storage
 
 TorchOp: Any = _kineto._ExtraFields_TorchOp
 Allocation: Any = _kineto._ExtraFields_Allocation
@@ -71,8 +72,7 @@ def event_tree(result: Any) -> list[Any]:
         TypeError: it is none of them.
         ValueError: the profiler has not stopped, so there is no result yet.
     """
-    result = kineto_result(result)
-    return list(result.experimental_event_tree())
+    return list(kineto_result(result).experimental_event_tree())
 
 
 def kineto_result(result: Any) -> Any:
@@ -118,25 +118,27 @@ def missing_options(prof: Any) -> list[str]:
 _GENERATED = re.compile(r"(?:^|/)(c[a-z0-9]{20,})\.py\(\d+\): call$")
 
 
-def is_generated_code(name: str) -> bool:
-    """Whether a Python call's name is that of the ``call`` of a module Inductor wrote."""
-    return name.endswith("): call") and _GENERATED.search(name) is not None
-
-
 def generated_module(name: str) -> str:
-    """The module's file name without folder and suffix, from a call's name."""
+    """File name, without folder and suffix, of the module that Inductor wrote whose ``call`` has
+    this name as a Python call; "" for any other."""
     found = _GENERATED.search(name)
     return found.group(1) if found else ""
 
 
 def registered_schemas(name: str) -> tuple[Any, ...]:
     """``torch.FunctionSchema`` of every overload of operator ``name``; () if there is none."""
-    if "::" not in name:  # the registry raises for a name without a namespace
-        return ()
-    try:
-        return tuple(torch._C._jit_get_schemas_for_operator(name))
-    except RuntimeError:
-        return ()
+    return SchemaMatcher.lookup_schemas(name) or ()
+
+
+_TENSOR = TensorKey(torch.device("cpu"), 0, _Storage(0, 0))
+
+
+def accepts(schema_type: Any, observed: type | None) -> bool:
+    """Whether an argument of a JIT type can have been recorded as ``observed``: ``TensorMetadata``
+    for a tensor, ``list`` for a list of tensors, a Python scalar type, or None for what the
+    profiler does not record."""
+    example = _TENSOR if observed is TensorMetadata else observed and observed()
+    return SchemaMatcher._types_match(example, schema_type)
 
 
 def is_compiler_frame(name: str) -> bool:
@@ -145,35 +147,3 @@ def is_compiler_frame(name: str) -> bool:
         if start in name:
             return not functions or name.rpartition(": ")[2] in functions
     return False
-
-
-# What a schema may ask of an argument, from torch's JIT types.
-_TENSOR_LIST = torch._C.ListType.ofTensors()
-_SCALARS: tuple[tuple[type, tuple[type, ...]], ...] = (
-    (torch._C.BoolType, (bool,)),
-    (torch._C.IntType, (bool, int)),
-    (torch._C.FloatType, (float,)),
-    (torch._C.ComplexType, (complex,)),
-    (torch._C.NumberType, (bool, int, float, complex)),
-)
-
-
-def accepts(schema_type: Any, observed: object) -> bool:
-    """Whether an argument of a JIT type can have been recorded as ``observed``.
-
-    ``observed`` is ``TensorMetadata`` for a tensor, ``list`` for a list of tensors, a
-    Python scalar type, or None for what the profiler does not record. A type the
-    profiler never records can only have been recorded as None.
-    """
-    if isinstance(schema_type, torch._C.OptionalType):
-        return observed is None or accepts(schema_type.getElementType(), observed)
-    if isinstance(schema_type, torch._C.AnyType):
-        return True
-    if schema_type.isSubtypeOf(_TENSOR_LIST):
-        return observed is list
-    if isinstance(schema_type, torch._C.TensorType):
-        return observed is TensorMetadata
-    for jit_type, python_types in _SCALARS:
-        if isinstance(schema_type, jit_type):
-            return observed in python_types
-    return observed is None

@@ -9,16 +9,16 @@ state, autograd detail. Rules by id overwrite each other, rules by version never
 
 Note [Depends on a gradient]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Parameters depend on gradients through their updates, activations through parameters,
-inputs on nothing. The first step sees parameters before any update, so one asks of the
-tensor id, not of a version: an id depends on a gradient if it is read where a gradient or
-parameter is, or is made by a node that reads such an id. That is reachability in the
-graph of ids, a breadth-first search.
+Parameters depend on gradients through their updates, activations through parameters, inputs on
+nothing. The first step sees parameters before any update, so one asks of the tensor id, not of a
+version: an id depends on a gradient if it is read where a gradient or parameter is, or is made by a
+node that reads such an id. That is reachability in the graph of ids, a breadth-first search.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,25 +39,11 @@ CATEGORIES = (
     Category.OPTIMIZER_STATE,
 )
 """What a number in a column of categories stands for; the numbers are torch's."""
-(
-    UNKNOWN,
-    INPUT,
-    TEMPORARY,
-    ACTIVATION,
-    GRADIENT,
-    AUTOGRAD_DETAIL,
-    PARAMETER,
-    OPTIMIZER_STATE,
-) = range(8)
+UNKNOWN, INPUT, TEMPORARY, ACTIVATION = range(4)
+GRADIENT, AUTOGRAD_DETAIL, PARAMETER, OPTIMIZER_STATE = range(4, 8)
 ORDER = (
-    PARAMETER,
-    OPTIMIZER_STATE,
-    INPUT,
-    TEMPORARY,
-    ACTIVATION,
-    GRADIENT,
-    AUTOGRAD_DETAIL,
-    UNKNOWN,
+    *(PARAMETER, OPTIMIZER_STATE, INPUT, TEMPORARY),
+    *(ACTIVATION, GRADIENT, AUTOGRAD_DETAIL, UNKNOWN),
 )
 """Categories from the bottom of a plot to its top, as torch's exports number them."""
 NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
@@ -97,8 +83,8 @@ class _Deduction:
     def __init__(
         self, columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
     ) -> None:
-        self.columns, self.graph = columns, graph
-        keys = columns.keys
+        self.graph, keys = graph, columns.keys
+        self.tensor_index = keys.tensor_index
         ids = int(keys.tensor_index.max()) + 1 if len(keys) else 0
         self.by_id = np.zeros(ids, np.uint8)
         self.by_key = np.zeros(len(keys), np.uint8)
@@ -111,9 +97,18 @@ class _Deduction:
 
         self.reads, self.read_bounds = _known(graph.in_value, graph.bounds)
         self.makes, self.make_bounds = _known(graph.out_value, graph.bounds)
-        # The same for loops over nodes.
-        bounds = self.read_bounds.data, self.make_bounds.data
-        self.values = self.reads.data, bounds[0], self.makes.data, bounds[1]
+
+    def nodes(self, order: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """The values that each node reads, and those that it makes."""
+        reads, makes = self.reads.data, self.makes.data
+        read_bounds, make_bounds = self.read_bounds.data, self.make_bounds.data
+        for node in order:
+            read = reads[read_bounds[node] : read_bounds[node + 1]]
+            yield read.tolist(), makes[make_bounds[node] : make_bounds[node + 1]].tolist()
+
+    def forward(self) -> Iterator[tuple[list[int], list[int]]]:
+        """``nodes`` outside of the backward, by time."""
+        return self.nodes(np.flatnonzero(~self.graph.backward).data)
 
     def current(self) -> Bytes:
         """The category of every value by the rules so far."""
@@ -124,12 +119,11 @@ class _Deduction:
         return out
 
     def set_ids(self, keys: Ints, category: int) -> None:
-        self.by_id[self.columns.keys.tensor_index[keys]] = category
+        self.by_id[self.tensor_index[keys]] = category
         self.present[keys] = True
 
     def set_default(self, values: Ints, category: int) -> None:
-        free = values[self.by_version[values] == 0]
-        self.by_version[free] = category
+        self.by_version[values[self.by_version[values] == 0]] = category
 
     # -- rules ----------------------------------------------------------------------
 
@@ -170,15 +164,11 @@ class _Deduction:
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
-        reads, read_bounds, makes, make_bounds = self.values
-        for node in range(len(self.graph) - 1, -1, -1):
-            touched = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
-            touched += makes[make_bounds[node] : make_bounds[node + 1]].tolist()
-            for value in touched:
-                if contributes[value]:
-                    for other in touched:
-                        contributes[other] = 1
-                    break
+        for read, made in self.nodes(range(len(self.graph) - 1, -1, -1)):
+            touched = read + made
+            if any(map(contributes.__getitem__, touched)):
+                for v in touched:
+                    contributes[v] = 1
         candidate = np.frombuffer(bytes(contributes), np.uint8).astype(np.bool_)
         touches = np.zeros(len(candidate), np.bool_)
         touches[self.reads] = touches[self.makes] = True
@@ -194,42 +184,27 @@ class _Deduction:
         category = self.current()
         gradient = (category == GRADIENT).tobytes()
         forward = bytearray((category == INPUT).tobytes())
-        reads, read_bounds, makes, make_bounds = self.values
         candidate = bytearray(len(category))
-        backward = self.graph.backward.tobytes()
-        for node in range(len(self.graph)):
-            if backward[node]:
-                continue
-            read = reads[read_bounds[node] : read_bounds[node + 1]].tolist()
-            for v in read:
-                if forward[v]:
-                    break
-            else:
-                continue
-            made = makes[make_bounds[node] : make_bounds[node + 1]].tolist()
-            for v in read + made:
-                if gradient[v]:
-                    break
-            else:
+        for read, made in self.forward():
+            fed = any(map(forward.__getitem__, read))
+            if fed and not any(map(gradient.__getitem__, read + made)):
                 for v in made:
                     forward[v] = 1
                 for v in read:
                     if not forward[v]:
                         candidate[v] = 1
 
-        contributes = bytearray((category == GRADIENT).tobytes())
+        contributes = bytearray(gradient)
         used = bytearray(len(category))
-        for node in range(len(self.graph) - 1, -1, -1):
-            for v in makes[make_bounds[node] : make_bounds[node + 1]]:
-                if contributes[v]:
-                    for u in reads[read_bounds[node] : read_bounds[node + 1]]:
-                        contributes[u] = used[u] = 1
-                    break
+        for read, made in self.nodes(range(len(self.graph) - 1, -1, -1)):
+            if any(map(contributes.__getitem__, made)):
+                for v in read:
+                    contributes[v] = used[v] = 1
         chosen = np.frombuffer(bytes(candidate), np.uint8) & np.frombuffer(bytes(used), np.uint8)
         ids = np.zeros(len(self.by_id), np.bool_)
         ids[self.id_of_value[chosen != 0]] = True
         ids &= self.depends_on_gradient(category)
-        named = self.present & ids[self.columns.keys.tensor_index]
+        named = self.present & ids[self.tensor_index]
         self.set_ids(np.flatnonzero(named), PARAMETER)
 
     def activations(self) -> None:
@@ -242,17 +217,13 @@ class _Deduction:
         if self.replayed is not None:
             start[self.replayed[self.graph.value_key]] = ACTIVATION
         category = bytearray(start.tobytes())
-        reads, read_bounds, makes, make_bounds = self.values
-        backward = self.graph.backward.tobytes()
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
         found = array("i")
-        for node in range(len(self.graph)):
-            if backward[node]:
-                continue
-            seen = {category[v] for v in reads[read_bounds[node] : read_bounds[node + 1]]}
+        for read, made in self.forward():
+            seen = {category[v] for v in read}
             if seen <= allowed and not seen.isdisjoint(required):
-                for v in makes[make_bounds[node] : make_bounds[node + 1]]:
+                for v in made:
                     found.append(v)
                     if not category[v]:
                         category[v] = ACTIVATION
@@ -286,13 +257,8 @@ def deduce(
     given: Bytes | None = None,
     replayed: Bools | None = None,
 ) -> Categories:
-    """Categories of every value.
-
-    Args:
-        columns, graph: a trace and its data-flow graph.
-        given: category of storages that are known from elsewhere, 0 where not.
-        replayed: storages that are counted as memory of replays, see ``replays.py``.
-    """
+    """Categories of every value of a trace; ``given`` is the category of storages that are known
+    from elsewhere, 0 where not, ``replayed`` those that ``replays.py`` has counted."""
     rules = _Deduction(columns, graph, given, replayed)
     rules.set_ids(columns.gradients, GRADIENT)
     rules.by_key[graph.edge_key[graph.intermediate]] = TEMPORARY

@@ -1,13 +1,12 @@
 """The columns that one pass over a profiler's event tree leaves behind.
 
-Four tables, one array a column. A row is named by its index; -1 is "none". Times are
-nanoseconds since the epoch, as the profiler gives them, sizes are bytes.
+Tables of one array a column. A row is named by its index; -1 is "none". Times are nanoseconds
+since the epoch, as the profiler gives them, sizes are bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -22,6 +21,12 @@ Bools = npt.NDArray[np.bool_]
 
 FORWARD, ENGINE, NODE = 0, 1, 2
 """Part of the backward an event is in: none; the engine around a node; a node itself."""
+
+READ, WRITTEN, AMBIGUOUS = 1, 2, 4
+"""What a call does to an argument. AMBIGUOUS: no schema matched, it may be either."""
+STATE = 32
+"""Added where the argument is a running statistic. The operators of batch normalisation
+write to it although their schemas do not say so."""
 
 
 class ScopeKind(IntEnum):
@@ -43,7 +48,18 @@ class ScopeKind(IntEnum):
 
 
 @dataclass(slots=True)
-class KeyTable:
+class _Columns:
+    """Columns of equal length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+
+_Table = TypeVar("_Table", bound=_Columns)
+
+
+@dataclass(slots=True)
+class KeyTable(_Columns):
     """Storages. A storage is named by device, tensor id and allocation id.
 
     Attributes:
@@ -65,12 +81,9 @@ class KeyTable:
     rank: Ints
     tensor_index: Ints
 
-    def __len__(self) -> int:
-        return len(self.id)
-
 
 @dataclass(slots=True)
-class LeafTable:
+class LeafTable(_Columns):
     """Events that become nodes of the data-flow graph, in order of the tree.
 
     A leaf is the outermost operator with a schema, a backward node of autograd, or an
@@ -83,6 +96,7 @@ class LeafTable:
         backward: FORWARD, ENGINE or NODE; a backward node is in NODE.
         scope: innermost row of the scope table around it.
         sequence: autograd sequence number, -1 if none.
+        first_use: row of the use table; its uses end where those of the next leaf begin.
     """
 
     event: Ints
@@ -91,33 +105,20 @@ class LeafTable:
     backward: Bytes
     scope: Ints
     sequence: Ints
-
-    def __len__(self) -> int:
-        return len(self.event)
-
-
-_Table = TypeVar("_Table", "LeafTable", "AllocationTable")
+    first_use: Ints
 
 
 @dataclass(slots=True)
-class UseTable:
-    """Tensors passed to operators at or below a leaf.
+class UseTable(_Columns):
+    """Tensors passed to operators at or below a leaf, leaf by leaf; ``effect`` is READ, WRITTEN or
+    AMBIGUOUS, with STATE added."""
 
-    Attributes:
-        leaf, key: rows of those tables.
-        effect: READ, WRITTEN or AMBIGUOUS of ``schema``.
-    """
-
-    leaf: Ints
     key: Ints
     effect: Bytes
 
-    def __len__(self) -> int:
-        return len(self.leaf)
-
 
 @dataclass(slots=True)
-class AllocationTable:
+class AllocationTable(_Columns):
     """Allocations (positive ``size``) and releases (negative), in order of the tree.
 
     Attributes:
@@ -129,8 +130,6 @@ class AllocationTable:
         start: ns.
         op: innermost operator around it, index in ``EventColumns.names``.
         scope: innermost row of the scope table around it.
-        reserved, allocated: what the caching allocator held afterwards, bytes; -1 on
-            devices without one.
         unnamed_ptr: addresses of the rows without a key, in order; the others' are in the
             key table.
     """
@@ -143,16 +142,20 @@ class AllocationTable:
     start: Ints
     op: Ints
     scope: Ints
-    reserved: Ints
-    allocated: Ints
     unnamed_ptr: Ints
-
-    def __len__(self) -> int:
-        return len(self.event)
 
 
 @dataclass(slots=True)
-class ScopeTable:
+class CachingTable(_Columns):
+    """What a caching allocator held, bytes, after ``row`` of the allocation table."""
+
+    row: Ints
+    reserved: Ints
+    allocated: Ints
+
+
+@dataclass(slots=True)
+class ScopeTable(_Columns):
     """Ranges of interest, a tree; parents come before children.
 
     Attributes:
@@ -174,9 +177,6 @@ class ScopeTable:
     identity: Ints
     backward: Bytes
 
-    def __len__(self) -> int:
-        return len(self.kind)
-
     def around(self, *kinds: ScopeKind, outermost: bool = False) -> Ints:
         """Of every row the innermost, or outermost, row of these kinds that it is or lies in, -1
         where there is none. One entry more, -1, for what has no scope: its row is -1."""
@@ -190,13 +190,8 @@ class ScopeTable:
 
 @dataclass(slots=True)
 class FunctionCall:
-    """The call of AOTAutograd's autograd function: a compiled forward or backward.
-
-    Attributes:
-        start, end: ns.
-        backward: it is the backward of the function.
-        keys: key of each tensor argument, in order; -1 for one without a storage.
-    """
+    """The call of AOTAutograd's autograd function, a compiled forward or backward, from ``start``
+    to ``end`` (ns); ``keys`` of its tensor arguments in order, -1 for one without a storage."""
 
     start: int
     end: int
@@ -206,14 +201,10 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that failed for want of memory.
+    """An allocation that failed for want of memory; ``event``, ``op`` and ``scope`` as in the
+    allocation table, ``time`` in ns.
 
-    Attributes:
-        event: number of the event in the walk.
-        time: ns.
-        device: ``torch.device`` that had no more, None if unknown.
-        op: innermost operator around it, index in ``EventColumns.names``, -1 if none.
-        scope: innermost row of the scope table around it.
+    ``device`` is the ``torch.device`` that had no more, None if unknown.
     """
 
     event: int
@@ -229,7 +220,7 @@ class EventColumns:
 
     Attributes:
         events: events visited.
-        keys, leaves, uses, allocations, scopes: the tables.
+        keys, leaves, uses, allocations, caching, scopes: the tables.
         names: operator, range and module names, without repetition.
         threads: (first event, the profiler's number of the thread) of each stretch of
             the walk that is of one thread.
@@ -240,9 +231,8 @@ class EventColumns:
         out_of_memory: allocations that failed, in order of time.
         skipped_ns: time inside the compiler, which was not looked at.
         skip_compiler: whether it would have been left out: numbers of events depend on it.
-        read: how many leaves, allocations, addresses and devices were read of the run;
-            ``replays.py`` adds more behind them. None: all.
-        kineto: the profiler's result, None for columns that were made by hand.
+        kineto: the profiler's result.
+        as_read: these columns without the rows that ``replays.py`` added; None: it added none.
     """
 
     events: int
@@ -250,6 +240,7 @@ class EventColumns:
     leaves: LeafTable
     uses: UseTable
     allocations: AllocationTable
+    caching: CachingTable
     scopes: ScopeTable
     names: list[str]
     threads: list[tuple[int, int]]
@@ -257,13 +248,12 @@ class EventColumns:
     gradients: Ints
     parameters: Ints
     optimizer_states: Ints
-    function_calls: list[FunctionCall] = field(default_factory=list)
-    out_of_memory: list[FailedAllocation] = field(default_factory=list)
-    skipped_ns: int = 0
-    skip_compiler: bool = True
-    kineto: Any = None
-    read: tuple[int, int, int, int] | None = None
-    _again: Callable[[], UseTable] | None = field(default=None, repr=False, compare=False)
+    function_calls: list[FunctionCall]
+    out_of_memory: list[FailedAllocation]
+    skipped_ns: int
+    skip_compiler: bool
+    kineto: Any
+    as_read: EventColumns | None = None
 
     @property
     def begin(self) -> int:
@@ -277,47 +267,6 @@ class EventColumns:
             return np.zeros(len(events), np.int64)
         first, thread = (np.asarray(c, np.int64) for c in zip(*self.threads, strict=True))
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
-
-    def drop_uses(self) -> None:
-        """Forget what only the data-flow graph is made from, while it is made; ``uses_are`` must
-        follow."""
-        uses = self.uses
-        self.uses = UseTable(uses.leaf[:0].copy(), uses.key[:0].copy(), uses.effect[:0].copy())
-
-    def uses_are(self, again: Callable[[], UseTable]) -> None:
-        """Say how to have ``uses`` back, or what is as good for making a graph."""
-        self._again = again
-
-    def all_uses(self) -> UseTable:
-        """``uses``, also after they were dropped: then one row for all that a leaf and what is
-        below it did to a storage."""
-        return self.uses if self._again is None else self._again()
-
-    @property
-    def lengths(self) -> tuple[int, int, int, int]:
-        """Rows of leaves and allocations, addresses without a name, devices."""
-        rows = self.allocations
-        return len(self.leaves), len(rows), len(rows.unnamed_ptr), len(self.devices)
-
-    def as_read(self) -> EventColumns:
-        """The columns without what ``replays.py`` added to them, for another profile of the same
-        run; the two share their arrays, and neither's additions become the other's."""
-        leaves, allocations, addresses, devices = self.read or self.lengths
-        return replace(
-            self,
-            leaves=_first(self.leaves, leaves),
-            allocations=replace(
-                _first(self.allocations, allocations),
-                unnamed_ptr=self.allocations.unnamed_ptr[:addresses],
-            ),
-            devices=self.devices[:devices],
-            read=None,
-        )
-
-
-def _first(table: _Table, n: int) -> _Table:
-    """``n`` rows of a table."""
-    return type(table)(*(getattr(table, f.name)[:n] for f in fields(table)))
 
 
 def joined(table: _Table, more: _Table) -> _Table:
@@ -338,8 +287,3 @@ def at(column: Ints, rows: Ints, none: int = -1) -> Ints:
     if not len(column):
         return np.full(len(rows), none, column.dtype)
     return np.where(rows >= 0, column[rows], column.dtype.type(none))
-
-
-def rows(values: Any) -> Ints:
-    """``values`` as a read-only column of row numbers or counts."""
-    return frozen(values, np.int32)

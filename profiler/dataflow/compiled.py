@@ -42,7 +42,7 @@ from .categories import (
     TEMPORARY,
     UNKNOWN,
 )
-from .columns import FORWARD, Bools, Bytes, EventColumns
+from .columns import FORWARD, Bytes, EventColumns
 from .context import PHASE_BACKWARD, Context
 from .storages import Storages
 
@@ -88,8 +88,7 @@ class CompiledCalls:
         owners: by allocation row, in order of time: a buffer that takes over another's
             memory (``reuse``) owns it from then on.
         calls: compiled calls in the trace.
-        matched: of them, those whose allocations agree with an observed program, replays
-            included.
+        matched: of them, those whose allocations agree with an observed program, replays included.
         replayed: of them, those whose memory ``replays.py`` added.
         unmatched: why the others do not agree, with counts.
     """
@@ -107,19 +106,15 @@ class CompiledCalls:
 def find_compiled(
     columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
-    """What is known of the compiled code of a trace.
-
-    Args:
-        columns, context, storages: the trace.
-        calls: its calls of generated code.
-    """
+    """What is known of the compiled code of a trace, of its ``calls`` of generated code."""
     out = CompiledCalls(
         category=np.zeros(len(storages), np.uint8),
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
     )
     _by_phase(columns, context, storages, out)
-    storage_of_row = _storage_rows(storages)
+    made = np.flatnonzero(storages.created >= 0)
+    storage_of_row = dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
     for call in calls:
         out.replayed += call.replayed
         if call.why:
@@ -132,28 +127,14 @@ def find_compiled(
     return out
 
 
-def _gradients(columns: EventColumns) -> Bools:
-    """Keys of tensors that ``.grad`` was seen to name."""
-    index = columns.keys.tensor_index
-    named = np.zeros(int(index.max()) + 1 if len(index) else 0, np.bool_)
-    named[index[columns.gradients]] = True
-    return np.asarray(named[index])
-
-
-def _storage_rows(storages: Storages) -> dict[int, int]:
-    """The storage that each allocating row makes."""
-    made = np.flatnonzero(storages.created >= 0)
-    return dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
-
-
 def _by_phase(
     columns: EventColumns, context: Context, storages: Storages, out: CompiledCalls
 ) -> None:
     """Categories by phase, for everything made in a compiled call."""
     made = np.flatnonzero(storages.created >= 0)
+    made = made[context.compiled[storages.created[made]] >= 0]
     row = storages.created[made]
     call = context.compiled[row]
-    made, row, call = made[call >= 0], row[call >= 0], call[call >= 0]
     inside = storages.died[made] <= columns.scopes.end[call]
     backward = columns.scopes.backward[call] != FORWARD
     optimizer = context.optimizer[row] >= 0
@@ -162,19 +143,15 @@ def _by_phase(
         TEMPORARY,
         np.where(optimizer, OPTIMIZER_STATE, np.where(backward, AUTOGRAD_DETAIL, ACTIVATION)),
     ).astype(np.uint8)
-    keyed = made < storages.keys
-    is_gradient = np.zeros(len(made), np.bool_)
-    is_gradient[keyed] = _gradients(columns)[made[keyed]]
-    category[backward & ~inside & is_gradient] = GRADIENT
+    # What ``.grad`` was seen to name; a block has no tensor.
+    index = columns.keys.tensor_index
+    named = np.zeros(len(storages), np.bool_)
+    named[: storages.keys] = np.isin(index, index[columns.gradients])
+    category[backward & ~inside & named[made]] = GRADIENT
     out.category[made] = category
 
 
 _MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
-
-
-def _dies_in_backward(context: Context, storages: Storages, storage: int) -> bool:
-    row = int(storages.destroyed[storage])
-    return row >= 0 and int(context.phase[row]) == PHASE_BACKWARD
 
 
 def _apply(
@@ -215,7 +192,8 @@ def _apply(
             # A copy of an input in another layout, handed on in its place: it is what
             # the phase says, not the input.
             continue
-        if category == GRADIENT and _dies_in_backward(context, storages, which):
+        end = int(storages.destroyed[which])
+        if category == GRADIENT and end >= 0 and context.phase[end] == PHASE_BACKWARD:
             # Added to an older gradient, or copied into `.grad`.
             category = AUTOGRAD_DETAIL
         out.category[which] = category
@@ -251,12 +229,10 @@ def _inputs(
             continue
         i = int(np.searchsorted(times, function.start))
         graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
-        if graph is not None and graph.kind is GraphKind.BACKWARD:
-            graph = None
-        if graph is None or len(graph.inputs) != len(function.keys):
-            roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
-        else:
-            roles = [(v.role, v.fqn) for v in graph.inputs]
+        roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
+        forward = graph if graph is None or graph.kind is not GraphKind.BACKWARD else None
+        if forward is not None and len(forward.inputs) == len(roles):
+            roles = [(v.role, v.fqn) for v in forward.inputs]
         for key, (role, name) in zip(function.keys, roles, strict=True):
             if key < 0:
                 continue

@@ -9,11 +9,10 @@ therefore matched by thread and time. Module calls and compiled calls do nest.
 
 Note [The module of a backward operator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Autograd numbers its nodes as the forward makes them, and a forward operator's event
-carries the next number to be given out. A backward node with number n therefore belongs
-to the last forward operator, of those before it in time, with a number not above n.
-Numbers are counted per thread; forwards that run on several threads at once can be
-mistaken for one another.
+Autograd numbers its nodes as the forward makes them, and a forward operator's event carries the
+next number to be given out. A backward node with number n therefore belongs to the last forward
+operator, of those before it in time, with a number not above n. Numbers are counted per thread;
+forwards that run on several threads at once can be mistaken for one another.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, at, frozen
-from .graph import Graph
 
 PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
 NO_PHASE = 255
@@ -54,7 +52,7 @@ class Context:
         return np.searchsorted(self.steps, times, side="left")
 
 
-def find_context(columns: EventColumns, graph: Graph) -> Context:
+def find_context(columns: EventColumns) -> Context:
     """Phase, optimizer step, module, compiled call and step of every allocation row."""
     allocations, scopes, leaves = columns.allocations, columns.scopes, columns.leaves
     nearest_module = scopes.around(ScopeKind.MODULE)
@@ -68,32 +66,28 @@ def find_context(columns: EventColumns, graph: Graph) -> Context:
     optimizer = _optimizer_steps(columns)
     inside = (module >= 0) & (at(scopes.start, module) >= at(scopes.start, optimizer))
     optimizer = np.where(backward | inside, np.int32(-1), optimizer)
-
-    by_sequence = _module_of_backward(columns, nearest_module)
     if len(allocations):
-        module = np.where(backward & (module < 0), by_sequence[allocations.leaf], module)
+        by_sequence = _module_of_backward(columns, nearest_module)[allocations.leaf]
+        module = np.where(backward & (module < 0), by_sequence, module)
 
     ends = np.sort(scopes.end[scopes.kind == ScopeKind.PROFILER_STEP])
     if not len(ends):
         ends = np.sort(scopes.end[scopes.kind == ScopeKind.OPTIMIZER_STEP])
+    phase = np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8))
+    row = np.int16 if len(scopes) < 1 << 15 else np.int32
     return Context(
-        phase=frozen(
-            np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8)),
-            np.uint8,
-        ),
-        optimizer=frozen(optimizer),
-        module=frozen(module),
-        compiled=frozen(compiled),
+        phase=frozen(phase, np.uint8),
+        optimizer=frozen(optimizer, row),
+        module=frozen(module, row),
+        compiled=frozen(compiled, row),
         steps=frozen(ends),
     )
 
 
 def _optimizer_steps(columns: EventColumns) -> Ints:
-    """Of every allocation row: the optimizer step that runs on its thread at the time.
-
-    A step that runs a backward itself (a closure, as for LBFGS) is none: what it
-    allocates is mostly not the optimizer's.
-    """
+    """Of every allocation row: the optimizer step that runs on its thread at the time. One that
+    runs a backward itself (a closure, as for LBFGS) is none: what it allocates is mostly not the
+    optimizer's."""
     scopes, allocations, leaves = columns.scopes, columns.allocations, columns.leaves
     out = np.full(len(allocations), -1, np.int32)
     rows = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)

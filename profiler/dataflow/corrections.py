@@ -8,15 +8,13 @@ value which rule decided, so that a difference can be looked up. With ``rules=()
 categories are torch's own, value by value. In order; later rules overrule earlier ones:
 
 FORWARD_CALL
-    Unknown to torch, made in a module's forward and outside the backward: an
-    activation, or temporary if it is released before the module returns. torch finds
-    activations by following values that operators read, so a result that no operator
-    reads has no category.
+    Unknown to torch, made in a module's forward and outside the backward: an activation, or
+    temporary if it is released before the module returns. torch finds activations by following
+    values that operators read, so a result that no operator reads has no category.
 BACKWARD_PASS
-    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums
-    gradients of broadcast operands outside of any node): autograd detail. So is what is
-    made outside of modules for a backward node to read, such as the ones that a backward
-    starts from.
+    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums gradients
+    of broadcast operands outside of any node): autograd detail. So is what is made outside of
+    modules for a backward node to read, such as the ones that a backward starts from.
 SCRATCH
     A storage without a tensor, released within the operator that made it: temporary.
     torch calls all of them unknown.
@@ -57,11 +55,10 @@ from .categories import (
     UNKNOWN,
     Categories,
 )
-from .columns import Bytes, EventColumns, Ints, ScopeKind, at, frozen
+from .columns import STATE, Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
-from .schema import STATE
 from .storages import Storages
 
 
@@ -80,7 +77,6 @@ class Rule(IntEnum):
 
 
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
-
 
 Address = tuple[str, int]
 """Name of a device, and where on it a storage begins."""
@@ -192,20 +188,14 @@ def correct(
 
     in_module = (module >= 0) & (phase == PHASE_FORWARD) & ~compiled_call
     before_return = died <= at(scopes.end, module, 0)
-    apply(
-        Rule.FORWARD_CALL,
-        unknown & in_module,
-        np.where(before_return, np.uint8(TEMPORARY), np.uint8(ACTIVATION)),
-    )
+    apply(Rule.FORWARD_CALL, unknown & in_module & before_return, TEMPORARY)
+    apply(Rule.FORWARD_CALL, unknown & in_module & ~before_return, ACTIVATION)
     del in_module, before_return
     seed = np.zeros(len(storages), np.bool_)
     seed[graph.edge_key[(graph.in_value >= 0) & graph.backward[graph.edge_node]]] = True
     for_backward = seed[storage] & (phase == PHASE_FORWARD) & (module < 0) & ~compiled_call
-    apply(
-        Rule.BACKWARD_PASS,
-        unknown & ((phase == PHASE_BACKWARD) | for_backward),
-        AUTOGRAD_DETAIL,
-    )
+    for_backward |= phase == PHASE_BACKWARD
+    apply(Rule.BACKWARD_PASS, unknown & for_backward, AUTOGRAD_DETAIL)
     last = storages.destroyed[storage]
     leaf = columns.allocations.leaf
     same_leaf = made & (last >= 0) & (at(leaf, row) == at(leaf, last))
@@ -252,11 +242,8 @@ def correct(
 
 
 def _module_state(columns: EventColumns, graph: Graph) -> Any:
-    """Keys that a module's forward keeps state in.
-
-    Either an operator takes it as a running statistic, or at least two calls of
-    outermost modules write to it: one alone may be an in-place operator on an input.
-    """
+    """Keys that a module's forward keeps state in: an operator takes it as a running statistic, or
+    at least two calls of outermost modules write to it (one may be in place on an input)."""
     scopes, leaves = columns.scopes, columns.leaves
     out = np.zeros(len(columns.keys), np.bool_)
     out[graph.edge_key[(graph.flags & STATE) != 0]] = True
@@ -275,11 +262,8 @@ def _module_state(columns: EventColumns, graph: Graph) -> Any:
 def _named_keys(
     columns: EventColumns, storages: Storages, objects: KnownObjects, names: dict[int, str]
 ) -> Bytes:
-    """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere.
-
-    An address can have held several storages; the object is in the last one, which the
-    trace did not see released.
-    """
+    """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere. Of those
+    that an address has held, it is the last, which the trace did not see released."""
     out = np.zeros(len(storages), np.uint8)
     alive = np.flatnonzero(storages.destroyed[: storages.keys] < 0)
     devices = [str(d) for d in columns.devices]

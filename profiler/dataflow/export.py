@@ -20,7 +20,7 @@ from memprof.profiler.writing import output, write_whole
 from .categories import CATEGORIES
 from .columns import Ints
 from .corrections import Rule
-from .over_time import by_category_us, deltas
+from .live import by_category_us, deltas
 from .profile import DataFlowProfile
 from .replays import ADDED_PTR
 from .storages import Action
@@ -48,11 +48,11 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
     name = str(path)
     plain = name.removesuffix(".gz")
     if plain.endswith(".raw.json"):
-        _write(path, raw_timeline(profile, device))
+        write_json(path, raw_timeline(profile, device))
     elif plain.endswith(".trace.json"):
         export_profile(_alone(profile, sys.maxsize), "perfetto", path, profile.devices)
     elif plain.endswith(".json"):
-        _write(path, timeline_points(profile, device))
+        write_json(path, timeline_points(profile, device))
     elif name.endswith(".html"):
         write_html(profile, path, device)
     elif name.endswith(".parquet"):
@@ -83,7 +83,8 @@ def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:
     )
 
 
-def _write(path: str | Path, content: object) -> None:
+def write_json(path: str | Path, content: object) -> None:
+    """Write what JSON can hold; a path that ends in ``.gz`` is compressed."""
     with output(path) as file:
         file.write(msgspec.json.encode(content))
 
@@ -135,9 +136,8 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         used, inverse = np.unique(t.storage, return_inverse=True)
         return np.asarray([of(i) for i in used.tolist()] or [None], object)[inverse]
 
-    def _buffers(storage: int) -> str | None:
-        names = [o.buffer for o in profile.owners(storage) if o.buffer]
-        return " ".join(names) or None
+    def buffers(storage: int) -> str | None:
+        return " ".join(o.buffer for o in profile.owners(storage) if o.buffer) or None
 
     return {
         "time_ns": t.time,
@@ -154,7 +154,7 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         "module": per_storage(profile.module),
         "operator": per_storage(profile.operator),
         "name": per_storage(profile.name),
-        "buffers": per_storage(_buffers),
+        "buffers": per_storage(buffers),
     }
 
 

@@ -12,10 +12,9 @@ uses, allocations and releases of that storage below the leaf, put together:
 * neither: it reads the version there is; where one operator writes to it for certain, or
   none is known to only read it, it makes the next version.
 
-Edges are sorted by (node, storage). The version before an edge is then the number of
-earlier edges of the same storage that write: a cumulative sum, no walk.
-A (storage, version) pair is a *value*; values are numbered so that those of one storage
-are neighbours: ``first_value[key] + version``.
+Edges are sorted by (node, storage). The version before an edge is then the number of earlier edges
+of the same storage that write: a cumulative sum, no walk. A (storage, version) pair is a *value*;
+values are numbered so that those of one storage are neighbours: ``first_value[key] + version``.
 """
 
 from __future__ import annotations
@@ -24,15 +23,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import NODE, Bools, Bytes, EventColumns, Ints, UseTable, frozen, rows
-from .schema import AMBIGUOUS, READ, STATE, WRITTEN
+from .columns import (
+    AMBIGUOUS,
+    NODE,
+    READ,
+    WRITTEN,
+    Bools,
+    Bytes,
+    EventColumns,
+    Ints,
+    frozen,
+)
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
-"""Besides READ, WRITTEN, AMBIGUOUS and STATE of ``schema``: what an edge is made of.
-MUTATED follows from the others: it writes to a storage that lives on."""
+"""Besides READ, WRITTEN, AMBIGUOUS and STATE: what an edge is made of. MUTATED follows from the
+others: it writes to a storage that lives on."""
 _EFFECT_BITS = 6
 """All but MUTATED fit."""
-_USES = READ | WRITTEN | AMBIGUOUS | STATE
 
 
 class InvalidDataFlow(AssertionError):
@@ -41,14 +48,8 @@ class InvalidDataFlow(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A contradiction in a trace, kept instead of raised: the rest is still of use.
-
-    Attributes:
-        kind: ``double_free``, ``duplicate_version`` or ``version_mismatch``.
-        node: row of the graph.
-        key: row of the key table.
-        text: in words.
-    """
+    """A contradiction in a trace, kept instead of raised: the rest is still of use. ``node`` is a
+    row of the graph, ``key`` one of the key table; ``kind`` is one of those in ``_TEXT``."""
 
     kind: str
     node: int
@@ -131,12 +132,6 @@ class Graph:
         """Edges whose storage lives only in their node."""
         return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
-    def uses(self) -> UseTable:
-        """What operators did to storages, a row an edge: the same graph can be made of it."""
-        effect = (self.flags & _USES).astype(np.uint8, copy=False)
-        edges = np.flatnonzero(effect)
-        return UseTable(self.leaf[self.edge_node[edges]], self.edge_key[edges], effect[edges])
-
     def validate(self) -> None:
         """Check that this is a graph without cycles and with one creator a value.
 
@@ -148,19 +143,13 @@ class Graph:
             raise InvalidDataFlow(self.problems[0].text + more)
 
 
-def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
-    """The data-flow graph of a trace. Contradictions end up in ``problems``.
-
-    Args:
-        columns: of the trace.
-        keep_uses: leave ``columns.uses``, which nothing else needs, as they are. Else they are
-            made again of the graph when they are asked for.
-    """
+def build_graph(columns: EventColumns) -> Graph:
+    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
-    edge_node, edge_key, flags, twice = _edges(columns, node_of, keep_uses)
+    edge_node, edge_key, flags, twice = _edges(columns, node_of)
     problems = [_problem(columns, "double_free", order, edge_node[e], edge_key[e]) for e in twice]
 
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
@@ -190,66 +179,54 @@ def build_graph(columns: EventColumns, *, keep_uses: bool = True) -> Graph:
     for e in np.setdiff1d(made, made[first_made]).tolist():
         problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
 
-    graph = Graph(
+    return Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
         edge_key=frozen(edge_key),
         flags=frozen(flags),
         version=frozen(np.where(allocates, np.int32(-1), version)),
-        bounds=rows(np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32))),
+        bounds=frozen(
+            np.searchsorted(edge_node, np.arange(len(leaves) + 1, dtype=np.int32)), np.int32
+        ),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
         problems=problems,
     )
-    if not keep_uses:
-        columns.uses_are(graph.uses)
-    return graph
 
 
-def _edges(
-    columns: EventColumns, node_of: Ints, keep_uses: bool
-) -> tuple[Ints, Ints, Bytes, list[int]]:
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, list[int]]:
     """Node, key and flags of every edge, sorted by node and key rank; and those of them
     that release their storage twice."""
-    uses, allocations, keys = columns.all_uses(), columns.allocations, columns.keys
+    uses, allocations, keys = columns.uses, columns.allocations, columns.keys
     named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.
     n = max(len(keys), 1)
     packed = np.empty(len(uses) + len(named), np.int64)
-    if len(packed):
-        packed[: len(uses)] = node_of[uses.leaf]
-        packed[len(uses) :] = node_of[allocations.leaf[named]]
-        packed *= n
-        packed[: len(uses)] += keys.rank[uses.key]
-        packed[len(uses) :] += keys.rank[allocations.key[named]]
-        packed <<= _EFFECT_BITS
-        packed[: len(uses)] |= uses.effect
-        packed[len(uses) :] |= np.where(
-            allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
-        )
-    del uses, named
-    if not keep_uses:
-        columns.drop_uses()
+    count = np.diff(columns.leaves.first_use, append=len(uses))
+    packed[: len(uses)] = np.repeat(node_of, count)
+    packed[len(uses) :] = node_of[allocations.leaf[named]]
+    packed *= n
+    packed[: len(uses)] += keys.rank[uses.key]
+    packed[len(uses) :] += keys.rank[allocations.key[named]]
+    packed <<= _EFFECT_BITS
+    packed[: len(uses)] |= uses.effect
+    packed[len(uses) :] |= np.where(
+        allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
+    )
+    del named
     packed.sort()
     effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
     packed >>= _EFFECT_BITS
     starts = np.flatnonzero(np.diff(packed, prepend=-1))
-    if not len(starts):
-        empty = np.zeros(0, np.int32)
-        return empty, empty, effect, []
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]
     del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
-    return (
-        (packed // n).astype(np.int32),
-        by_rank[packed % n],
-        flags,
-        np.flatnonzero(freed > 1).tolist(),
-    )
+    node, key = (packed // n).astype(np.int32), by_rank[packed % n]
+    return node, key, flags, np.flatnonzero(freed > 1).tolist()
 
 
 _TEXT = {
@@ -262,10 +239,6 @@ _TEXT = {
 def _problem(columns: EventColumns, kind: str, order: Ints, node: int, key: int) -> Problem:
     name = int(columns.leaves.name[order[node]])
     who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
-    return Problem(
-        kind,
-        int(node),
-        int(key),
-        f"the storage with tensor id {columns.keys.id[key]} and allocation "
-        f"{columns.keys.allocation[key]} {_TEXT[kind]} {who} (node {node})",
-    )
+    which = f"tensor id {columns.keys.id[key]} and allocation {columns.keys.allocation[key]}"
+    text = f"the storage with {which} {_TEXT[kind]} {who} (node {node})"
+    return Problem(kind, int(node), int(key), text)

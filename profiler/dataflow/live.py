@@ -1,4 +1,5 @@
-"""Which storages of a trace are live at an instant, and which should not have stayed.
+"""What is live: bytes by category over time, storages at an instant, and which of them should not
+have stayed.
 
 Note [Bytes at an instant]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -10,16 +11,125 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.profiler.model import Category, DataFlowLeak, DataFlowStorage, SourceFrame
+from memprof.profiler.model import Category, DataFlowStorage, SourceFrame
 
-from .columns import NODE, Ints
+from .categories import ORDER
+from .columns import NODE, Bytes, Ints
 from .profile import DataFlowProfile
-from .source import frames_of_events
+from .read import frames_of_events
+from .storages import Action
+
+_POSITION = np.empty(len(ORDER), np.uint8)
+_POSITION[list(ORDER)] = np.arange(len(ORDER))
+
+
+@dataclass(slots=True)
+class BytesByCategory:
+    """Live bytes of one device.
+
+    Attributes:
+        time: one entry a distinct time, ascending, in the unit that was asked for. What was there
+            before the trace has an entry of its own: just before the first change, in µs at it.
+        bytes: shape (times, categories), columns as in ``ORDER``.
+    """
+
+    time: Ints
+    bytes: Ints
+
+    @property
+    def totals(self) -> Ints:
+        """Bytes of all categories at each time."""
+        return np.asarray(self.bytes.sum(axis=1))
+
+    def total_at(self, time: int) -> int:
+        """Bytes of all categories at a time."""
+        at = int(np.searchsorted(self.time, time, side="right")) - 1
+        return int(self.bytes[at].sum()) if at >= 0 else 0
+
+
+def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
+    """Times (ns, -1 for before the trace), columns of ``ORDER`` and signed bytes.
+
+    An increment of a version is two changes: out of one category, into the other.
+    """
+    t = profile.changes
+    rows = np.flatnonzero(t.device == device).astype(np.int32)
+    twice = t.action[rows] == Action.INCREMENT_VERSION
+    entry = np.repeat(rows, 1 + twice.view(np.uint8))
+    second = np.zeros(len(entry), np.bool_)
+    second[1:] = entry[1:] == entry[:-1]
+    action = t.action[entry]
+    leaving = (action == Action.DESTROY) | ((action == Action.INCREMENT_VERSION) & ~second)
+    before, after = profile.change_categories()
+    column = before[entry]
+    column[second] = after[entry[second]]
+    del before, after, action, second
+    size = t.storages.size[t.storage[entry]]
+    np.negative(size, out=size, where=leaving)
+    return t.time[entry], _POSITION[column], size
+
+
+def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
+    """Live bytes by category after every change, times in ns.
+
+    Raises:
+        ValueError: nothing in the trace is on that device.
+    """
+    time, column, size = deltas(profile, profile.device_index(device))
+    table = _accumulate(time, column, size)
+    if len(table.time) and table.time[0] < 0:
+        table.time[0] = table.time[1] - 1 if len(table.time) > 1 else profile.columns.begin
+    return table
+
+
+def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:
+    """The same with times in µs, rounded the way torch's exports are."""
+    time, column, size = deltas(profile, profile.device_index(device))
+    # Through a float, so that files agree with torch's to the last digit.
+    us = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
+    table = _accumulate(us, column, size)
+    if len(table.time) > 1 and table.time[0] < 0:
+        table.time[0] = table.time[1]
+    return table
+
+
+def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
+    # The timeline is sorted by time, so equal times are neighbours.
+    starts = np.diff(time, prepend=-2) != 0
+    times = time[starts]
+    # Index of each change in the table laid out flat, as wide as numpy wants indices.
+    cell = np.cumsum(starts, dtype=np.intp)
+    cell -= 1
+    cell *= len(ORDER)
+    cell += column
+    del starts
+    # No category has more bytes than all together have at some time; half the width will do
+    # for most traces, and sums of such integers are of 64 bits again.
+    most = int(np.cumsum(size).max(initial=0))
+    table = np.zeros((len(times), len(ORDER)), np.int32 if most < 1 << 31 else np.int64)
+    np.add.at(table.reshape(-1), cell, size.astype(table.dtype, copy=False))
+    del cell
+    np.cumsum(table, axis=0, out=table)
+    return BytesByCategory(times, table)
+
+
+def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
+    """At most ``points`` times: of each stretch of time the first with the most bytes, and
+    the first and the last of all."""
+    n = len(table.time)
+    if n <= points:
+        return table
+    span = max(int(table.time[-1] - table.time[0]), 1)
+    bucket = (table.time - table.time[0]) * max(points - 3, 1) // span
+    order = np.lexsort((-table.totals, bucket))
+    _, first = np.unique(bucket[order], return_index=True)
+    keep = np.union1d(order[first], [0, n - 1])
+    return BytesByCategory(table.time[keep], table.bytes[keep])
 
 
 def storages_at(
@@ -29,15 +139,9 @@ def storages_at(
     origin: int = 0,
     lines: Mapping[int, SourceFrame] | None = None,
 ) -> list[DataFlowStorage]:
-    """Storages live at a time (ns), largest first.
-
-    Args:
-        profile: of the trace.
-        device: index in ``EventColumns.devices``.
-        time: ns since the epoch.
-        origin: what to take from times to have the clock of the call log.
-        lines: ``frames`` of the storages, where they are known already.
-    """
+    """Storages live at a time (ns) on a device, given by its index, largest first. ``origin`` is
+    what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
+    storages, where they are known already."""
     rows = live_rows(profile, device, time).tolist()
     lines = frames(profile, rows, time) if lines is None else lines
     leaves = profile.columns.leaves
@@ -49,7 +153,7 @@ def storages_at(
         # One of the backward's nodes began in its life.
         awaits = np.searchsorted(backward, born) < np.searchsorted(backward, died)
         awaited = category is Category.ACTIVATION and bool(awaits)
-        out.append(_storage(profile, row, time, category, lines.get(row), origin, awaited))
+        out.append(described(profile, row, time, category, lines.get(row), origin, awaited))
     return out
 
 
@@ -85,21 +189,6 @@ def leaks(profile: DataFlowProfile, device: int, most: int) -> list[tuple[int, i
     return sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
 
 
-def leaked(
-    profile: DataFlowProfile,
-    found: Iterable[tuple[int, int, int]],
-    origin: int,
-    lines: Mapping[int, SourceFrame],
-) -> list[DataFlowLeak]:
-    """What ``leaks`` has found, as the model has it; ``lines`` are ``frames`` of the storages."""
-    out = []
-    for row, step, n in found:
-        category = profile.category(row, sys.maxsize)  # of its last version
-        storage = _storage(profile, row, None, category, lines.get(row), origin)
-        out.append(DataFlowLeak(storage, step, n))
-    return out
-
-
 def frames(
     profile: DataFlowProfile, storages: Iterable[int], time: int | None = None
 ) -> dict[int, SourceFrame]:
@@ -120,16 +209,12 @@ def frames(
             out[storage] = owner.node.frame
             continue
         events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
-    columns = profile.columns
-    if columns.kineto is not None:
-        found = frames_of_events(columns.kineto, set(events), skip_compiler=columns.skip_compiler)
-        for event, frame in found.items():
-            for storage in events[event]:
-                out[storage] = frame
+    for event, frame in frames_of_events(profile.columns, set(events)).items():
+        out.update(dict.fromkeys(events[event], frame))
     return out
 
 
-def _storage(
+def described(
     profile: DataFlowProfile,
     row: int,
     time: int | None,
@@ -138,6 +223,7 @@ def _storage(
     origin: int,
     awaited: bool = False,
 ) -> DataFlowStorage:
+    """A storage as the model has it, as it is at a time (ns) or when it is made."""
     owner = profile.owner(row, time)
     known = int(profile.storages.created[row]) >= 0
     return DataFlowStorage(
@@ -156,7 +242,6 @@ def _storage(
 def _present(profile: DataFlowProfile, device: int) -> Ints:
     """Storages of a device that take part in the changes."""
     s = profile.storages
-    taking_part = np.concatenate(
-        [profile.torch_categories.present, np.ones(len(s) - s.keys, np.bool_)]
-    )
+    blocks = np.ones(len(s) - s.keys, np.bool_)
+    taking_part = np.concatenate([profile.torch_categories.present, blocks])
     return np.flatnonzero(taking_part & (s.device == device))

@@ -12,16 +12,15 @@ from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
-from .categories import CATEGORIES, Categories, deduce
-from .changes import Changes, find_changes
+from .categories import CATEGORIES, deduce
 from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
-from .compiled import CompiledCalls, Owner, find_compiled
-from .context import Context, find_context
-from .corrections import ALL_RULES, Corrected, KnownObjects, Rule, correct
-from .graph import Graph, build_graph
+from .compiled import Owner, find_compiled
+from .context import find_context
+from .corrections import ALL_RULES, KnownObjects, Rule, correct
+from .graph import build_graph
 from .read import read_events
 from .replays import join_replays
-from .storages import Action, Storages, lifetimes
+from .storages import Action, find_changes, lifetimes
 
 
 class DataFlowProfile:
@@ -33,7 +32,6 @@ class DataFlowProfile:
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
         memory: of pools and arenas.
-        keep_uses: False if nobody else has the columns: then they need not be kept as they are.
 
     Attributes:
         columns: what was read of the run, and what replays.py added to it.
@@ -56,12 +54,9 @@ class DataFlowProfile:
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
         memory: Sequence[ReplayMemory] = (),
-        keep_uses: bool = True,
     ) -> None:
         chosen = frozenset(rules)
-        if keep_uses:  # They are somebody else's as well, who may make another profile of them.
-            columns = columns.as_read()
-        self.columns = columns
+        columns = columns.as_read or columns
         self.memory = memory
         calls: list[GeneratedCall] | None = None
         replayed: Bools | None = None
@@ -74,30 +69,21 @@ class DataFlowProfile:
             known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
             calls = match_calls(columns, known)
             if known is not None:
-                columns.read = columns.lengths
-                replayed = join_replays(columns, calls, known, memory)
+                columns, replayed = join_replays(columns, calls, known, memory)
         objects = objects or KnownObjects()
         self._paths = objects.modules
-        self.graph: Graph = build_graph(columns, keep_uses=keep_uses)
-        self.context: Context = find_context(columns, self.graph)
-        self.storages: Storages = lifetimes(columns)
-        self.compiled: CompiledCalls | None = None
+        self.columns = columns
+        self.graph = graph = build_graph(columns)
+        self.context = context = find_context(columns)
+        self.storages = storages = lifetimes(columns)
+        self.compiled = compiled = None
         if calls is not None:
-            self.compiled = find_compiled(columns, self.context, self.storages, calls)
-        given = self.compiled.category[: self.storages.keys] if self.compiled else None
-        self.torch_categories: Categories = deduce(columns, self.graph, given, replayed)
-        self.changes: Changes = find_changes(
-            columns, self.graph, self.torch_categories, self.storages
-        )
-        self.corrected: Corrected = correct(
-            columns,
-            self.graph,
-            self.torch_categories,
-            self.context,
-            self.storages,
-            self.compiled,
-            objects,
-            chosen,
+            self.compiled = compiled = find_compiled(columns, context, storages, calls)
+        given = compiled.category[: storages.keys] if compiled is not None else None
+        self.torch_categories = by_torch = deduce(columns, graph, given, replayed)
+        self.changes = find_changes(columns, graph, by_torch, storages)
+        self.corrected = correct(
+            columns, graph, by_torch, context, storages, compiled, objects, chosen
         )
 
     # -- categories -----------------------------------------------------------------
@@ -162,8 +148,7 @@ class DataFlowProfile:
         if owner is not None and owner.node is not None and owner.node.module_path is not None:
             return owner.node.module_path
         row = int(self.storages.created[storage])
-        scope = int(self.context.module[row]) if row >= 0 else -1
-        return self.module_path(scope) if scope >= 0 else None
+        return (self.module_path(int(self.context.module[row])) or None) if row >= 0 else None
 
     def operator(self, storage: int, time: int | None = None) -> str | None:
         """The operator that made a storage, or whose value is in it at a time (ns); None if
@@ -185,15 +170,14 @@ class DataFlowProfile:
 
     def why_unknown(self, storage: int) -> str:
         """Why a storage has no category, in words."""
-        row = int(self.storages.created[storage])
         keyed = storage < self.storages.keys
-        if row < 0:
-            if not keyed:
-                return "there before the trace, seen only when it was released"
-            return "there before the trace, and read by nothing that contributes to a gradient"
-        if not keyed:
+        if self.storages.created[storage] >= 0:
+            if keyed:
+                return "made outside of modules, and no gradient depends on it"
             return "no operator took a tensor in it, and no module made it"
-        return "made outside of modules, and no gradient depends on it"
+        if keyed:
+            return "there before the trace, and read by nothing that contributes to a gradient"
+        return "there before the trace, seen only when it was released"
 
     def __repr__(self) -> str:
         return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
@@ -210,9 +194,9 @@ class DataFlowProfile:
         Raises:
             ValueError: the trace has nothing on it.
         """
-        for i, d in enumerate(self.columns.devices):
-            if str(d) == str(device):
-                return i
+        known = [str(d) for d in self.columns.devices]
+        if str(device) in known:
+            return known.index(str(device))
         raise ValueError(
             f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
         )
@@ -243,9 +227,8 @@ def profile_memory(
     """The memory profile of a finished ``torch.profiler`` run.
 
     Args:
-        result: a ``torch.profiler.profile`` made with ``record_shapes=True,
-            profile_memory=True, with_stack=True`` that has stopped, or the
-            ``_ProfilerResult`` inside it.
+        result: a ``torch.profiler.profile`` made with ``record_shapes=True, profile_memory=True,
+            with_stack=True`` that has stopped, or the ``_ProfilerResult`` inside it.
         memprof_profile: memprof's own profile of the same process; what compiled code
             allocates then has its FX node, module, line and category.
         modules, optimizers: the model and optimizer that were traced, or several. Their
@@ -269,14 +252,11 @@ def profile_memory(
         memprof_profile=memprof_profile,
         objects=KnownObjects.of(_several(modules), _several(optimizers)),
         memory=replay_memory(),
-        keep_uses=False,
     )
 
 
 def _several(given: Any) -> list[Any]:
     """One object or several, as a list. A module may itself be iterable: it is one."""
-    if given is None:
-        return []
     if isinstance(given, (list, tuple, set)):
         return list(given)
-    return [given]
+    return [] if given is None else [given]

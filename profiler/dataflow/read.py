@@ -15,20 +15,39 @@ only what the analysis needs is read, and no wrapper outlives its visit.
 * Below an entry into the compiler nothing is visited: it makes up to a hundred times as
   many events as the model. What it allocates for good shows up as storages that were
   there before, and `skipped_ns` says how long it ran.
+
+Lines are found only when asked for: the tree is walked again, with the same numbering, as far as
+the wanted events. The innermost Python call that user code made tells the line; "user code" is any
+file that is not torch's, memprof's, an installed package's or generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache, partial
+import contextlib
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, lru_cache, partial
 from itertools import groupby
 from typing import Any
 
+from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
 from . import _torch_compat as compat
-from .columns import ENGINE, FORWARD, NODE, EventColumns, FailedAllocation, ScopeKind
-from .schema import SchemaCache
+from .columns import (
+    AMBIGUOUS,
+    ENGINE,
+    FORWARD,
+    NODE,
+    READ,
+    STATE,
+    WRITTEN,
+    EventColumns,
+    ScopeKind,
+)
 from .tables import GrowingTables, signed
 
 # What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
@@ -57,30 +76,44 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
         for thread, roots in groupby(compat.event_tree(result), lambda e: signed(e.start_tid)):
             reader.tables.threads.append((reader.events, thread))
             reader.walk(roots)
-    columns = reader.tables.columns(reader.events)
-    columns.skip_compiler = skip_compiler
-    columns.kineto = compat.kineto_result(result)
-    if reader.tables.oom:
-        columns.out_of_memory = _failures(reader.tables.oom, columns.kineto)
-    return columns
+    return reader.tables.columns(reader.events, skip_compiler, compat.kineto_result(result))
 
 
-def _failures(rows: list[tuple[int, int, int, int]], kineto: Any) -> list[FailedAllocation]:
-    # An event of the tree does not say on which device it failed.
-    devices = compat.failed_devices(kineto)
+Signature = tuple[Any, ...]
+"""Of each argument of a call ``TensorMetadata``, ``list``, a scalar type, or None."""
+_Schemas = Callable[[str], tuple[Any, ...]]
+
+_STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
+
+
+def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
+    """Whether a call can be one of an operator, and what it does to each argument.
+
+    The profiler records no overload, so the call is held against every overload's schema; in
+    practice one remains. WRITTEN is what any of those that remain writes to.
+    """
     found = [
-        FailedAllocation(number, time, devices.get(time), op, scope)
-        for number, time, op, scope in rows
+        s
+        for s in schemas(name)
+        if len(s.arguments) == len(signature)
+        and all(compat.accepts(a.type, o) for a, o in zip(s.arguments, signature, strict=True))
     ]
-    return sorted(found, key=lambda f: f.time)
+    if not found:
+        return False, (AMBIGUOUS,) * len(signature)
+    effects = []
+    for overloads in zip(*(s.arguments for s in found), strict=True):
+        written = any(a.alias_info is not None and a.alias_info.is_write for a in overloads)
+        state = any(a.name in _STATE_ARGUMENTS for a in overloads)
+        effects.append((WRITTEN if written else READ) | (STATE if state else 0))
+    return True, tuple(effects)
 
 
-def _op_kind(schemas: SchemaCache, name: str) -> int:
+def _op_kind(schemas: _Schemas, name: str) -> int:
     """What an operator event is, by its name."""
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
-    return _PLAIN if schemas.schemas(name) else ScopeKind.RANGE
+    return _PLAIN if schemas(name) else ScopeKind.RANGE
 
 
 def _python_kind(skip_compiler: bool, name: str) -> int:
@@ -89,7 +122,7 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
         return ScopeKind.OPTIMIZER_STEP
-    if compat.is_generated_code(name):
+    if compat.generated_module(name):
         return ScopeKind.GENERATED_CODE
     compiler = skip_compiler and compat.is_compiler_frame(name)
     return ScopeKind.COMPILER if compiler else _PLAIN
@@ -98,9 +131,11 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
 class _Reader:
     def __init__(self, skip_compiler: bool) -> None:
         self.tables = GrowingTables()
-        self.schemas = SchemaCache()
-        # Nothing of the reader's own refers to it: its tables go with it.
-        self.op_kind = cache(partial(_op_kind, self.schemas))
+        # Nothing of the reader's own refers to it: its tables go with it. A run of a million
+        # calls asks for a few hundred matches.
+        schemas = cache(compat.registered_schemas)
+        self.match = cache(partial(_match, schemas))
+        self.op_kind = cache(partial(_op_kind, schemas))
         self.python_kind = cache(partial(_python_kind, skip_compiler))
         self.events = 0
 
@@ -111,14 +146,14 @@ class _Reader:
         # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
         METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
-        tables, match, names = self.tables, self.schemas.match, self.tables.names
+        tables, match, names = self.tables, self.match, self.tables.names
         latest, allocated, on_cpu = tables.latest, tables.allocated, tables.on_cpu
         key_alloc, key_dev = tables.key_alloc, tables.key_dev
         find, tensor, new_leaf, new_scope = (
             tables.find, tables.tensor, tables.new_leaf, tables.new_scope,
         )  # fmt: skip
         op_kind, python_kind = self.op_kind, self.python_kind
-        use_leaf, use_key, use_effect = (c.append for c in tables.use)
+        use_key, use_effect = (c.append for c in tables.use)
         (al_event, al_leaf, al_key, al_size, al_dev, al_start, al_op, al_scope) = (
             c.append for c in tables.alloc
         )
@@ -164,7 +199,7 @@ class _Reader:
                 below, back, inside, around = leaf, backward, scope, op
                 if type_ is OP:
                     name = x.name
-                    signature: list[object] = []
+                    signature: list[Any] = []
                     keys: list[Any] = []
                     for value in x.inputs:
                         t = type(value)
@@ -217,11 +252,9 @@ class _Reader:
                             if type(key) is list:
                                 for one in key:
                                     if one >= 0:
-                                        use_leaf(below)
                                         use_key(one)
                                         use_effect(effect)
                             elif key >= 0:
-                                use_leaf(below)
                                 use_key(key)
                                 use_effect(effect)
                 else:
@@ -281,3 +314,90 @@ class _Reader:
             inputs = x.inputs
             if inputs and type(inputs[0]) is compat.TensorMetadata:
                 tables.member(inputs[0], tables.gradients)
+
+
+# -- lines ----------------------------------------------------------------------------------
+
+_NOT_USER = re.compile(
+    r"^torch/|^<|^(contextlib|functools|threading)\.py$|/site-packages/|torchinductor_"
+    r"|(^|/)(memprof|compile_backend|cudagraph_trees|compiled_autograd)/"
+)
+
+
+def events_by_number(
+    columns: EventColumns, wanted: set[int]
+) -> Iterator[tuple[int, Any, list[Any]]]:
+    """Number, event and the events around it, outermost first, of events wanted by number.
+
+    The list of the events around it is reused: copy what is to be kept.
+    """
+    if not wanted:
+        return
+    number, last = -1, max(wanted)
+    stack: list[Iterator[Any]] = [iter(compat.event_tree(columns.kineto))]
+    path: list[Any] = []
+    while stack:
+        event = next(stack[-1], None)
+        if event is None:
+            stack.pop()
+            if path:
+                path.pop()
+            continue
+        number += 1
+        if number in wanted:
+            yield number, event, path
+        if number >= last:
+            return
+        x = event.extra_fields
+        if type(x) is compat.Allocation:
+            continue
+        if type(x) is compat.PyCall and columns.skip_compiler:
+            with contextlib.suppress(UnicodeDecodeError):
+                if compat.is_compiler_frame(event.name):
+                    continue
+        children = event.children
+        if children:
+            stack.append(iter(children))
+            path.append(event)
+
+
+def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
+    """The user's line around each wanted event, where a Python call was made from one.
+
+    The profiler takes the folders of ``sys.path`` off file names; they are put on again for
+    reading the line's text, not for its name.
+    """
+    found = ((number, _frame(path)) for number, _, path in events_by_number(columns, wanted))
+    return {number: frame for number, frame in found if frame is not None}
+
+
+def _frame(path: list[Any]) -> SourceFrame | None:
+    for event in reversed(path):
+        x = event.extra_fields
+        if type(x) is compat.PyCall or type(x) is compat.PyCCall:
+            found = _user_frame(x.caller)
+            if found is None and type(x) is compat.PyCall:
+                found = _user_frame(x.callsite)
+            if found is not None:
+                return found
+    return None
+
+
+def _user_frame(frame: Any) -> SourceFrame | None:
+    try:
+        name, function = str(frame.file_name), str(frame.function_name)
+    except UnicodeDecodeError:
+        return None
+    if _NOT_USER.search(name):
+        return None
+    line = int(frame.line_number)
+    return SourceFrame(name, line, function, _text(name, line))
+
+
+@lru_cache(maxsize=4096)
+def _text(name: str, line: int) -> str:
+    for path in (name, *(os.path.join(folder, name) for folder in sys.path)):
+        text = linecache.getline(path, line)
+        if text:
+            return text.strip()
+    return ""

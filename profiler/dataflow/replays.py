@@ -27,19 +27,21 @@ A call is not replayed, however few allocations it has, if the ledger does not s
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 
 import numpy as np
 
-from memprof.profiler.model import EventKind, LedgerKind, Origin, Profile
+from memprof.profiler.model import Category, EventKind, LedgerKind, Origin, Profile
+from memprof.profiler.pairing import captured_by, pair
 from memprof.profiler.process_hooks import SCRATCH, Lease, ReplayMemory
 
 from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
 from .columns import FORWARD, AllocationTable, Bools, EventColumns, LeafTable, joined
-from .ends import Ends
 
 ADDED_PTR = -(1 << 62)
 """Where the address of an added row is not known, it counts down from here; no real one is
@@ -73,17 +75,18 @@ def join_replays(
     calls: list[GeneratedCall],
     profile: Profile,
     memory: Sequence[ReplayMemory],
-) -> Bools:
+) -> tuple[EventColumns, Bools]:
     """Add the memory of replayed calls to a trace, and to ``calls``.
 
     Args:
-        columns: the trace; its leaves and allocations get more rows.
+        columns: the trace.
         calls: its calls of generated code.
         profile: memprof's profile of the process.
         memory: of pools and arenas.
 
     Returns:
-        Storages of the key table that are memory of replays and now counted as such.
+        The trace with more leaves and allocations; and storages of the key table that are memory
+        of replays and now counted as such.
     """
     since: dict[int, int] = {}
     for entry in profile.ledger:
@@ -99,7 +102,8 @@ def join_replays(
         and c.missing
     ]
     if not replays:
-        return np.zeros(len(columns.keys), np.bool_)
+        return columns, np.zeros(len(columns.keys), np.bool_)
+    columns = replace(columns, devices=[*columns.devices], as_read=columns)
     devices = {str(d): i for i, d in enumerate(columns.devices)}
     leases = _Leases(memory)
     ends = Ends(columns, calls)
@@ -132,7 +136,7 @@ def join_replays(
             blocks.append(_Block(call, event, storage.nbytes, device, born, died, address))
         call.replayed, call.why = True, ""
     _append(columns, blocks)
-    return _inside(columns, memory, leases)
+    return columns, _inside(columns, memory, leases)
 
 
 class _Leases:
@@ -191,29 +195,17 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> None:
     backward[releases] = np.where(seen, part, np.uint8(FORWARD))[releases]
     event = scopes.event[scope]
     scope[releases] = -1
-    new = LeafTable(
-        event=none,  # of no event
-        start=start,
-        name=none,
-        backward=backward,
-        scope=scope,
-        sequence=none,
-    )
-    new_rows = AllocationTable(
-        event=event,
-        leaf=len(leaves) + np.arange(n, dtype=np.int32),
-        key=none,
-        size=np.where(releases, -size, size),
-        device=np.asarray([b.device for b in of]),
-        start=start,
-        op=none,
-        scope=scope,
-        reserved=none,
-        allocated=none,
-        unnamed_ptr=np.asarray(address, np.int64),
-    )
+    first_use = np.full(n, len(columns.uses))
+    new = LeafTable(none, start, none, backward, scope, none, first_use)  # of no event
+    size = np.where(releases, -size, size)
+    device = np.asarray([b.device for b in of])
+    leaf = len(leaves) + np.arange(n, dtype=np.int32)
+    unnamed = np.asarray(address, np.int64)
     columns.leaves = joined(leaves, new)
-    columns.allocations = joined(columns.allocations, new_rows)
+    columns.allocations = joined(
+        columns.allocations,
+        AllocationTable(event, leaf, none, size, device, start, none, scope, unnamed),
+    )
     made = {i: first + row for row, (_, releases, i) in enumerate(order) if not releases}
     for i, block in enumerate(blocks):
         block.call.rows.append(made[i])
@@ -239,3 +231,72 @@ def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leas
         for first, end in ranges:
             inside |= here & (keys.ptr >= first) & (keys.ptr < end)
     return out & inside
+
+
+_ITS_OWN = -1
+
+SavedValue = tuple[int, int, int]
+"""What a forward saved, as its backward is given it: id of the forward's record, -1 where that
+shares the ``graph_id``; output; how many of that output the backward is given before this one,
+where the forward was called several times."""
+
+
+class Ends:
+    """When what a replay returns is over, where no lease says it."""
+
+    def __init__(self, columns: EventColumns, calls: list[GeneratedCall]) -> None:
+        self._scopes, self._calls = columns.scopes, calls
+        self._position = {c.scope: i for i, c in enumerate(calls)}
+        self._backward = pair([c.graph for c in calls])
+        self._releases = cache(lambda call: _releases(calls[call], columns))
+        self._next: dict[int, int | None] = {}
+        """By scope: start of the next call of the same graph."""
+        following: dict[int, int] = {}
+        for call in reversed(calls):
+            if call.graph is not None:
+                self._next[call.scope] = following.get(call.graph.id)
+                following[call.graph.id] = int(columns.scopes.start[call.scope])
+
+    def of(self, call: GeneratedCall, outputs: tuple[int, ...], category: Category) -> int | None:
+        """ns; None if it is not within the trace."""
+        found = self._backward.get(self._position[call.scope], ())
+        if category is not Category.ACTIVATION or not found:
+            return self._next.get(call.scope)
+        released: list[int] = []
+        # Of several graphs that one backward was cut into, the last to be given it releases it.
+        for i, nth in found:
+            backward, ends = self._calls[i].graph, self._releases(i)
+            captured = backward is not None and captured_by(backward) is not None
+            graph = call.graph.id if captured and call.graph is not None else _ITS_OWN
+            ours = [ends[k] for o in outputs if (k := (graph, o, nth)) in ends]
+            released += [min(ours)] if ours else []
+        return max(released or [int(self._scopes.end[self._calls[i].scope]) for i, _ in found])
+
+
+def _releases(backward: GeneratedCall, columns: EventColumns) -> dict[SavedValue, int]:
+    """When a call of a backward releases what it was given, ns."""
+    graph, program = backward.graph, backward.program
+    if graph is None or program is None:
+        return {}
+    times = backward.times(columns).tolist()
+    freed = {
+        e.storage: times[i]
+        for i, e in reversed([*enumerate(program.events)])
+        if e.kind is EventKind.FREE
+    }
+    saved: dict[int, SavedValue] = {}
+    given: Counter[tuple[int, int]] = Counter()
+    for value in graph.inputs:
+        if value.forward_output is None:
+            continue
+        of = _ITS_OWN if value.forward_graph is None else value.forward_graph
+        key = of, value.forward_output
+        saved[value.index] = (*key, given[key])
+        given[key] += 1
+    out: dict[SavedValue, int] = {}
+    for storage in program.storages:
+        for i in storage.inputs if storage.id in freed else ():
+            # A graph whose metadata could not be had has programs, and no inputs.
+            if (value_of := saved.get(i)) is not None:
+                out[value_of] = min(freed[storage.id], out.get(value_of, freed[storage.id]))
+    return out

@@ -29,14 +29,15 @@ from . import _torch_compat as compat
 from .columns import (
     NODE,
     AllocationTable,
+    CachingTable,
     EventColumns,
+    FailedAllocation,
     FunctionCall,
     KeyTable,
     LeafTable,
     ScopeTable,
     UseTable,
     frozen,
-    rows,
 )
 
 _SPARSE = 1 << 16
@@ -62,8 +63,7 @@ class GrowingTables:
     """
 
     def __init__(self) -> None:
-        self.names: defaultdict[str, int] = defaultdict()
-        """Numbers from 0, in the order in which names are first asked for."""
+        self.names: defaultdict[str, int] = defaultdict()  # numbered as they are asked for
         self.names.default_factory = self.names.__len__
         self.devices: dict[Any, int] = {}
         self.on_cpu: list[bool] = []
@@ -76,29 +76,25 @@ class GrowingTables:
         self.key_size = array("q")  # from tensors
         self.allocated = bytearray()  # by key: an allocation or release was seen
 
-        self.leaf: list[array[int]] = [array(c) for c in "iqiBiq"]
-        self.use: list[array[int]] = [array(c) for c in "iiB"]
+        self.leaf: list[array[int]] = [array(c) for c in "iqiBiqi"]
+        self.use: list[array[int]] = [array(c) for c in "iB"]
         self.alloc: list[array[int]] = [array(c) for c in "iiiqhqii"]
         self.unnamed = array("q")  # addresses of allocation rows without a key
-        # Row, reserved, allocated: of devices with a caching allocator.
         self.caching: list[array[int]] = [array(c) for c in "iqq"]
         self.scope: list[array[int]] = [array(c) for c in "BiiqqiqB"]
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.calls: list[FunctionCall] = []
-        self.oom: list[tuple[int, int, int, int]] = []
-        """Of failed allocations: number, time, operator, scope."""
+        self.oom: list[tuple[int, int, int, int]] = []  # number, time, operator, scope
         self.skipped_ns = 0
 
     # -- storages -------------------------------------------------------------------
 
     def find(self, id: int, allocation: int, ptr: int | None, device: Any) -> int:
-        """The key of a storage, new if it is seen for the first time; -1 if it has no
-        address."""
+        """The key of a storage, new if it is seen for the first time; -1 if it has no address."""
         latest = self.latest
-        if id < len(latest):
-            key = latest[id]
-            if key >= 0 and self.key_alloc[key] == allocation:
-                return key
+        key = latest[id] if id < len(latest) else -1
+        if key >= 0 and self.key_alloc[key] == allocation:
+            return key
         known = self.others.get((id, allocation))
         if known is not None:
             return known
@@ -168,7 +164,8 @@ class GrowingTables:
         self, number: int, start: int, name: int, backward: int, scope: int, sequence: int
     ) -> int:
         """A row of the leaf table."""
-        return _append(self.leaf, number, start, name, backward, scope, sequence)
+        row = (number, start, name, backward, scope, sequence, len(self.use[0]))
+        return _append(self.leaf, *row)
 
     def new_scope(
         self,
@@ -197,19 +194,9 @@ class GrowingTables:
 
     # -- result ---------------------------------------------------------------------
 
-    def columns(self, events: int) -> EventColumns:
-        """The tables as they are now; ``events`` were visited."""
-        n = len(self.alloc[0])
-        told = rows(self.caching[0])
-        allocator = []
-        for known in self.caching[1:]:
-            column = np.broadcast_to(np.int64(-1), (n,))
-            if len(told):
-                column = np.full(n, -1, np.int64)
-                column[told] = known
-            allocator.append(frozen(column))
-        columns = [*(frozen(c) for c in self.alloc), *allocator, frozen(self.unnamed)]
-        allocations = AllocationTable(*columns)
+    def columns(self, events: int, skip_compiler: bool, kineto: Any) -> EventColumns:
+        """The tables as they are now; ``events`` of ``kineto`` were visited."""
+        allocations = AllocationTable(*(frozen(c) for c in (*self.alloc, self.unnamed)))
         devices = list(self.devices)
         return EventColumns(
             events=events,
@@ -217,6 +204,7 @@ class GrowingTables:
             leaves=LeafTable(*(frozen(c) for c in self.leaf)),
             uses=UseTable(*(frozen(c) for c in self.use)),
             allocations=allocations,
+            caching=CachingTable(*(frozen(c) for c in self.caching)),
             scopes=ScopeTable(*(frozen(c) for c in self.scope)),
             names=list(self.names),
             threads=self.threads,
@@ -225,8 +213,17 @@ class GrowingTables:
             parameters=frozen(self.parameters),
             optimizer_states=frozen(self.states),
             function_calls=self.calls,
+            out_of_memory=self._failures(kineto) if self.oom else [],
             skipped_ns=self.skipped_ns,
+            skip_compiler=skip_compiler,
+            kineto=kineto,
         )
+
+    def _failures(self, kineto: Any) -> list[FailedAllocation]:
+        # An event of the tree does not say on which device it failed.
+        devices = compat.failed_devices(kineto)
+        found = [FailedAllocation(n, at, devices.get(at), op, sc) for n, at, op, sc in self.oom]
+        return sorted(found, key=lambda f: f.time)
 
     def _key_table(self, allocations: AllocationTable, devices: list[Any]) -> KeyTable:
         """The storages, their sizes and their order settled."""
@@ -243,7 +240,7 @@ class GrowingTables:
         )
         device_rank = np.empty(len(devices), np.int16)
         device_rank[by_name] = np.arange(len(devices))
-        order = np.lexsort((device_rank[device], allocation, id)) if len(id) else id
+        order = np.lexsort((device_rank[device], allocation, id))
         rank = np.empty(len(id), np.int32)
         rank[order] = np.arange(len(id), dtype=np.int32)
         return KeyTable(
@@ -253,5 +250,5 @@ class GrowingTables:
             device=device,
             size=frozen(size),
             rank=frozen(rank),
-            tensor_index=rows(np.unique(id, return_inverse=True)[1] if len(id) else id),
+            tensor_index=frozen(np.unique(id, return_inverse=True)[1], np.int32),
         )

@@ -1,22 +1,34 @@
-"""A data-flow profile as objects of the one model, which profile files and all views have."""
+"""A data-flow profile as objects of the one model, which profile files and all views have; and a
+reading of these at the peak."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
+
 import numpy as np
 
+from memprof.profiler.attribution import Breakdown, View, data_flow_breakdown
 from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
-    SourceFrame,
+    DataFlowLeak,
+    DataFlowStorage,
 )
 
 from .categories import CATEGORIES, ORDER
-from .columns import ScopeKind
-from .live import frames, leaked, leaks, live_rows, storages_at
-from .over_time import by_category, distinct, thinned
+from .live import (
+    by_category,
+    described,
+    frames,
+    leaks,
+    live_rows,
+    storages_at,
+    thinned,
+)
 from .profile import DataFlowProfile
-from .source import frames_of_events
+from .read import frames_of_events
 
 POINTS = 20_000
 """Times a device at most; a page or a file has no use for more."""
@@ -65,19 +77,25 @@ def data_flow_device(
     Raises:
         ValueError: nothing in the trace is on that device.
     """
-    table = thinned(distinct(by_category(profile, device)), points)
+    table = thinned(by_category(profile, device), points)
     if not len(table.time):
         return DataFlowDevice(device)
     index = profile.device_index(device)
     peak = int(np.argmax(table.totals))
     time = int(table.time[peak])
     a = profile.columns.allocations
-    told = np.flatnonzero((a.device == index) & (a.reserved >= 0) & (a.start <= time))
-    last = int(told[np.argmax(a.start[told])]) if len(told) else None
+    caching = profile.columns.caching
+    told = np.flatnonzero((a.device[caching.row] == index) & (a.start[caching.row] <= time))
+    last = told[np.argmax(a.start[caching.row[told]])] if len(told) else None
     held = leaks(profile, index, LEAKS)
     # Together: finding lines is a walk over the whole trace.
     rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
     lines = frames(profile, rows, time)
+    leaked = []
+    for row, step, steps in held:
+        category = profile.category(row, sys.maxsize)  # of its last version
+        storage = described(profile, row, None, category, lines.get(row), perf_origin_ns)
+        leaked.append(DataFlowLeak(storage, step, steps))
     return DataFlowDevice(
         device=device,
         time_ns=(table.time - perf_origin_ns).tolist(),
@@ -88,9 +106,9 @@ def data_flow_device(
         },
         peak=peak,
         live=storages_at(profile, index, time, perf_origin_ns, lines),
-        leaks=leaked(profile, held, perf_origin_ns, lines),
-        reserved=None if last is None else int(a.reserved[last]),
-        allocated=None if last is None else int(a.allocated[last]),
+        leaks=leaked,
+        reserved=None if last is None else int(caching.reserved[last]),
+        allocated=None if last is None else int(caching.allocated[last]),
         replay_reserved=sum(m.reserved for m in profile.memory if m.device == device),
     )
 
@@ -99,30 +117,77 @@ def failures(profile: DataFlowProfile, perf_origin_ns: int = 0) -> list[DataFlow
     """Allocations that failed for want of memory, in order of time."""
     columns = profile.columns
     found = columns.out_of_memory
-    if not found:
-        return []
-    known = columns.devices
-    live = {d: by_category(profile, str(d)) for f in found if (d := f.device) in known}
-    lines: dict[int, SourceFrame] = {}
-    if columns.kineto is not None:
-        events = {f.event for f in found}
-        lines = frames_of_events(columns.kineto, events, skip_compiler=columns.skip_compiler)
+    live = {d: by_category(profile, str(d)) for f in found if (d := f.device) in columns.devices}
+    lines = frames_of_events(columns, {f.event for f in found})
     out = []
     for f in found:
-        nbytes = None if f.device is None else 0
-        if f.device in live:
-            nbytes = live[f.device].total_at(f.time)
-        scope = f.scope
-        while scope >= 0 and columns.scopes.kind[scope] != ScopeKind.MODULE:
-            scope = int(columns.scopes.parent[scope])
+        known = live[f.device].total_at(f.time) if f.device in live else 0
         out.append(
             DataFlowFailure(
                 f.time - perf_origin_ns,
                 None if f.device is None else str(f.device),
-                nbytes,
+                None if f.device is None else known,
                 columns.names[f.op] if f.op >= 0 else None,
-                profile.module_path(scope) if scope >= 0 else None,
+                profile.module_path(f.scope) or None,
                 lines.get(f.event),
             )
         )
     return out
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PeakReport:
+    """The peak of one device.
+
+    Attributes:
+        device: its live bytes over time, what is live at the peak, and what the allocator held.
+        time_ns: of the peak, since the epoch; 0 where nothing was ever live.
+        nbytes: live bytes then.
+        categories, modules, operators, lines: the live bytes by each.
+        saved: largest activations that wait for the backward at that time.
+        leaks: largest storages of the whole trace that outlived their step.
+        failures: allocations on this device, or on one that is not known, that failed for want
+            of memory; times since the epoch.
+    """
+
+    device: DataFlowDevice
+    time_ns: int
+    nbytes: int
+    categories: Breakdown
+    modules: Breakdown
+    operators: Breakdown
+    lines: Breakdown
+    saved: list[DataFlowStorage]
+    leaks: list[DataFlowLeak]
+    failures: list[DataFlowFailure]
+
+    def __repr__(self) -> str:
+        leaks = f", {len(self.leaks)} outlived their step" if self.leaks else ""
+        return f"<PeakReport: {self.nbytes:,} bytes on {self.device.device}{leaks}>"
+
+
+def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:
+    """What is live at the peak of a device, and why.
+
+    Args:
+        profile: from ``profile_memory``.
+        device: e.g. ``cpu`` or ``cuda:0``.
+        largest: how many saved activations and leak suspects to list.
+
+    Raises:
+        ValueError: nothing in the trace is on that device.
+    """
+    found = data_flow_device(profile, device)
+    at = found.peak
+    return PeakReport(
+        device=found,
+        time_ns=0 if at is None else found.time_ns[at],
+        nbytes=0 if at is None else found.bytes_at(at),
+        categories=data_flow_breakdown(found.live, View.CATEGORY),
+        modules=data_flow_breakdown(found.live, View.MODULE),
+        operators=data_flow_breakdown(found.live, View.NODE),
+        lines=data_flow_breakdown(found.live, View.LINE),
+        saved=[s for s in found.live if s.awaited][:largest],
+        leaks=found.leaks[:largest],
+        failures=[f for f in failures(profile) if f.device in (None, device)],
+    )

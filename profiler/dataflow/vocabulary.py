@@ -8,8 +8,7 @@ tree again. What differs is listed in docs/dataflow.md.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,15 @@ from torch.profiler._memory_profiler import (
 )
 
 from memprof.profiler.model import Profile
-from memprof.profiler.writing import write_whole
 
 from . import _torch_compat as compat
 from .categories import NUMBER_OF
 from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
-from .export import export_timeline, raw_timeline, timeline_points, write_html
+from .export import export_timeline, raw_timeline, timeline_points, write_html, write_json
 from .graph import FREED, MUTATED, Graph, build_graph
 from .profile import DataFlowProfile
-from .read import read_events
-from .source import events_by_number
+from .read import events_by_number, read_events
 
 
 class OpTree(_memory_profiler.OpTree):
@@ -67,9 +64,7 @@ class OpTree(_memory_profiler.OpTree):
     def keys(self) -> list[TensorKey]:
         """A ``TensorKey`` for each row of the key table."""
         k, devices = self.columns.keys, self.columns.devices
-        rows = zip(
-            k.id.tolist(), k.allocation.tolist(), k.ptr.tolist(), k.device.tolist(), strict=True
-        )
+        rows = zip(*(c.tolist() for c in (k.id, k.allocation, k.ptr, k.device)), strict=True)
         return [
             TensorKey(devices[d], id, _Storage(ptr % (1 << 64), allocation))
             for id, allocation, ptr, d in rows
@@ -87,9 +82,7 @@ class OpTree(_memory_profiler.OpTree):
         # A leaf that a replay added has no event.
         rows = {number: i for i, number in enumerate(numbers) if number >= 0}
         out: list[Any] = [None] * len(numbers)
-        for number, event, _ in events_by_number(
-            self.result, set(rows), skip_compiler=self.skip_compiler
-        ):
+        for number, event, _ in events_by_number(self.columns, set(rows)):
             out[rows[number]] = event
         return out
 
@@ -101,9 +94,9 @@ class SizeMap:
         self._op_tree = op_tree
 
     def __getitem__(self, key: TensorKey) -> int:
-        return int(self._op_tree.columns.keys.size[self._op_tree.row_of[key]])
+        return self._values[key]
 
-    @property
+    @cached_property
     def _values(self) -> dict[TensorKey, int]:
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
 
@@ -124,11 +117,9 @@ class DataFlowNode(_memory_profiler.DataFlowNode):
         g, keys = self._of.graph, self._of._op_tree.keys
         out = {}
         for e in range(int(g.bounds[self._node]), int(g.bounds[self._node + 1])):
-            version = int(g.version[e])
-            freed = bool(g.flags[e] & FREED)
-            out[keys[int(g.edge_key[e])]] = DataFlowEdge(
-                None if version < 0 else version, None if freed else bool(g.flags[e] & MUTATED)
-            )
+            version = int(g.version[e]) if g.version[e] >= 0 else None
+            mutated = bool(g.flags[e] & MUTATED) if not g.flags[e] & FREED else None
+            out[keys[int(g.edge_key[e])]] = DataFlowEdge(version, mutated)
         return out
 
     @property
@@ -225,15 +216,8 @@ class MemoryProfile:
         t, keys = self.profile.changes, self._op_tree.keys
         plain = [Key(d) for d in self._op_tree.columns.devices]
         actions = {a.value: a for a in Action}
-        rows = zip(
-            t.time.tolist(),
-            t.action.tolist(),
-            t.key.tolist(),
-            t.device.tolist(),
-            t.version.tolist(),
-            t.size.tolist(),
-            strict=True,
-        )
+        columns = t.time, t.action, t.key, t.device, t.version, t.size
+        rows = zip(*(c.tolist() for c in columns), strict=True)
         return tuple(
             (time, actions[action], (keys[key] if key >= 0 else plain[device], version), size)
             for time, action, key, device, version, size in rows
@@ -247,14 +231,9 @@ class MemoryProfile:
         rank = p.columns.keys.rank
         values = np.flatnonzero(p.torch_categories.present[p.graph.value_key])
         values = values[np.argsort(rank[p.graph.value_key[values]], kind="stable")]
-        return {
-            (keys[k], v): self._categories.get(keys[k], v)
-            for k, v in zip(
-                p.graph.value_key[values].tolist(),
-                p.graph.value_version[values].tolist(),
-                strict=True,
-            )
-        }
+        key, version = p.graph.value_key[values].tolist(), p.graph.value_version[values].tolist()
+        named = ((keys[k], v) for k, v in zip(key, version, strict=True))
+        return {(k, v): self._categories.get(k, v) for k, v in named}
 
 
 class MemoryProfileTimeline:
@@ -269,27 +248,22 @@ class MemoryProfileTimeline:
         """The changes of memory, as ``MemoryProfile.timeline`` has them."""
         return self._memory_profile.timeline
 
-    def _has(self, device_str: str) -> bool:
-        return str(device_str) in self._memory_profile.profile.devices
+    def _of(self, export: Callable[[DataFlowProfile, str], Any], device: str, none: Any) -> Any:
+        profile = self._memory_profile.profile
+        return export(profile, str(device)) if str(device) in profile.devices else none
 
     def _coalesce_timeline(self, device_str: str) -> tuple[list[int], list[list[int]]]:
         """Times (µs) and bytes by category; both empty for a device without events."""
-        if not self._has(device_str):
-            return [], []
-        return timeline_points(self._memory_profile.profile, str(device_str))
+        found: tuple[list[int], list[list[int]]] = self._of(timeline_points, device_str, ([], []))
+        return found
 
     def export_memory_timeline(self, path: str | Path, device_str: str) -> None:
         """Write ``[times, bytes by category]`` as JSON."""
-        _write(path, json.dumps(self._coalesce_timeline(device_str)))
+        write_json(path, self._coalesce_timeline(device_str))
 
     def export_memory_timeline_raw(self, path: str | Path, device_str: str) -> None:
         """Write ``[[time, action, bytes, category], ...]`` as JSON."""
-        events = (
-            raw_timeline(self._memory_profile.profile, str(device_str))
-            if self._has(device_str)
-            else []
-        )
-        _write(path, json.dumps(events))
+        write_json(path, self._of(raw_timeline, device_str, []))
 
     def export_memory_timeline_html(
         self,
@@ -300,10 +274,6 @@ class MemoryProfileTimeline:
     ) -> None:
         """Write a page with a picture. It scales with the window: ``figsize`` is not used."""
         write_html(self._memory_profile.profile, path, str(device_str), title)
-
-
-def _write(path: str | Path, text: str) -> None:
-    write_whole(path, text.encode(), "the timeline")
 
 
 __all__ = [

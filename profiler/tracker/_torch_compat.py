@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-
-from .operator_calls import HostEvent, MemoryEvent, Shapes
+from torch._C._autograd import DeviceType
 
 # --- tensors ------------------------------------------------------------------------------
 
@@ -110,15 +109,15 @@ class CpuAllocatorCount:
         second = torch.empty(7654321, dtype=torch.uint8)
         after = [w.value for w in words]
         found = [
-            i
-            for i in range(len(words))
-            if middle[i] - before[i] == 1234567 and after[i] - middle[i] == 7654321
+            word
+            for word, *at in zip(words, before, middle, after, strict=True)
+            if (at[1] - at[0], at[2] - at[1]) == (1234567, 7654321)
         ]
         del first, second
         if len(found) != 1:
             flag.value = had
             return "the count is not where it is in the versions of torch that were tried"
-        self._flag, self._word = flag, words[found[0]]
+        self._flag, self._word = flag, found[0]
         return ""
 
     def stop(self) -> None:
@@ -127,17 +126,40 @@ class CpuAllocatorCount:
             self._flag.value = False
         self._flag = self._word = None
 
-    @property
-    def counting(self) -> bool:
-        """Whether ``allocated`` can be asked."""
-        return self._word is not None
-
-    def allocated(self) -> int:
-        """Bytes handed out and not given back since ``start``."""
-        return int(self._word.value)
+    def allocated(self) -> int | None:
+        """Bytes handed out and not given back since ``start``; None if it does not count."""
+        return int(self._word.value) if self._word is not None else None
 
 
 # --- operators ----------------------------------------------------------------------------
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class HostEvent(NamedTuple):
+    """What ran on the host, operators and what surrounds them.
+
+    Attributes:
+        shapes: of its inputs.
+        kernels_ns: device time of the kernels that it launched itself.
+        asynchronous: whether it ended on another thread.
+    """
+
+    name: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    shapes: Shapes = ()
+    kernels_ns: int = 0
+    asynchronous: bool = False
+
+
+class MemoryEvent(NamedTuple):
+    """An allocation, or, with negative bytes, a release."""
+
+    time_ns: int
+    nbytes: int
+    on_host: bool
 
 
 def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:
@@ -154,7 +176,6 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     Kernels are linked to the event that launched them by its correlation number. So are calls
     of the device's runtime, which run where their launcher does.
     """
-    cpu, host_types, device_types = _device_types()
     events: list[tuple[int, HostEvent]] = []
     runtime: list[tuple[int, HostEvent]] = []
     kernels: dict[int, int] = {}
@@ -162,13 +183,13 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     for e in profile.profiler.kineto_results.events():
         name, start, device = e.name(), e.start_ns(), e.device_type()
         if name == "[memory]":
-            if device in host_types or device in device_types:
-                memory.append(MemoryEvent(start, e.nbytes(), device in host_types))
+            if device in _HOST_TYPES or device in _DEVICE_TYPES:
+                memory.append(MemoryEvent(start, e.nbytes(), device in _HOST_TYPES))
             continue
         if name in _NOT_CALLS or e.is_hidden_event():
             continue
         launcher, end = e.linked_correlation_id(), e.end_ns()
-        if device != cpu:
+        if device != DeviceType.CPU:
             kernels[launcher] = kernels.get(launcher, 0) + end - start
             continue
         thread = e.start_thread_id()
@@ -186,6 +207,8 @@ def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
     ], memory
 
 
+_HOST_TYPES = frozenset({DeviceType.CPU, DeviceType.MKLDNN, DeviceType.IDEEP})
+_DEVICE_TYPES = frozenset({DeviceType.CUDA, DeviceType.PrivateUse1, DeviceType.HIP, DeviceType.XPU})
 _NOT_CALLS = frozenset(
     {
         "[OutOfMemory]",
@@ -209,20 +232,6 @@ def as_shapes(shapes: Any) -> Shapes:
     )
 
 
-@functools.cache
-def _device_types() -> tuple[Any, frozenset[Any], frozenset[Any]]:
-    """The CPU; types whose allocations are the host's; those whose are a device's."""
-    from torch._C._autograd import DeviceType as D
-
-    return (
-        D.CPU,
-        frozenset({D.CPU, D.MKLDNN, D.IDEEP}),
-        frozenset({D.CUDA, D.PrivateUse1, D.HIP, D.XPU}),
-    )
-
-
 def profiling() -> bool:
     """Whether a profiler of torch's is on in this thread."""
-    from torch._C._autograd import _profiler_enabled
-
-    return bool(_profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())

@@ -63,7 +63,7 @@ def track(
             return former
         parent = _owner if former is not None and _owner != os.getpid() else None
         if former is not None and parent is None and former._fresh:
-            former._on_use = None
+            former._on_use = lambda: None
             former._configure(found)
             _tracker = former
         else:
@@ -83,21 +83,19 @@ def _new(settings: TrackerSettings) -> MemoryTracker:
 
 
 def _configured(arguments: Mapping[str, object]) -> Configured:
-    own = configured(arguments, environment={}, file=False)
-    try:
-        return configured(arguments)
-    except Exception as e:
-        # An argument is the caller's own, at this line; a file or a variable is not, and a job
-        # must not end because of one.
-        wrong = _wrong(e)
-    try:
-        # The file may be somebody else's, in a folder above; the variables are this job's.
-        found = configured(arguments, file=False)
-    except Exception as e:
-        both = "; ".join(dict.fromkeys((wrong, _wrong(e))))
-        log.error("%s. The tracker takes no setting from files and variables", both)
-        return own
-    log.error("%s. The tracker takes no setting from files", wrong)
+    # An argument is the caller's own, at this line; a file or a variable is not, and a job must
+    # not end because of one. The file may be somebody else's, in a folder above; the variables are
+    # this job's.
+    found, takes = configured(arguments, environment={}, file=False), ""
+    wrong: dict[str, None] = {}
+    for file, places in (True, "files"), (False, "files and variables"):
+        try:
+            found = configured(arguments, file=file)
+            break
+        except Exception as e:
+            wrong[_wrong(e)], takes = None, places
+    if wrong:
+        log.error("%s. The tracker takes no setting from %s", "; ".join(wrong), takes)
     return found
 
 

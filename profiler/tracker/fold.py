@@ -1,5 +1,5 @@
-"""What a tracker's file says piece by piece while it grows, and the record that it adds up to; no
-torch.
+"""What a tracker's file says piece by piece while it grows, the record that it adds up to, and how
+both stay bounded; no torch.
 
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -7,38 +7,113 @@ A file may be anybody's, and any part of it may be damaged. So an entry that can
 record is refused as it is read, by its types, and a reference to something that is in no entry is
 mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
 others. Every loop ends: numbers are bounded, and a parent comes before its children.
+
+Note [Thinning]
+~~~~~~~~~~~~~~~
+Snapshots: when there are more than allowed, pairs of neighbours are merged, those first that lie
+closest together for their age. What remains is dense at the end and sparser the further back,
+and always covers the whole run. A merged snapshot is the later of the two and
+keeps the higher ``highest_bytes``, so no peak that was seen is lost. Named checkpoints, the first
+and the last snapshot are merged only when they alone are too many.
+
+Operations: of the older half those that took the shortest go first; one that is still running
+stays. ``operation_summary`` has counted all of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from ..model import (
     Lane,
     LaneKind,
+    MemoryColumns,
     MemorySnapshot,
+    OperationColumns,
     OperationSummary,
     OperatorRecord,
+    SnapshotKind,
     TrackerMetadata,
     TrackerRecord,
 )
-from .rows import OperationRow, Place, as_columns, without
+from ..model.limits import LARGEST, Count, Int
+from ..model.tracker import MAX_DEVICES, MAX_LANES, MAX_NAMES
 from .settings import room
-from .thinning import operations_to_drop, thin_snapshots
+
+_MOST = (1 << 62) - 1
+Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
+"""In the tree of operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """One invocation, as a file that grows has it; what is not said here as in
+    ``OperationColumns``.
+
+    Attributes:
+        number: of the invocation, in order of start.
+        parent: number of the invocation around it, -1 if there is none.
+        memory: by device: before, after, peak, and whether the peak is exact.
+    """
+
+    number: Annotated[int, Meta(ge=0, le=_MOST)]
+    summary: Place
+    lane: Annotated[int, Meta(ge=0, lt=2 * MAX_LANES)]
+    parent: Annotated[int, Meta(ge=-1, le=_MOST)]
+    start_ns: Count
+    end_ns: Annotated[int, Meta(ge=-1, le=LARGEST)]
+    tensor_bytes_before: Int = -1
+    tensors_before: Int = -1
+    tensor_bytes_after: Int = -1
+    tensors_after: Int = -1
+    memory: Annotated[dict[str, tuple[Int, Int, Int, bool]], Meta(max_length=MAX_DEVICES)] = field(
+        default_factory=dict
+    )
+    failed: bool = False
+
+
+_PLAIN = [f.name for f in fields(OperationColumns) if f.name not in ("parent", "memory")]
+"""Columns that rows have as they are."""
+
+
+def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, OperationRow]:
+    """``rows`` by number without those in ``gone``; the parent of one whose own parent is gone
+    is the nearest one that is not."""
+    kept = {}
+    for number, row in rows.items():
+        if number in gone:
+            continue
+        parent = row.parent
+        while parent in gone:
+            parent = rows[parent].parent
+        kept[number] = row if parent == row.parent else dataclasses.replace(row, parent=parent)
+    return kept
+
+
+def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
+    """``rows``, in any order, as columns in order of start."""
+    ordered = sorted(rows, key=lambda r: (r.start_ns, r.number))
+    position = {r.number: i for i, r in enumerate(ordered)}
+    columns = OperationColumns()
+    for name in _PLAIN:
+        getattr(columns, name).extend(getattr(r, name) for r in ordered)
+    columns.parent.extend(position.get(r.parent, -1) for r in ordered)
+    for device in dict.fromkeys(d for r in ordered for d in r.memory):
+        figures = (r.memory.get(device, (-1, -1, -1, False)) for r in ordered)
+        columns.memory[device] = MemoryColumns(*map(list, zip(*figures, strict=True)))
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is added to a record; what is None or empty adds nothing.
-
-    Attributes:
-        metadata: replaces the metadata before.
-        snapshot: of any time.
-        operations: by their number; replaces what an earlier entry said of the same.
-        summaries: by position, likewise.
-        pytorch_operations: replaces what was before.
-    """
+    """What is added to a record; what is None or empty adds nothing. Of the same operation (by
+    number), summary (by position) or other part it replaces what an earlier entry said."""
 
     metadata: TrackerMetadata | None = None
     snapshot: MemorySnapshot | None = None
@@ -126,3 +201,75 @@ def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:
         lane if 0 <= lane.thread < len(found) else dataclasses.replace(lane, thread=i)
         for i, lane in enumerate(found)
     ]
+
+
+def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
+    """``snapshots`` (in order of time) with at most ``limit`` left; the first and the last stay,
+    whatever ``limit`` is.
+
+    To be called when there are some more than ``limit``: the work is linear in their number.
+    """
+    kept, before = list(snapshots), -1
+    # A pass that merges nothing is the last one.
+    while len(kept) > limit and len(kept) != before:
+        before = len(kept)
+        kept = _merge_some(kept, before - limit)
+    return kept
+
+
+def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnapshot]:
+    candidates = []
+    for i in range(1, len(snapshots) - 1):
+        s = snapshots[i]
+        gap = snapshots[i + 1].time_ns - snapshots[i - 1].time_ns
+        age = snapshots[-1].time_ns - s.time_ns
+        candidates.append((s.kind is not SnapshotKind.PERIODIC, gap / (age + 1), i))
+    gone: set[int] = set()
+    for _, _, i in sorted(candidates):
+        if len(gone) == excess:
+            break
+        # Two neighbours in one pass would leave a hole twice as wide as intended.
+        if i - 1 not in gone and i + 1 not in gone:
+            gone.add(i)
+    return [
+        _merge(snapshots[i - 1], s) if i - 1 in gone else s
+        for i, s in enumerate(snapshots)
+        if i not in gone
+    ]
+
+
+def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
+    devices = dict(later.devices)
+    for name, memory in earlier.devices.items():
+        if name in devices:
+            seen = (memory.highest_bytes, devices[name].highest_bytes)
+            highest = max((b for b in seen if b is not None), default=None)
+            devices[name] = dataclasses.replace(devices[name], highest_bytes=highest)
+    return dataclasses.replace(
+        later,
+        devices=devices,
+        merged=later.merged + earlier.merged + 1,
+        took_ns=max(later.took_ns, earlier.took_ns),
+    )
+
+
+def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
+    """Positions in ``operations`` (anything with ``start_ns`` and ``end_ns``, in order of start) to
+    drop, so that ``limit`` are left.
+
+    Running ones (``end_ns`` -1) stay; more may be left if they are many. Passes over plain
+    numbers only: sorting 10 000 invocations by a key would hold the GIL for 50 ms.
+    """
+    excess = len(operations) - limit
+    if excess <= 0:
+        return set()
+    ended = [i for i, o in enumerate(operations) if o.end_ns >= 0]
+    older = ended[: max(excess, len(ended) // 2)]
+    excess = min(excess, len(older))
+    if not excess:
+        return set()
+    durations = [operations[i].end_ns - operations[i].start_ns for i in older]
+    cutoff = sorted(durations)[excess - 1]
+    drop = {i for i, d in zip(older, durations, strict=True) if d < cutoff}
+    alike = (i for i, d in zip(older, durations, strict=True) if d == cutoff)
+    return drop | set(islice(alike, excess - len(drop)))

@@ -18,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .._json import to_json
+from ..errors import ProfileExistsError
 from ..frames import Kind, pack
 from ..model import FORMAT, SCHEMA_VERSION
-from ..writing import refused, try_lock
+from ..writing import names_beside, refused, try_lock, write_whole
 from .fold import Entry
 
 REWRITE_AT = 4 << 20
@@ -71,16 +73,16 @@ class Journal:
             OSError: the entry is not, or not whole, in the file. Later ones can be appended.
         """
         frame = self._frame(Kind.TRACKER, to_json(entry))
-        if self.size + len(frame) > max(REWRITE_AT, 2 * self._rewritten):
-            try:
-                self._replace(self._write_everything)
-            except OSError:
-                self._rewritten = self.size  # not again at every entry
-                self._write(frame)
-                raise
-            self._rewritten = self.size
-        else:
+        if self.size + len(frame) <= max(REWRITE_AT, 2 * self._rewritten):
             self._write(frame)
+            return
+        try:
+            self._replace(self._write_everything)
+        except OSError:
+            self._write(frame)
+            raise
+        finally:
+            self._rewritten = self.size  # also where it failed: not again at every entry
 
     def finish(self, data: bytes) -> bool:
         """Write the file anew for the last time.
@@ -155,3 +157,39 @@ def _created(path: Path) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
     try_lock(file)
     return file
+
+
+def names(folder: Path) -> Iterator[Path]:
+    """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.memprof`` in
+    local time, then with the process's number, then with a count."""
+    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
+    yield first
+    yield from map(Path, names_beside(str(first)))
+
+
+def open_journal(folder: Path, memprof: str, everything: Callable[[], list[Entry]]) -> Journal:
+    """The file of a tracker that starts, at a path that nothing has.
+
+    Raises:
+        OSError: a file cannot be made in ``folder``.
+    """
+    for path in names(folder):
+        with contextlib.suppress(FileExistsError):
+            return Journal(path, memprof, everything)
+    raise FileExistsError(f"a hundred trackers started in {folder} within this second")
+
+
+def write_record(path: Path, data: bytes) -> Path:
+    """Write a tracker's final file at a name that nothing else has: ``path`` if it is free.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ProfileNotWritableError: it cannot be written.
+    """
+    for name in (str(path), *names_beside(str(path))):
+        with contextlib.suppress(ProfileExistsError):
+            write_whole(name, data, "the tracker's record", new=True)
+            return Path(name)
+    raise ProfileExistsError(path, "it and all names beside it are taken")

@@ -53,7 +53,6 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.tracker: MemoryTracker | None = None
-        self.pid = os.getpid()
         self._former: dict[int, _Handler] = {}
         self._hook: Callable[..., Any] | None = None
         self._reason = ""
@@ -103,19 +102,15 @@ class Lifecycle:
                     del self._former[number]
 
     def _at_exit(self) -> None:
-        if self.tracker is None or os.getpid() != self.pid:
-            return
-        if self._reason:
-            self.tracker._finish(RunState.EXCEPTION, self._reason)
-        else:
-            self.tracker._finish(RunState.EXIT, "the interpreter ended")
+        if self.tracker is not None and os.getpid() == self.pid:
+            state = RunState.EXCEPTION if self._reason else RunState.EXIT
+            self.tracker._finish(state, self._reason or "the interpreter ended")
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         self._reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
-        hook = self._hook or sys.__excepthook__
-        hook(kind, error, trace)
+        (self._hook or sys.__excepthook__)(kind, error, trace)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         former = self._former.get(number, signal.SIG_DFL)
@@ -141,12 +136,9 @@ class Lifecycle:
             os.kill(os.getpid(), number)
 
     def _in_child(self) -> None:
-        tracker = self.tracker
-        if tracker is None:
-            return
-        tracker._forked()
-        self._restore()
-        self.tracker = None
+        if self.tracker is not None:
+            self.tracker._forked()
+            self.detach()
 
 
 LIFECYCLE = Lifecycle()

@@ -38,35 +38,28 @@ Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
 """What this process has compiled and called, and the numbers that the profile's calls use for
 threads, by ``threading.get_ident()``."""
 
-_told: dict[Namer, tuple[Compiled, Callable[[], bool]]] = {}
+_told: tuple[Namer, Compiled, Callable[[], bool]] | None = None
 """Whom to ask, see ``register``."""
 
 
 def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
-    """Tell the tracker whom to ask; a second registration of the same is ignored.
-
-    Args:
-        namer: what a tensor is.
-        compiled: the profile of what was compiled.
-        anything: whether anything was; cheap, asked with each snapshot.
-    """
-    _told.setdefault(namer, (compiled, anything))
+    """Tell the tracker whom to ask what a tensor is, for the profile of what was compiled, and
+    whether anything was: that is asked with each snapshot."""
+    global _told
+    _told = namer, compiled, anything
 
 
 def anything_compiled() -> bool:
     """Whether memprof has compiled something in this process."""
-    return any(anything() for _, anything in _told.values())
+    return _told is not None and _told[2]()
 
 
-def origin(tensor: Any) -> TensorOrigin | None:
-    """What the first who knows says of ``tensor``."""
-    return next((found for ask in _told if (found := ask(tensor)) is not None), None)
+def origin(tensor: Any) -> TensorOrigin:
+    """What is known of ``tensor``."""
+    return (_told and _told[0](tensor)) or TensorOrigin()
 
 
 def compiled() -> tuple[Profile, dict[int, int]] | None:
     """The profile of what was compiled, None if nothing was."""
-    for ask, _ in _told.values():
-        profile, threads = ask()
-        if profile.graphs or profile.ledger:
-            return profile, threads
-    return None
+    found = _told[1]() if _told is not None else None
+    return found if found and (found[0].graphs or found[0].ledger) else None

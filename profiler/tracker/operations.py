@@ -23,13 +23,12 @@ one all the time from one look for tensors to the next, and unknown otherwise.
 
 Note [Edges are cold]
 ~~~~~~~~~~~~~~~~~~~~~
-Between two edges the user's kernels run, and they leave nothing of ours in the processor's
-caches. Python code that takes 7 µs in a loop of its own took 100 µs an operation between steps of
-40 ms (2 cores of an AMD EPYC, torch 2.13.0+cpu), nearly all of it cache misses. So an edge only
-takes readings and appends to a queue, and whatever follows from them (numbers, places in the
-tree, sums, rows) is done by ``_digest`` for many edges together, which keeps its code and data
-warm: when something is asked, which the tracker's thread does at each snapshot, or by the
-edge that finds ``MAX_WAITING`` others waiting.
+The user's kernels run between two edges and leave nothing of ours in the processor's caches: Python
+code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms (2 cores of an AMD
+EPYC, torch 2.13.0+cpu). So an edge only takes readings and appends to a queue, and what follows
+from them (places in the tree, sums, rows) is done by ``_digest`` for many edges together: when
+something is asked, which the tracker's thread does at each snapshot, or by the edge that finds
+``MAX_WAITING`` others waiting.
 """
 
 from __future__ import annotations
@@ -43,13 +42,11 @@ from dataclasses import dataclass, field
 
 from memprof.profiler.model import OperationSummary
 
-from .lanes import Lanes, current_task
-from .operation_tree import Counted, OperationTree
+from .fold import OperationRow, operations_to_drop
+from .places import Counted, Lanes, OperationTree, current_task
 from .ration import Allowance
-from .rows import OperationRow
 from .settings import TrackerSettings
 from .sources import Sources
-from .thinning import operations_to_drop
 
 READINGS_PART = 0.2
 """Of ``operation_share`` for resident bytes and allocators; the rest is for live tensors."""
@@ -72,25 +69,20 @@ Reading = dict[str, tuple[int, int]]
 class Operation:
     """One invocation, running or ended.
 
-    What the edges know is here at once. ``number``, ``summary`` and ``memory`` follow when they
-    are digested.
-
     Attributes:
-        log: whose it is.
+        log, name: whose it is, and as given to ``track_operation``.
         owner: who ends it, None when that is done.
-        name: as given to ``track_operation``.
         parent: the operation around it.
         start_ns, end_ns: when; -1 while it runs.
         number: in order of start, -1 until it is digested.
         summary: its place in the tree of operations, likewise.
-        lane: where it runs.
-        task: identity of its asyncio task, 0 for none.
+        lane, task: where it runs; identity of its asyncio task, 0 for none.
         failed: whether an exception left it.
         reading_ns, counting_ns: time spent on it.
         tensors_before, tensors_after: bytes and number of live tensors.
         before, after: what was in use at the edges; None where that could not be read.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
-            before.
+            before; from ``before`` and ``after`` when these are digested.
     """
 
     log: OperationLog
@@ -117,14 +109,6 @@ class Operation:
         figures = self.memory.get(device)
         if figures is not None and nbytes > figures[2]:
             figures[2] = nbytes
-
-    @property
-    def depth(self) -> int:
-        """How many operations are around it."""
-        depth, parent = 0, self.parent
-        while parent is not None:
-            depth, parent = depth + 1, parent.parent
-        return depth
 
     def row(self, kept: Container[int] | None = None) -> OperationRow:
         """As it is written; the parent is the nearest one of ``kept``, by default any."""
@@ -161,7 +145,6 @@ class OperationLog:
 
     Attributes:
         enabled: whether operations that begin are tracked.
-        lanes: of threads and tasks.
         dropped: invocations that are no longer kept.
         cost_ns: time that the edges took.
     """
@@ -280,8 +263,7 @@ class OperationLog:
         return lane
 
     def _in_use(self, operation: Operation, entered: int) -> Reading | None:
-        """What each device has in use, None if it cannot be read; the time is charged to
-        ``operation``."""
+        """What each device has in use, None if it cannot be read; charged to ``operation``."""
         begin = self._clock()
         try:
             found = self._sources.accelerators.brief()
@@ -290,12 +272,9 @@ class OperationLog:
                 or entered - self._read_at > _READING_LASTS_NS
             )
             if old:
-                resident = self._sources.process.resident()
-                self._resident = (
-                    None
-                    if resident is None
-                    else (resident, self._sources.process.highest() or resident)
-                )
+                process = self._sources.process
+                now = process.resident()
+                self._resident = None if now is None else (now, process.highest() or now)
                 self._read_at = entered
         except Exception as e:
             self._failed(e)
@@ -307,23 +286,22 @@ class OperationLog:
         return found
 
     def _count_tensors(self, operation: Operation) -> Counted:
-        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; the time
-        is charged to ``operation``."""
-        begin = self._clock()
-        if not self._sources.tensors.lock.acquire(timeout=LOCK_WAIT_S):
+        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; charged
+        to ``operation``."""
+        begin, tensors = self._clock(), self._sources.tensors
+        if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
         try:
-            if not self._sources.tensors.look(self.made_in()):
-                self._edges_at_look = -1
-                return _UNKNOWN
-            return self._sources.tensors.sums()
+            if tensors.look(self.made_in()):
+                return tensors.sums()
+            self._edges_at_look = -1
         except Exception as e:
             self._edges_at_look = -1
             self._failed(e)
-            return _UNKNOWN
         finally:
-            self._sources.tensors.lock.release()
+            tensors.lock.release()
             operation.counting_ns += self._counts.spend(begin, self._clock())
+        return _UNKNOWN
 
     # --- what follows from them -----------------------------------------------------------
 
@@ -360,7 +338,12 @@ class OperationLog:
             figures = operation.memory.get(device)
             if figures is None:  # it was not in use before
                 figures = operation.memory[device] = [0, 0, 0, 0, 0]
-            self._close(figures, now, mark)
+            figures[1] = now
+            figures[2] = max(figures[2], now)
+            if mark > figures[4]:
+                figures[2], figures[3] = max(mark, figures[2]), 1
+            elif mark == figures[4]:
+                figures[3] = int(figures[2] >= mark)
         operation.before, operation.after = None, {}
         parent = operation.parent
         if parent is not None and parent.number in self._running:
@@ -379,15 +362,6 @@ class OperationLog:
             operation.memory,
         )
 
-    @staticmethod
-    def _close(figures: list[int], now: int, mark: int) -> None:
-        figures[1] = now
-        figures[2] = max(figures[2], now)
-        if mark > figures[4]:
-            figures[2], figures[3] = max(mark, figures[2]), 1
-        elif mark == figures[4]:
-            figures[3] = int(figures[2] >= mark)
-
     def _count_edge(self, counted: Counted) -> None:
         """An operation began or ended, right after tensors were looked for or not."""
         self._edges += 1
@@ -404,7 +378,7 @@ class OperationLog:
             lanes = {o.lane for o in self._running.values()}
             if not known or len(lanes) != 1:
                 return -1
-            return max(self._running.values(), key=lambda o: (o.depth, o.number)).summary
+            return next(reversed(self._running.values())).summary
 
     def forked(self) -> None:
         """In a forked child: operations that run can be ended, nothing begins."""

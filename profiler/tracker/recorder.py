@@ -30,18 +30,15 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.process_hooks import ForkSafeLock
 
-from . import files, naming
-from .fold import Entry
-from .journal import Journal
+from . import journal, naming
+from .fold import Entry, as_columns, thin_snapshots
 from .operations import OperationLog
 from .operators import OperatorTable
-from .pace import Pace
-from .rows import as_columns
+from .ration import Pace
 from .settings import TrackerSettings
 from .snapshots import take_snapshot
 from .sources import Sources, described
 from .tensors import LiveTensors
-from .thinning import thin_snapshots
 
 log = logging.getLogger("memprof")
 
@@ -53,10 +50,6 @@ _METADATA_EVERY_NS = 60_000_000_000
 
 class Recorder:
     """The record of one tracker, and whatever adds to it.
-
-    Args:
-        settings: of the tracker.
-        clock: ns.
 
     Attributes:
         lock: held while what was recorded changes.
@@ -71,17 +64,12 @@ class Recorder:
         self.recording = False
         self.path: Path | None = None
         self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
-        self.operations = OperationLog(
-            self.sources,
-            settings.max_operations,
-            settings.operation_share,
-            clock,
-            self.problem,
-        )
+        limit, share = settings.max_operations, settings.operation_share
+        self.operations = OperationLog(self.sources, limit, share, clock, self.problem)
         self.operators = OperatorTable()
         self._operators_written = 0
         self._clock = clock
-        self._journal: Journal | None = None
+        self._journal: journal.Journal | None = None
         self._snapshots: list[MemorySnapshot] = []
         self._taken = 0
         self._metadata = TrackerMetadata()
@@ -122,11 +110,11 @@ class Recorder:
         folder = Path(self.settings.output_dir).absolute()
         try:
             memprof = self._metadata.memprof
-            self._journal = files.open_journal(folder, memprof, self._everything)
+            self._journal = journal.open_journal(folder, memprof, self._everything)
             self.path = self._journal.path
             self._write(Entry(metadata=self._current_metadata()))
         except OSError as e:
-            self.path = next(files.names(folder))
+            self.path = next(journal.names(folder))
             self.problem(
                 f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and tries again at the end; give another output_dir"
@@ -170,7 +158,7 @@ class Recorder:
         assert self.path is not None
         try:
             if self._journal is None or not self._journal.finish(data):
-                self.path = files.write_record(self.path, data)
+                self.path = journal.write_record(self.path, data)
         except ProfileError as e:
             where = ""
             if self._journal is not None:
@@ -310,7 +298,7 @@ class Recorder:
         )
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """What has been recorded so far, see ``MemoryTracker.record``."""
+        """See ``MemoryTracker.record``."""
         with self.lock:
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             return TrackerRecord(
@@ -323,11 +311,11 @@ class Recorder:
 
     def profile(self) -> Profile:
         """The record so far, in the profile of what memprof compiled meanwhile."""
-        found = None
+        profile = Profile()
         try:
-            found = naming.compiled()
+            if (found := naming.compiled()) is not None:
+                profile, self._call_threads = found
+                self._compiled = True
         except Exception as e:
             self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
-        if found is not None:
-            self._compiled, self._call_threads = True, found[1]
-        return (found[0] if found is not None else Profile()).with_tracker(self.record())
+        return profile.with_tracker(self.record())

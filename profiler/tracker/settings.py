@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,8 @@ calls itself for each bracket."""
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """Settings in force.
-
-    Attributes:
-        settings: their values.
-        origin: where each that is not a default comes from, in words.
-        file: the TOML file that was read, None if there is none.
-    """
+    """Settings in force; ``origin`` says in words where each that is not a default comes from, and
+    ``file`` is the TOML file that was read, None if there is none."""
 
     settings: TrackerSettings
     origin: dict[str, str]
@@ -112,8 +108,8 @@ def toml_value(value: object) -> str:
     return repr(value)
 
 
-def find_file(start: Path | None = None) -> Path | None:
-    """The TOML file that counts in folder ``start`` (default: the working folder).
+def find_file() -> Path | None:
+    """The TOML file that counts in the working folder.
 
     ``MEMPROF_CONFIG`` if set; else the nearest of ``memprof.toml``, or ``pyproject.toml`` with
     a table ``[tool.memprof]``, in the folder or one above it.
@@ -129,7 +125,7 @@ def find_file(start: Path | None = None) -> Path | None:
             raise SettingsError(f"{_CONFIG_VARIABLE} is {named!r}, which is no file")
         return path
     try:
-        folder = (start or Path.cwd()).absolute()
+        folder = Path.cwd()
     except OSError:  # the working folder was removed
         return None
     for parent in (folder, *folder.parents):
@@ -137,23 +133,16 @@ def find_file(start: Path | None = None) -> Path | None:
             if (parent / FILE_NAME).is_file():
                 return parent / FILE_NAME
             project = parent / "pyproject.toml"
+            if not project.is_file():
+                continue
             # Most projects' files are not ours to judge, nor to wait for.
-            ours = project.is_file() and _speaks_of_us(project)
+            with project.open("rb") as file:
+                ours = b"memprof" in file.read(_MAX_SEARCHED)
             if ours and table_of(project, read_toml(project)) is not None:
                 return project
         except OSError:  # a folder, or a file, that may not be looked into
             continue
     return None
-
-
-def _speaks_of_us(project: Path) -> bool:
-    """Whether our name is in a file, of whatever length and encoding.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with project.open("rb") as file:
-        return b"memprof" in file.read(_MAX_SEARCHED)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -196,11 +185,9 @@ def toml_document(text: str, path: Path) -> dict[str, Any]:
 
 def _depth(text: str) -> int:
     """The most brackets that are open at once, and dots in a line; those in strings count too."""
-    depth = deepest = 0
-    for bracket in re.findall(r"[\[\]{}]", text):
-        depth = max(0, depth + (1 if bracket in "[{" else -1))
-        deepest = max(deepest, depth)
-    return max(deepest, max((line.count(".") for line in text.split("\n")), default=0))
+    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
+    depths = accumulate(steps, lambda depth, step: max(0, depth + step), initial=0)
+    return max(*depths, *(line.count(".") for line in text.split("\n")))
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -229,6 +216,13 @@ def table_of(path: Path, document: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
 def parse(name: str, text: str, where: str) -> Any:
     """The value of setting ``name`` that ``text`` stands for, as in an environment variable.
 
@@ -236,22 +230,14 @@ def parse(name: str, text: str, where: str) -> Any:
         SettingsError: it stands for none.
     """
     kind = _kind(name, where)
-    word = text.strip()
-    if kind is bool:
-        if word.lower() in ("1", "true", "yes", "on"):
-            return True
-        if word.lower() in ("0", "false", "no", "off"):
-            return False
-        raise SettingsError(f"{where}: {name} is {_short(repr(text))}, it must be true or false")
-    if kind is str:
-        return check(name, text, where)
+    word = text.strip().replace("_", "")
     try:
-        return check(name, kind(word.replace("_", "")), where)
-    except ValueError as e:
-        if isinstance(e, SettingsError):
-            raise
-        what = "a whole number" if kind is int else "a number"
-        raise SettingsError(f"{where}: {name} is {_short(repr(text))}, it must be {what}") from e
+        value = _WORDS[word.lower()] if kind is bool else text if kind is str else kind(word)
+    except (KeyError, ValueError) as e:
+        raise SettingsError(
+            f"{where}: {name} is {_short(repr(text))}, it must be {_KINDS[kind]}"
+        ) from e
+    return check(name, value, where)
 
 
 def check(name: str, value: Any, where: str) -> Any:
@@ -268,12 +254,10 @@ def check(name: str, value: Any, where: str) -> Any:
         value = os.fspath(value)
     given = f"{where}: {name} is {_short(_repr(value))}"
     if type(value) is not kind and not (kind is float and type(value) is int):
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        raise SettingsError(f"{given}, it must be {words[kind]}")
+        raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
     if name in _BOUNDS and isinstance(value, (int, float)):
         least, most = _BOUNDS[name]
-        # Neither holds for NaN.
-        if not value >= least:
+        if not value >= least:  # nor is NaN
             raise SettingsError(f"{given}, it must be {least:g} or more")
         if not value <= most:
             raise SettingsError(f"{given}, it must be {most:,} at most")
@@ -318,7 +302,6 @@ def configured(
     arguments: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] | None = None,
-    folder: Path | None = None,
     file: bool = True,
 ) -> Configured:
     """Settings from all places.
@@ -326,7 +309,6 @@ def configured(
     Args:
         arguments: values given in a call or by flags; None stands for not given.
         environment: default: the process's.
-        folder: where to look for a file; default: the working folder.
         file: False looks for none.
 
     Raises:
@@ -335,7 +317,7 @@ def configured(
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    path = find_file(folder) if file else None
+    path = find_file() if file else None
     if path is not None:
         table = table_of(path, read_toml(path)) or {}
         for name, value in table.items():

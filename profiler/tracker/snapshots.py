@@ -77,8 +77,11 @@ def _with_holders(
     largest: tuple[TensorInfo, ...], storages: list[KnownStorage], report: Callable[[str], None]
 ) -> tuple[TensorInfo, ...]:
     """The same with who refers to each that has no name."""
-    asked = [(i, s.tensor()) for i, s in enumerate(storages) if not largest[i].name]
-    asked = [(i, tensor) for i, tensor in asked if tensor is not None]
+    asked = [
+        (i, tensor)
+        for i, s in enumerate(storages)
+        if not largest[i].name and (tensor := s.tensor()) is not None
+    ]
     found = list(largest)
     try:
         chains = Referrers().chains([tensor for _, tensor in asked], [asked, *asked])
@@ -91,8 +94,8 @@ def _with_holders(
 
 
 def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
-    counting = sources.cpu_count.counting
-    allocated = sources.cpu_count.allocated() if counting else sources.process.allocated()
+    if (allocated := sources.cpu_count.allocated()) is None:
+        allocated = sources.process.allocated()
     totals = dict(sources.tensors.totals)
     sources.accelerators.mps = any(name.startswith("mps") for name in totals)
     found = {
@@ -116,7 +119,7 @@ def _described(storage: KnownStorage, path: str, report: Callable[[str], None]) 
     tensor = storage.tensor()
     if tensor is None:
         return found
-    known = None
+    known = naming.TensorOrigin()
     try:
         known = naming.origin(tensor)
     except Exception as e:
@@ -127,7 +130,7 @@ def _described(storage: KnownStorage, path: str, report: Callable[[str], None]) 
             shape=tuple(map(int, tensor.shape)),
             dtype=str(tensor.dtype),
             requires_grad=bool(tensor.requires_grad),
-            **dataclasses.asdict(known or naming.TensorOrigin()),
+            **dataclasses.asdict(known),
         )
     except Exception as e:  # a subclass has properties of its own
         report(f"describing a tensor failed: {type(e).__name__}: {e}")

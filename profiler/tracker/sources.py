@@ -1,15 +1,256 @@
-"""Where a record's figures come from, and what each source can and cannot see."""
+"""Where a record's figures come from, and what each source can and cannot see: what allocators and
+the operating system say of memory, without asking the driver.
+
+Note [No call to the driver]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The tracker's thread runs beside the user's, which may be capturing a CUDA graph. In torch's
+default capture mode an unsafe call from *any* thread invalidates the capture, so nothing here
+asks the driver, for free memory for example: counters of torch's allocator only. For the same
+reason, and because of forked children, a device that is not in use yet is not touched.
+
+Note [Costly questions]
+~~~~~~~~~~~~~~~~~~~~~~~
+glibc's ``mallinfo2`` takes 0.3 µs, or 6 ms where 100 000 chunks are free, and holds the lock of
+malloc meanwhile; the snapshot of the CUDA allocator, which has the pools, grows with the number
+of blocks and holds the GIL. ``Seldom`` asks such a thing again only when 1000 times its last
+cost has gone by, so that it never takes more than 0.1 % of the time. In between the last answer
+is given for pools, which change slowly, and none for malloc. Beyond ``MAX_BLOCKS`` pools are not
+asked for at all.
+
+Note [The highest resident size]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+``getrusage`` has it for 0.8 µs, but Linux keeps that mark over ``exec``: a worker that is started
+by a process that has loaded a model begins with the model's bytes in it. ``VmHWM`` of
+``/proc/self/status`` is this program's own and takes 9 µs. So the first is asked, and the second
+too for as long as the first has not gone beyond what it was when it was seen to be another's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import dataclasses
+import os
+import re
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from memprof.profiler.model import Source
+import torch
 
-from ._torch_compat import CpuAllocatorCount, cuda_in_use
-from .memory import Accelerators, ProcessMemory
+from memprof.profiler.host import physical_memory
+from memprof.profiler.model import DeviceMemory, PoolMemory, Source
+
+from . import _torch_compat
+from ._torch_compat import CpuAllocatorCount
 from .tensors import LiveTensors
+
+_Answer = TypeVar("_Answer")
+
+MAX_BLOCKS = 200
+"""Blocks of the CUDA allocator beyond which pools are not read: it holds the GIL for 12 µs each
+(measured on the simulated device)."""
+
+
+class Seldom(Generic[_Answer]):
+    """Ask ``question`` no more often than its cost allows, see Note [Costly questions]."""
+
+    def __init__(
+        self, question: Callable[[], _Answer], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self._question = question
+        self._clock = clock
+        self._next = 0
+        self.last: _Answer | None = None
+
+    def ask(self) -> _Answer | None:
+        """A fresh answer, or None if it is too early."""
+        begin = self._clock()
+        if begin < self._next:
+            return None
+        self.last = self._question()
+        end = self._clock()
+        self._next = end + 1000 * (end - begin)
+        return self.last
+
+
+_MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2.split())
+
+
+def _mallinfo2() -> Callable[[], int] | None:
+    """Bytes that malloc has handed out, as a function; None where the C library cannot say."""
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.restype = _Mallinfo2
+
+    def allocated() -> int:
+        info = function()
+        return int(info.uordblks + info.hblkhd)
+
+    return allocated
+
+
+def _rusage_highest() -> Callable[[], int] | None:
+    """The highest resident bytes that ``getrusage`` knows, as a function; None on Windows."""
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return lambda: getrusage(RUSAGE_SELF).ru_maxrss * unit
+
+
+_NO_FILE = -1
+
+
+class ProcessMemory:
+    """Physical memory of this process."""
+
+    def __init__(self) -> None:
+        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+        self._files: dict[str, int] = {}
+        self._inherited: int | None = None  # see highest()
+        question = _mallinfo2()
+        self._malloc = Seldom(question) if question is not None else None
+        self._rusage_highest = _rusage_highest()
+        self.total = physical_memory()
+
+    def close(self) -> None:
+        """Give back the files; after a fork it is still the parent's that they read."""
+        files, self._files = self._files, {"statm": _NO_FILE, "status": _NO_FILE}
+        for file in files.values():
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+    def _read(self, name: str, length: int) -> bytes:
+        """The beginning of ``/proc/self/name``; empty where there is none."""
+        try:
+            if name not in self._files:
+                self._files[name] = _NO_FILE
+                self._files[name] = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._files[name], length, 0)
+        except OSError:
+            return b""
+
+    def resident(self) -> int | None:
+        """Resident bytes, 1.4 µs; None where there is no /proc."""
+        try:
+            return int(self._read("statm", 128).split()[1]) * self._page
+        except (ValueError, IndexError):
+            return None
+
+    def highest(self) -> int | None:
+        """The highest that ``resident`` ever was, see Note [The highest resident size]; None where
+        the system cannot say."""
+        if self._rusage_highest is None:
+            return None
+        peak = self._rusage_highest()
+        if self._inherited is not None and peak > self._inherited:
+            return peak
+        own = self._own_highest()
+        if self._inherited is None:
+            self._inherited = peak if own is not None and own < peak else 0
+        return own if own is not None else peak
+
+    def _own_highest(self) -> int | None:
+        found = re.search(rb"^VmHWM:\s*(\d+) kB", self._read("status", 4096), re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+
+    def allocated(self) -> int | None:
+        """Bytes that malloc has handed out; None if it cannot say, or not now."""
+        return self._malloc.ask() if self._malloc is not None else None
+
+
+class Accelerators:
+    """The allocators of the accelerators that are in use.
+
+    Attributes:
+        mps: whether tensors on MPS were seen. torch cannot say whether it is in use, and
+            asking for its memory would initialise it.
+    """
+
+    def __init__(self) -> None:
+        self.mps = False
+        self._pools = Seldom(_cuda_pools)
+        self._total: dict[int, int] = {}
+
+    def brief(self) -> dict[str, tuple[int, int]]:
+        """By device: bytes handed out and the highest ever; for the edges of operations."""
+        found = {}
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
+            found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
+        if self.mps:
+            now = torch.mps.current_allocated_memory()
+            found["mps:0"] = (now, now)
+        return found
+
+    def full(self) -> dict[str, DeviceMemory]:
+        """All that is known, for snapshots; of tensors nothing."""
+        found = {}
+        blocks = 0
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
+            blocks += sum(counters[k]["all"]["current"] for k in ("active", "inactive_split"))
+            found[f"cuda:{i}"] = DeviceMemory(
+                allocated_bytes=allocated["current"],
+                reserved_bytes=counters["reserved_bytes"]["all"]["current"],
+                peak_bytes=allocated["peak"],
+                total_bytes=self._size(i),
+                highest_bytes=allocated["current"],
+            )
+        if found and blocks <= MAX_BLOCKS:
+            self._pools.ask()
+        for name, pools in (self._pools.last or {}).items():
+            if name in found:
+                found[name] = dataclasses.replace(found[name], pools=tuple(pools))
+        if self.mps:
+            now = torch.mps.current_allocated_memory()
+            found["mps:0"] = DeviceMemory(
+                allocated_bytes=now,
+                reserved_bytes=torch.mps.driver_allocated_memory(),
+                highest_bytes=now,
+            )
+        return found
+
+    def _size(self, device: int) -> int:
+        if device not in self._total:
+            # torch has read the properties when it initialised the device.
+            self._total[device] = torch.cuda.get_device_properties(device).total_memory
+        return self._total[device]
+
+
+def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
+    """The allocator's counters of each device on which it has ever handed out memory."""
+    if _torch_compat.cuda_in_use():
+        for i in range(torch.cuda.device_count()):
+            counters = _torch_compat.cuda_statistics(i)
+            if counters.get("allocated_bytes", {}).get("all", {}).get("peak"):
+                yield i, counters
+
+
+def _cuda_pools() -> dict[str, list[PoolMemory]]:
+    sums: dict[tuple[int, tuple[Any, ...]], list[int]] = {}
+    for segment in _torch_compat.cuda_segments():
+        pool = tuple(segment["segment_pool_id"])
+        if pool == (0, 0):
+            continue  # the common pool
+        reserved_allocated = sums.setdefault((segment["device"], pool), [0, 0])
+        reserved_allocated[0] += segment["total_size"]
+        reserved_allocated[1] += segment["allocated_size"]
+    found: dict[str, list[PoolMemory]] = {}
+    for (device, pool), (reserved, allocated) in sorted(sums.items()):
+        name = f"({', '.join(map(str, pool))})"
+        found.setdefault(f"cuda:{device}", []).append(PoolMemory(name, reserved, allocated))
+    return found
 
 
 @dataclass(slots=True)
@@ -34,12 +275,8 @@ class Sources:
 
 
 def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
-    """The sources as every record says them.
-
-    Args:
-        sources: of the tracker.
-        compiled: whether memprof compiled something in this process.
-    """
+    """The sources as every record says them; ``compiled`` is whether memprof compiled something in
+    this process."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
     found = (
@@ -77,7 +314,7 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
         ),
         (
             "CUDA allocator",
-            cuda_in_use(),
+            _torch_compat.cuda_in_use(),
             "bytes handed out and reserved, the highest mark, private pools",
             "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
             "CUDA was not in use",

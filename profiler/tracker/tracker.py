@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,16 +19,88 @@ from memprof.profiler._text import visible
 from memprof.profiler.device.observer import OutOfMemoryEvent, listen
 from memprof.profiler.model import Profile, RunState, SnapshotKind, TrackerRecord
 
-from .operations import OperationLog
+from .operations import CURRENT, Operation, OperationLog
 from .operators import OperatorTable, OperatorWindow
 from .recorder import Recorder
 from .settings import TrackerSettings
-from .tracked_operation import TrackedOperation
 
 log = logging.getLogger("memprof")
 
 _OUT_OF_MEMORY_EVERY_NS = 5_000_000_000
 """A program that tries smaller and smaller batches fails many times in a row."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class TrackedOperation:
+    """``with tracker.track_operation(name):`` and ``@tracker.track_operation(name)``.
+
+    It can be nested in itself and used by several threads and tasks at once. Inside code that
+    Dynamo compiles it does nothing, so it neither breaks a graph nor appears in one.
+    """
+
+    __slots__ = ("_log", "_open", "name")
+
+    def __init__(self, log: Callable[[], OperationLog | None], name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"the name of an operation is {name!r}; it must be a text")
+        self.name = name
+        self._log = log
+        self._open: list[Operation] = []
+
+    def __enter__(self) -> TrackedOperation:
+        if torch.compiler.is_dynamo_compiling():
+            return self
+        log = self._log()
+        operation = log.begin(self, self.name) if log is not None else None
+        if operation is not None:
+            self._open.append(operation)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling() or not self._open:
+            return
+        # Ours is the innermost one of this context; if the context was left in the meantime
+        # (a generator that another thread finishes), the last one opened.
+        operation = CURRENT.get()
+        while operation is not None and operation.owner is not self:
+            operation = operation.parent
+        if operation is None:
+            operation = self._open[-1]
+        self._open.remove(operation)
+        operation.log.end(operation, kind is not None)
+
+    async def __aenter__(self) -> TrackedOperation:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.__exit__(kind)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Decorate a function or coroutine function."""
+        log, name = self._log, self.name  # an object for each call: a thread ends its own
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{getattr(function, '__qualname__', function)} is a generator, whose body runs "
+                "in pieces between its caller's: put `with tracker.track_operation(...)` around "
+                "what is to be measured"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with TrackedOperation(log, name):
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with TrackedOperation(log, name):
+                return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
 
 
 class MemoryTracker:
@@ -41,14 +116,13 @@ class MemoryTracker:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._on_start: Callable[[MemoryTracker], None] | None = None
-        """Called when it starts, from the thread that starts it."""
-        self._on_end: Callable[[], None] | None = None
-        """Called when its file is written."""
+        # Called when it starts, from the thread that starts it; when its file is written; and
+        # once, when it is used for the first time without having been started.
+        self._on_start: Callable[[MemoryTracker], None] = lambda tracker: None
+        self._on_end: Callable[[], None] = lambda: None
+        self._on_use: Callable[[], None] = lambda: None
         self._ending = False
         """Whether it is just ending: its file is not written yet."""
-        self._on_use: Callable[[], None] | None = None
-        """Called, once, when it is used for the first time without having been started."""
         self._successor: MemoryTracker | None = None
         """The tracker after this one, which takes operations that were named through this one."""
         self._clock = clock
@@ -57,17 +131,11 @@ class MemoryTracker:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._out_of_memory_next = 0
-        self._hears_no_more: Callable[[], None] | None = None
+        self._hears_no_more: Callable[[], None] = lambda: None
         self._configure(settings or TrackerSettings())
 
     def _configure(self, settings: TrackerSettings) -> None:
-        """Exchange the settings of a tracker that has not started.
-
-        Raises:
-            RuntimeError: it has.
-        """
-        if self._state is not None:
-            raise RuntimeError("a tracker that has started keeps its settings")
+        """Exchange the settings of a tracker that has not started."""
         self._recorder = Recorder(settings, self._clock)
 
     @property
@@ -124,8 +192,7 @@ class MemoryTracker:
                 return
             self._state = RunState.RUNNING
             self._recorder.begin(parent_pid)
-        if self._on_start is not None:
-            self._on_start(self)
+        self._on_start(self)
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
         out_of_memory = weakref.WeakMethod(self._out_of_memory)
 
@@ -136,7 +203,8 @@ class MemoryTracker:
         self._hears_no_more = listen(heard)
         self.snapshot(SnapshotKind.START)
         if thread:
-            self._thread = threading.Thread(target=self._run, name="memprof-tracker", daemon=True)
+            run = functools.partial(self._recorder.guard, self._take_snapshots)
+            self._thread = threading.Thread(target=run, name="memprof-tracker", daemon=True)
             self._thread.start()
 
     def enable(self) -> None:
@@ -171,8 +239,7 @@ class MemoryTracker:
             self._end(state, reason)
         finally:
             self._ending = False
-        if self._on_end is not None:
-            self._on_end()
+        self._on_end()
 
     def _end(self, state: RunState, reason: str) -> None:
         recorder = self._recorder
@@ -181,8 +248,7 @@ class MemoryTracker:
                 recorder.guard(lambda: self.snapshot(SnapshotKind.END))
             self._state = state
             recorder.recording = recorder.operations.enabled = False
-            if self._hears_no_more is not None:
-                self._hears_no_more()
+            self._hears_no_more()
         self._wake.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -197,9 +263,6 @@ class MemoryTracker:
         self._thread = None
 
     # --- snapshots ------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        self._recorder.guard(self._take_snapshots)
 
     def _take_snapshots(self) -> None:
         interval = round(self.settings.interval * 1e9)
@@ -241,25 +304,19 @@ class MemoryTracker:
         return TrackedOperation(self._operation_log, name)
 
     def _used(self) -> None:
-        if self._on_use is not None:
-            start, self._on_use = self._on_use, None
-            start()
+        start, self._on_use = self._on_use, lambda: None
+        start()
 
     def _operation_log(self) -> OperationLog | None:
-        if self._state is RunState.RUNNING:
-            return self._recorder.operations
-        self._used()
+        if not self.started:
+            self._used()
         if self.started:
             return self._recorder.operations
         return self._successor._operation_log() if self._successor is not None else None
 
     def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
-        """Context manager: statistics of the operators that run inside.
-
-        Args:
-            shapes: also by input shapes.
-            memory: also the bytes they allocate, and the highest sum of them.
-        """
+        """Context manager: statistics of the operators that run inside, with ``shapes`` also by
+        input shapes, with ``memory`` also the bytes they allocate and the highest sum of them."""
         return OperatorWindow(self._operator_table, self._recorder.problem, shapes, memory)
 
     def _operator_table(self) -> OperatorTable | None:

@@ -9,7 +9,7 @@ import numpy as np
 from captured import captured, forward
 
 from memprof.profiler.dataflow.calls import GeneratedCall
-from memprof.profiler.dataflow.ends import Ends
+from memprof.profiler.dataflow.replays import Ends
 from memprof.profiler.model import (
     AllocationProgram,
     Category,

@@ -15,7 +15,7 @@ import torch
 from browser.fixtures import open_file
 
 from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
-from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.live import by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns
 from memprof.profiler.dataflow.vocabulary import MemoryProfile, MemoryProfileTimeline
 from memprof.profiler.errors import ProfileNotWritableError

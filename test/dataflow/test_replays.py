@@ -10,7 +10,7 @@ import torch
 
 from memprof.profiler import DataFlowProfile, profile_memory
 from memprof.profiler.dataflow import peak_report
-from memprof.profiler.dataflow.over_time import by_category
+from memprof.profiler.dataflow.live import by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns
 from memprof.profiler.model import Category
 

@@ -27,8 +27,7 @@ from memprof.profiler.model import (
     TensorInfo,
     TrackerMetadata,
 )
-from memprof.profiler.tracker.fold import Entry
-from memprof.profiler.tracker.rows import OperationRow
+from memprof.profiler.tracker.fold import Entry, OperationRow
 
 
 def entries() -> list[Entry]:

@@ -125,14 +125,14 @@ def try_settings(seed: int) -> str:
             os.chdir(name)
             try:
                 done = CliRunner().invoke(command_line, ["config", *command])
+                if command == ["update", "largest=3"] and done.exit_code == 0:
+                    assert configured(environment={}).settings.largest == 3
             finally:
                 os.chdir(before)
             assert done.exit_code in (0, 2), (command, done.exception, done.output)
             assert done.exit_code == 0 or done.output.count("\n") <= 4, done.output
             assert done.exit_code == 0 or path.read_bytes() == left or command[0] == "show"
             left = path.read_bytes()
-            if command == ["update", "largest=3"] and done.exit_code == 0:
-                assert configured(environment={}, folder=Path(name)).settings.largest == 3
     return ended
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind
-from memprof.profiler.tracker.rows import OperationRow
+from memprof.profiler.tracker.fold import OperationRow
 
 
 def snapshot(

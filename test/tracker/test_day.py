@@ -11,7 +11,7 @@ import torch
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.pace import Pace
+from memprof.profiler.tracker.ration import Pace
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 

@@ -34,11 +34,9 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.model.tracker import MAX_DEVICES
-from memprof.profiler.tracker import files
 from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.fold import Entry
+from memprof.profiler.tracker.fold import Entry, as_columns
 from memprof.profiler.tracker.journal import Journal
-from memprof.profiler.tracker.rows import as_columns
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 from memprof.profiler.writing import is_locked
@@ -358,7 +356,7 @@ def test_kinds_of_snapshots_survive(tmp_path: Path) -> None:
 
 
 def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
-    found = [files.open_journal(tmp_path, "", list) for _ in range(3)]
+    found = [journal_module.open_journal(tmp_path, "", list) for _ in range(3)]
     for journal in found:
         journal.close()
     names = sorted(j.path.name for j in found)
@@ -443,7 +441,7 @@ def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_free_names_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "names_beside", lambda path: iter([path]))
+    monkeypatch.setattr(journal_module, "names_beside", lambda path: iter([path]))
     (tmp_path / "x").write_bytes(b"")
     with pytest.raises(ProfileError, match="all names beside it are taken"):
-        files.write_record(tmp_path / "x", b"data")
+        journal_module.write_record(tmp_path / "x", b"data")

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
-from memprof.profiler.tracker import lanes as lanes_module
-from memprof.profiler.tracker import operation_tree
 from memprof.profiler.tracker import operations as operations_module
+from memprof.profiler.tracker import places as places_module
 from memprof.profiler.tracker import tensors as tensors_module
 from memprof.profiler.tracker.operations import Operation, OperationLog
 from memprof.profiler.tracker.ration import Allowance
@@ -371,7 +370,7 @@ def test_every_operation_that_lasts_has_figures(
 ) -> None:
     # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
     # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
     kept = []
     for _ in range(60):
@@ -395,7 +394,7 @@ def test_how_long_is_long_enough_follows_from_the_share(
 ) -> None:
     # GIVEN operations that last as long as the setting asks for, and a little less than half
     timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts._of_all, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
     enough = round(100 * US / (share * (1 - operations_module.READINGS_PART))) + 1
     for _ in range(200):
         with timed.operation("long enough", enough):
@@ -412,7 +411,7 @@ def test_short_operations_take_no_more_than_the_share(
 ) -> None:
     timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
     # GIVEN that what was saved is spent
-    while timed.tracker._recorder.operations._counts._of_all.next_ns <= timed.clock.now:
+    while timed.tracker._recorder.operations._counts.next_ns <= timed.clock.now:
         with timed.operation("a", 10 * US):
             pass
     # WHEN a loop does nothing else for a second
@@ -453,7 +452,7 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
     with timed.operation("a", MS):
         # GIVEN that everything is used up while an operation runs whose beginning was read
         for allowance in (log._readings, log._counts):
-            monkeypatch.setattr(allowance._of_all, "next_ns", 1 << 62)
+            monkeypatch.setattr(allowance, "next_ns", 1 << 62)
             allowance._own["a"] = -(1 << 62)
     with timed.operation("a", MS):
         pass
@@ -561,8 +560,8 @@ def test_running_operations_are_in_snapshots_and_in_the_record(tracker: MemoryTr
 def test_more_names_and_lanes_than_allowed(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operation_tree, "MAX_NAMES", 5)
-    monkeypatch.setattr(lanes_module, "MAX_LANES", 3)
+    monkeypatch.setattr(places_module, "MAX_NAMES", 5)
+    monkeypatch.setattr(places_module, "MAX_LANES", 3)
 
     all_inside = threading.Barrier(9)
 
@@ -577,7 +576,7 @@ def test_more_names_and_lanes_than_allowed(
         t.join()
     record = tracker.record()
     assert len(record.operation_summary) == 6
-    assert record.operation_summary[-1].name == operation_tree.OTHER
+    assert record.operation_summary[-1].name == places_module.OTHER
     assert sum(s.count for s in record.operation_summary) == 9
     assert len(record.metadata.lanes) == 3
 

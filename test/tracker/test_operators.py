@@ -12,8 +12,14 @@ from memprof.profiler.file import read_profile
 from memprof.profiler.model import OperatorStatistics, Span, TrackerRecord
 from memprof.profiler.tracker import operators as operators_module
 from memprof.profiler.tracker._torch_compat import as_shapes, kineto_profile, operator_events
-from memprof.profiler.tracker.operator_calls import Figures, HostEvent, MemoryEvent, calls
-from memprof.profiler.tracker.operators import OperatorTable, is_operator
+from memprof.profiler.tracker.operators import (
+    Figures,
+    HostEvent,
+    MemoryEvent,
+    OperatorTable,
+    calls,
+    is_operator,
+)
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 

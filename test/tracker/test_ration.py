@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memprof.profiler.tracker.ration import Ration
+from memprof.profiler.tracker.ration import Allowance
 
 
-def spent(ration: Ration, begin: int, end: int, each: int, every: int) -> int:
+def spent(ration: Allowance, begin: int, end: int, each: int, every: int) -> int:
     """What was spent by someone who comes every ``every`` ns and takes ``each`` where allowed."""
     total = 0
     for now in range(begin, end, every):
@@ -16,7 +16,7 @@ def spent(ration: Ration, begin: int, end: int, each: int, every: int) -> int:
 
 
 def test_its_share_and_no_more() -> None:
-    ration = Ration(0.01)
+    ration = Allowance(0.01)
     second = 1_000_000_000
     spent(ration, 100 * second, 101 * second, 1_000_000, 1_000_000)  # what was saved
     long = spent(ration, 101 * second, 201 * second, 50_000, 1_000_000)
@@ -24,7 +24,7 @@ def test_its_share_and_no_more() -> None:
 
 
 def test_what_was_saved_may_be_used_at_once() -> None:
-    ration = Ration(0.01)
+    ration = Allowance(0.01)
     second = 1_000_000_000
     # 10 s of 1 %, and the share of the time itself.
     burst = spent(ration, 1000 * second, 1001 * second, 1_000_000, 1_000_000)
@@ -32,7 +32,7 @@ def test_what_was_saved_may_be_used_at_once() -> None:
 
 
 def test_a_loop_of_two_gives_both_a_turn() -> None:
-    ration = Ration(0.01)
+    ration = Allowance(0.01)
     turns = [0, 0]
     for i, now in enumerate(range(10**12, 2 * 10**12, 5_000_000)):
         if now >= ration.next_ns:
@@ -42,7 +42,7 @@ def test_a_loop_of_two_gives_both_a_turn() -> None:
 
 
 def test_time_off_the_core_is_not_charged() -> None:
-    ration = Ration(0.01)
+    ration = Allowance(0.01)
     second = 1_000_000_000
     ration.spend(100 * second, 101 * second)
     assert ration.next_ns <= 100 * second

@@ -16,8 +16,8 @@ import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
 from memprof.profiler.tracker import naming
-from memprof.profiler.tracker.memory import ProcessMemory, Seldom
 from memprof.profiler.tracker.settings import TrackerSettings
+from memprof.profiler.tracker.sources import ProcessMemory, Seldom
 from memprof.profiler.tracker.tracker import MemoryTracker
 
 
@@ -185,7 +185,7 @@ def test_resident_memory() -> None:
     # In a process of its own: threads and the allocator's leftovers of other tests move this one's.
     program = """if True:
         import mmap
-        from memprof.profiler.tracker.memory import ProcessMemory
+        from memprof.profiler.tracker.sources import ProcessMemory
         memory = ProcessMemory()
         memory.highest()
         before = memory.resident()
@@ -218,7 +218,7 @@ def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     assert resident is not None
     program = """if True:
         import mmap
-        from memprof.profiler.tracker.memory import ProcessMemory
+        from memprof.profiler.tracker.sources import ProcessMemory
         memory = ProcessMemory()
         first = memory.highest()
         kept = mmap.mmap(-1, 300 << 20)
@@ -280,8 +280,7 @@ def test_what_was_compiled_is_said_to_whoever_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN compiled code, of which nobody has taken a profile yet
-    monkeypatch.setattr(naming, "_told", {})
-    naming.register(lambda _: None, lambda: (Profile(), {}), lambda: False)
+    monkeypatch.setattr(naming, "_told", None)
     naming.register(lambda tensor: None, lambda: (Profile(), {}), lambda: True)
     found = tracker(tmp_path)
     # WHEN the record alone is asked for, as memprof.report() does inside of memprof run

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.profiler.model import MemorySnapshot, SnapshotKind
-from memprof.profiler.tracker.rows import as_columns, without
-from memprof.profiler.tracker.thinning import operations_to_drop, thin_snapshots
+from memprof.profiler.tracker.fold import as_columns, operations_to_drop, thin_snapshots, without
 
 from .records import row, snapshot
 

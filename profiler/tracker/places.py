@@ -1,0 +1,160 @@
+"""Where operations are: in the tree of names, and in lanes of threads and asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
+from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES, path_of
+
+OTHER = "(other operations)"
+
+Counted = tuple[int, int]
+"""Bytes and number of live tensors, -1 where they were not counted."""
+
+
+class OperationTree:
+    """Places are numbered in the order in which they were first seen; to be used by one thread
+    at a time."""
+
+    def __init__(self) -> None:
+        self._sums: list[OperationSummary] = []
+        self._by_place: dict[tuple[int, str], int] = {}
+        self._changed: set[int] = set()
+
+    def place(self, parent: int, name: str) -> int:
+        """The number of ``name`` below place ``parent``, -1 for the root."""
+        found = self._by_place.get((parent, name))
+        if found is None and len(self._sums) >= MAX_NAMES:
+            parent, name = -1, OTHER
+            found = self._by_place.get((parent, name))
+        if found is None:
+            found = self._by_place[parent, name] = len(self._sums)
+            self._sums.append(OperationSummary(name, parent))
+            self._changed.add(found)
+        return found
+
+    def add(
+        self,
+        place: int,
+        took_ns: int,
+        failed: bool,
+        before: Counted,
+        after: Counted,
+        memory: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Count an invocation at ``place`` that has ended; ``before`` and ``after`` are tensors at
+        its edges, ``memory`` by device bytes before, after and highest seen, and maybe more."""
+        sums = self._sums[place]
+        self._changed.add(place)
+        sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
+        sums.max_ns = max(sums.max_ns, took_ns)
+        sums.total_ns += took_ns
+        sums.count += 1
+        sums.failed += failed
+        if before[0] >= 0 and after[0] >= 0:
+            sums.tensor_bytes_delta += after[0] - before[0]
+            sums.tensors_delta += after[1] - before[1]
+            sums.tensors_measured += 1
+        for device, figures in memory.items():
+            delta, peak = figures[1] - figures[0], figures[2]
+            known = sums.devices.setdefault(device, DeviceSummary(0, delta, peak, 0))
+            known.total_delta += delta
+            known.max_delta = max(known.max_delta, delta)
+            known.max_peak = max(known.max_peak, peak)
+            known.measured += 1
+
+    def path(self, place: int) -> str:
+        """Names from the root to a place, joined by ``/``; "" for -1."""
+        return path_of(self._sums, place)
+
+    def summaries(self) -> list[OperationSummary]:
+        """All places as they are now, by number."""
+        return [_copy(s) for s in self._sums]
+
+    def changed(self, limit: int) -> dict[int, OperationSummary]:
+        """At most ``limit`` of the places that changed since they were last returned."""
+        found = {i: _copy(self._sums[i]) for i in sorted(self._changed)[:limit]}
+        self._changed.difference_update(found)
+        return found
+
+
+def _copy(sums: OperationSummary) -> OperationSummary:
+    devices = {name: dataclasses.replace(d) for name, d in sums.devices.items()}
+    return dataclasses.replace(sums, devices=devices)
+
+
+class Lanes:
+    """The lanes of a record. A thread keeps its own while it lives, a task while an operation
+    runs in it; then the next of the same name, or of the same thread, takes it.
+
+    Attributes:
+        all: as in the record.
+        threads: ``threading.get_ident()`` of the first thread of a thread's lane.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Lane] = []
+        self.threads: dict[int, int] = {}
+        self._local = threading.local()
+        self._free_threads: deque[int] = deque()
+        self._free_tasks: deque[int] = deque()
+
+    def of_thread(self) -> int | None:
+        """The lane of this thread, None if it has none yet. To be called at any time."""
+        holder = getattr(self._local, "holder", None)
+        return holder.lane if holder is not None else None
+
+    def take(self, task: int) -> int:
+        """The lane for an operation on this thread and, unless it is 0, in this task. To be
+        called by one thread at a time."""
+        if (thread := self.of_thread()) is None:
+            name = threading.current_thread().name
+            thread = self._lane(LaneKind.THREAD, name, len(self.all), self._free_threads)
+            self.threads.setdefault(thread, threading.get_ident())
+            self._local.holder = _Holder(self._free_threads, thread)
+        return self._lane(LaneKind.TASK, None, thread, self._free_tasks) if task else thread
+
+    def give_back(self, lane: int) -> None:
+        """The operation of a task has ended."""
+        self._free_tasks.append(lane)
+
+    def _lane(self, kind: LaneKind, name: str | None, thread: int, free: deque[int]) -> int:
+        """A free lane of this name, or without a name of this thread; else a new one."""
+        for _ in range(len(free)):
+            lane = free.popleft()
+            known = self.all[lane]
+            if known.thread == thread if name is None else known.name == name:
+                return lane
+            free.append(lane)
+        others = [i for i, lane in enumerate(self.all) if lane.kind is kind]
+        if len(others) >= MAX_LANES:
+            return others[-1]
+        self.all.append(Lane(kind, f"task {len(others) + 1}" if name is None else name, thread))
+        return len(self.all) - 1
+
+
+class _Holder:
+    """Gives a lane back when its thread ends, which destroys the thread's locals."""
+
+    __slots__ = ("_free", "lane")
+
+    def __init__(self, free: deque[int], lane: int) -> None:
+        self._free = free
+        self.lane = lane
+
+    def __del__(self) -> None:
+        self._free.append(self.lane)
+
+
+def current_task() -> int:
+    """Identity of the asyncio task that runs on this thread, 0 if none does."""
+    loop = asyncio._get_running_loop()  # documented, and does not raise where there is none
+    if loop is None:
+        return 0
+    task = asyncio.current_task(loop)
+    return id(task) if task is not None else 0

@@ -9,7 +9,7 @@ import click
 
 from memprof.profiler.growth import growth, looked
 from memprof.profiler.report.page import style_of
-from memprof.profiler.report.sections.growth import of_growth
+from memprof.profiler.report.sections.about import of_growth
 from memprof.profiler.report.text import render
 
 from ._common import exact_option, file_argument, print_json, print_line, print_text, read

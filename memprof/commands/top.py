@@ -17,7 +17,7 @@ from rich.text import Text
 from memprof.profiler.claims import is_locked
 from memprof.profiler.following import Writer
 from memprof.profiler.report.page import style_of
-from memprof.profiler.report.sections.top import of_present
+from memprof.profiler.report.sections.processes import of_present
 from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile, Present
 

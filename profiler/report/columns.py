@@ -11,32 +11,26 @@ from ..model import SourceFrame
 Cell = str | int | float | SourceFrame | None
 """A value in its column's unit; None where there is none."""
 
+Row = tuple[Cell, ...]
+
 
 class Unit(str, Enum):
     """What the cells of a column are, and so how they are written and aligned."""
 
     TEXT = "text"
-    CODE = "code"
-    """Names and source text."""
-    CATEGORY = "category"
-    """The value of a ``Category``, or other words joined by underscores."""
-    PATH = "path"
-    """A file and a line, of which the end says most."""
-    FRAME = "frame"
-    """A line of user code."""
-    TIME = "time"
-    """Nanoseconds since 1970, in UTC."""
+    CODE = "code"  # names and source text
+    CATEGORY = "category"  # the value of a ``Category``, or other words joined by underscores
+    PATH = "path"  # a file and a line, of which the end says most
+    FRAME = "frame"  # a line of user code
+    TIME = "time"  # nanoseconds since 1970, in UTC
+    # Those from here on are numbers: aligned at the right and never cut.
     BYTES = "bytes"
-    CHANGE = "change"
-    """Bytes with a sign."""
+    CHANGE = "change"  # bytes with a sign
     COUNT = "count"
-    TIMES = "times"
-    """A count that goes without saying where it is 1 and the table is one of lines."""
+    TIMES = "times"  # a count that goes without saying where it is 1, in a table of lines
     NS = "ns"
-    SHARE = "share"
-    """A part of ``Column.whole``."""
-    FIGURE = "figure"
-    """A number that is text already."""
+    SHARE = "share"  # a part of ``Column.whole``
+    FIGURE = "figure"  # a number that is text already
     ADDRESS = "address"
 
     @property
@@ -45,10 +39,7 @@ class Unit(str, Enum):
         return self in _NUMBERS
 
 
-_NUMBERS = frozenset(
-    {Unit.BYTES, Unit.CHANGE, Unit.COUNT, Unit.TIMES, Unit.NS, Unit.SHARE, Unit.FIGURE}
-    | {Unit.ADDRESS}
-)
+_NUMBERS = frozenset(list(Unit)[list(Unit).index(Unit.BYTES) :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +86,13 @@ def share(whole: int) -> Column:
     return Column("share", Unit.SHARE, adds=True, whole=whole)
 
 
-def below(column: Column) -> Column:
-    """``column`` in small type below the one before it."""
-    return replace(column, below=True)
+def below(*columns: Column) -> tuple[Column, ...]:
+    """``columns`` in small type below the one before them."""
+    return tuple(replace(column, below=True) for column in columns)
 
 
 ASKED_FOR = (
     Column("asked for by", Unit.FRAME),
-    below(MODULE),
-    Column("FX nodes of compiled code", Unit.CODE, below=True),
+    *below(MODULE, Column("FX nodes of compiled code", Unit.CODE)),
 )
 """Where code asked for memory."""

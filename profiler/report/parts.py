@@ -1,11 +1,47 @@
-"""What a report says of a profile's optional parts, as data: tracker and data flow."""
+"""What a report says of a profile's optional parts, as data: data flow, tracker, and what was
+reserved at the peak of a device that nobody watched.
+
+Note [A peak from two sources]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The allocator's counters say how much was reserved and allocated at most. What compiled code had at
+its own peak is known from its programs, replays included; what else the process holds from a look
+at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
+workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
+the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
+call needed them its program says.) What the allocator counts beyond is named by what is left:
+
+* *rounding*: the allocator counts what it handed out and what it was asked for; the difference of
+  the two peaks is rounding that was there when most was handed out, if not all of it;
+* *eager*: where every call of compiled code is known from the inside, the rest was asked for by
+  other code, or is an output that the program holds on to. It is at least that much, since compiled
+  code had no more at that instant than at its own peak. It is one row: to divide it, each of a
+  step's eager operations would have to be watched, which ``eager=True`` does;
+* *not attributed*: the same where there were compiled calls of which the inside is not known.
+
+Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
+counts it as a parameter. So the two are one sum, which is divided as the better informed says. The
+other way round, a cache that a graph has made and takes again is an input to the graphs, and state
+to the look, which counts writes: state that the graphs do not know is taken to be among their
+inputs and outputs. Where the two sources say more than the counter they cannot be of one instant,
+and no sum is made of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..breakdown import Breakdown, View, data_flow_breakdown
-from ..model import Category, DataFlowLeak, DataFlowStorage, Profile, TensorInfo, TrackerRecord
+from ..model import (
+    Category,
+    DataFlowLeak,
+    DataFlowStorage,
+    DeviceAccount,
+    Profile,
+    Purpose,
+    TensorInfo,
+    TrackerRecord,
+)
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
@@ -100,31 +136,29 @@ class TrackerSummary:
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     """One entry a device that had bytes."""
     out = []
-    labels = {g.id: g.label for g in profile.graphs}
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
         if at is None:
             continue
-        shares = {c: column[at] for c, column in device.bytes.items() if column[at]}
+        shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
         named = {s.graph for s in device.live}
-        views = {v: data_flow_breakdown(device.live, v) for v in _VIEWS}
         out.append(
             DataFlowPeak(
-                device.device,
-                device.bytes_at(at),
-                device.time_ns[at] - device.time_ns[0],
-                dict(sorted(shares.items(), key=lambda s: -s[1])),
-                len(device.time_ns),
-                {share.key: share.nbytes for share in unknown},
-                device.leaks[:_LEAKS],
-                device.reserved,
-                device.allocated,
-                device.replay_reserved,
-                profile.dataflow.notes if profile.dataflow else [],
-                views,
-                sorted(device.live, key=lambda s: -s.nbytes),
-                {g: label for g, label in labels.items() if g in named},
+                device=device.device,
+                nbytes=device.bytes_at(at),
+                after_ns=device.time_ns[at] - device.time_ns[0],
+                categories=dict(sorted(shares, key=lambda s: -s[1])),
+                times=len(device.time_ns),
+                unknown={share.key: share.nbytes for share in unknown},
+                leaks=device.leaks[:_LEAKS],
+                reserved=device.reserved,
+                allocated=device.allocated,
+                replay_reserved=device.replay_reserved,
+                notes=profile.dataflow.notes if profile.dataflow else [],
+                views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
+                live=sorted(device.live, key=lambda s: -s.nbytes),
+                graphs={g.id: g.label for g in profile.graphs if g.id in named},
             )
         )
     return out
@@ -161,4 +195,106 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
         operations=sorted(operations, key=lambda o: -o.total_ns),
         problems=about.problems,
         largest=list(described.largest) if described is not None else [],
+    )
+
+
+_LASTING = {
+    Purpose.PARAMETER: Category.PARAMETER,
+    Purpose.PERSISTENT_STATE: Category.PERSISTENT_STATE,
+    Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+}
+"""What is there all the time, under the names of both sources."""
+
+EAGER = "eager tensors: made or kept outside of compiled calls"
+ROUNDING = "rounding: blocks are larger than what was asked for"
+FREE = "not allocated: free inside of segments"
+UNATTRIBUTED = "not attributed: eager code, compiled calls that nobody observed, libraries"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The parts add up to ``reserved``.
+
+    Attributes:
+        device: e.g. ``cuda:0``.
+        reserved: the most bytes that the allocator had from the device.
+        parts: what for, in words, and bytes; largest first.
+        unattributed: bytes that were allocated beyond those, for whatever.
+        free: bytes of ``reserved`` that were not allocated when most was.
+        eager: bytes that were made or kept by other code than compiled.
+        rounding: bytes of blocks beyond what was asked for.
+    """
+
+    device: str
+    reserved: int
+    parts: tuple[tuple[str, int], ...]
+    unattributed: int
+    free: int
+    eager: int = 0
+    rounding: int = 0
+
+    @property
+    def named(self) -> tuple[tuple[str, int], ...]:
+        """What ``reserved`` is made of, in words and bytes, but for what has no name."""
+        rest = ((EAGER, self.eager), (ROUNDING, self.rounding), (FREE, self.free))
+        return (*self.parts, *(part for part in rest if part[1]))
+
+
+def device_peak(
+    account: DeviceAccount,
+    compiled: Mapping[Category, int],
+    kept: int = 0,
+    *,
+    all_observed: bool = False,
+) -> DevicePeak | None:
+    """The peak of a device of which only the end was looked at; None if the sources do not fit.
+
+    Args:
+        account: with ``present``.
+        compiled: bytes live at the peak of compiled code on that device.
+        kept: bytes that libraries allocated in that call and did not give back, of which the live
+            ones know nothing.
+        all_observed: whether the inside of every compiled call is known.
+    """
+    now = account.by_purpose()
+    found: dict[str, int] = {}
+    for purpose, category in _LASTING.items():
+        found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
+    state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
+    of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
+    both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
+    found[parameter.label] = both - found[state.label]
+    found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
+    for category, nbytes in compiled.items():
+        if category not in _LASTING.values():
+            found[category.label] = nbytes
+    unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
+    for passed in (Category.INPUT, Category.OUTPUT):
+        if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
+            unknown_to_graphs -= same
+            found[passed.label] -= same
+    # Inputs and outputs of compiled code are the program's tensors, too.
+    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
+    counted = sum(found.get(c.label, 0) for c in (Category.INPUT, Category.OUTPUT))
+    found["other tensors"] = max(0, tensors - counted)
+    unattributed = account.most_allocated - sum(found.values())
+    # Some of them may be the same, and all may have been asked for when less was there.
+    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    if beyond <= unattributed:
+        found[Purpose.WORKSPACE.label] += beyond
+        unattributed -= beyond
+    if unattributed < 0:
+        return None
+    parts = sorted((p for p in found.items() if p[1]), key=lambda p: -p[1])
+    rounding = account.most_allocated - (account.most_requested or account.most_allocated)
+    rounding = max(0, min(unattributed, rounding))
+    rest = unattributed - rounding
+    return DevicePeak(
+        account.device,
+        account.reserved,
+        tuple(parts),
+        unattributed=0 if all_observed else rest,
+        free=account.reserved - account.most_allocated,
+        eager=rest if all_observed else 0,
+        rounding=rounding,
     )

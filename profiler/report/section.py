@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 from ..model import SourceFrame
-from .columns import Cell, Column
+from .columns import Cell, Column, Row
 from .format import shorten_path
 
 Show = Callable[[int], str]
@@ -41,20 +41,23 @@ class Tone(str, Enum):
 class Foot:
     """A row below the others, e.g. the total."""
 
-    cells: tuple[Cell, ...]
+    cells: Row
     tone: Tone = Tone.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence or a fact on a line of its own."""
+    """A sentence or a fact on a line of its own.
+
+    Attributes:
+        only: ``text`` or ``page`` where the other has no room for it or says it elsewhere.
+        detail: left out of a short text.
+    """
 
     text: str
     tone: Tone = Tone.PLAIN
     only: str = ""
-    """``text`` or ``page`` where the other has no room for it or says it elsewhere."""
     detail: bool = False
-    """Left out of a short text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Table:
     """
 
     columns: tuple[Column, ...]
-    rows: Sequence[tuple[Cell, ...]] = ()
+    rows: Sequence[Row] = ()
     foot: tuple[Foot, ...] = ()
     caption: str = ""
     depth: Sequence[int] = ()
@@ -101,32 +104,27 @@ class Table:
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
         kept = [i for i, c in enumerate(self.columns) if c.only != medium]
-        if len(kept) == len(self.columns):
-            return self
+
+        def chosen(row: Row) -> Row:
+            return tuple(row[i] for i in kept)
+
         return replace(
             self,
             columns=tuple(self.columns[i] for i in kept),
-            rows=[tuple(row[i] for i in kept) for row in self.rows],
-            foot=tuple(replace(f, cells=tuple(f.cells[i] for i in kept)) for f in self.foot),
+            rows=[chosen(row) for row in self.rows],
+            foot=tuple(Foot(chosen(f.cells), f.tone) for f in self.foot),
         )
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; see ``html/assets/table.js``."""
+        of_column = ("title", "unit", "help", "whole", "below", "fold")
+        same = ("caption", "rest", "empty", "lines", "folded", "filtered")
         return {
-            "columns": [
-                {"title": c.title, "unit": c.unit.value, "help": c.help, "whole": c.whole}
-                | {"below": c.below, "fold": c.fold}
-                for c in self.columns
-            ],
+            "columns": [{name: getattr(c, name) for name in of_column} for c in self.columns],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
             "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
             "depth": list(self.depth),
-            "caption": self.caption,
-            "rest": self.rest,
-            "empty": self.empty,
-            "lines": self.lines,
-            "folded": self.folded,
-            "filtered": self.filtered,
+            **{name: getattr(self, name) for name in same},
         }
 
 
@@ -180,7 +178,7 @@ class Section:
         """The section without details, to which belongs what has ``least`` as its ``spare`` or
         more, and the names of those left out. Of one that has nothing else nothing is left."""
         if self.detail or self.spare >= least:
-            return Section("", ""), [self.name] if self.name else []
+            return NOTHING, [self.name] if self.name else []
         shorter = [part.short(least) for part in self.parts]
         kept = replace(
             self,
@@ -196,7 +194,7 @@ class Section:
         complete = len(kept.notes) == len(self.notes) and len(kept.tables) == len(self.tables)
         if self.name and not complete:
             names.insert(0, self.name)
-        return (kept, names) if kept else (Section("", ""), names)
+        return kept or NOTHING, names
 
     def plain(self, without: str = "text") -> dict[str, Any]:
         """As JSON values: for a page, or with nothing left out if ``without`` is empty."""
@@ -212,10 +210,13 @@ class Section:
         }
 
 
+NOTHING = Section("", "")
+
+
 def of_rows(
     title: str,
     columns: tuple[Column, ...],
-    rows: Sequence[tuple[Cell, ...]],
+    rows: Sequence[Row],
     *notes: Note,
     tone: Tone = Tone.PLAIN,
     **more: Any,

@@ -28,8 +28,14 @@ from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
 from ..timeline import WARM_UPS, Timeline
 from ..trees import GraphedFunction, RecordedNode, graphed_functions, pool_bytes, recorded_nodes
-from .device_peak import DevicePeak, device_peak
-from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
+from .parts import (
+    DataFlowPeak,
+    DevicePeak,
+    TrackerSummary,
+    data_flow_peaks,
+    device_peak,
+    tracker_summary,
+)
 
 _MADE = (LedgerKind.COMPILED, LedgerKind.CACHE_HIT, LedgerKind.RECOMPILED)
 

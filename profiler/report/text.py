@@ -13,9 +13,9 @@ from ..diff_model import ProfileDiff
 from ..model import DeviceAccount, Profile, SourceFrame
 from . import sections
 from .columns import Cell, Column, Unit
-from .device_peak import DevicePeak
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
+from .parts import DevicePeak
 from .section import EVERY, Section, Table, Tone
 from .sections.diff import of_diff
 from .summary import Summary

@@ -35,7 +35,7 @@ def show(page: Page, path: Path) -> None:
 
 def window(page: Page) -> tuple[float, float]:
     page.evaluate(FRAME)
-    found: list[float] = page.evaluate("[memprof.report.chart.view.from, memprof.report.chart.view.to]")
+    found: list[float] = page.evaluate("[memprof.chart.view.from, memprof.chart.view.to]")
     return found[0], found[1]
 
 
@@ -43,7 +43,7 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
     """Where the bar that is ``index``-th by start is on the page, and its name."""
     found: dict[str, Any] = page.evaluate(
         """index => {
-          const { model, view, lanes } = memprof.report.chart;
+          const { model, view, lanes } = memprof.chart;
           const [lane, i] = model.order[index];
           const box = lanes.canvas.node.getBoundingClientRect();
           const [top, bottom] = lanes.extent([lane, i]);
@@ -58,11 +58,11 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
 
 def test_twenty_thousand_bars(page: Page, pages: Path) -> None:
     show(page, pages / "server.html")
-    assert page.evaluate("memprof.report.chart.model.bars") == 20_000
+    assert page.evaluate("memprof.chart.model.bars") == 20_000
     page.evaluate(COUNT_DRAWING)
     drawn: dict[str, list[int]] = page.evaluate(
         """() => {
-          const { view, lanes } = memprof.report.chart;
+          const { view, lanes } = memprof.chart;
           const node = document.querySelector(".gantt-scroll");
           const box = node.getBoundingClientRect();
           const hover = [], zoom = [];
@@ -97,8 +97,8 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
     assert not tooltip.is_visible()
     # A call says how it ran and what was live.
     forward = page.evaluate(
-        "memprof.report.chart.model.order.findIndex(([l, i]) => "
-        "memprof.report.chart.model.kind(l, i) === 'forward replay')"
+        "memprof.chart.model.order.findIndex(([l, i]) => "
+        "memprof.chart.model.kind(l, i) === 'forward replay')"
     )
     x, y, name = place_of(page, forward)
     page.mouse.move(x, y)
@@ -108,7 +108,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
         assert part in text
     # An operation says what it changed.
     index = page.evaluate(
-        "memprof.report.chart.model.order.findIndex(([l, i]) => l.label[i] === 'backward')"
+        "memprof.chart.model.order.findIndex(([l, i]) => l.label[i] === 'backward')"
     )
     x, y, _ = place_of(page, index)
     page.mouse.move(x, y)
@@ -120,7 +120,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
 def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     show(page, pages / "training.html")
     index = page.evaluate(
-        "memprof.report.chart.model.order.findIndex(([l, i]) => memprof.report.chart.model.call(l, i) === 7)"
+        "memprof.chart.model.order.findIndex(([l, i]) => memprof.chart.model.call(l, i) === 7)"
     )
     x, y, _ = place_of(page, index)
     page.mouse.click(x, y)
@@ -177,13 +177,13 @@ def test_drag_pans(page: Page, pages: Path) -> None:
     page.mouse.move(600, y, steps=4)
     page.mouse.up()
     after = window(page)
-    pixels = page.evaluate("memprof.report.chart.view.scale")
+    pixels = page.evaluate("memprof.chart.view.scale")
     assert after[0] - before[0] == pytest.approx(100 / pixels, rel=0.1)
     # The overview moves the window too.
     box = page.locator("#operations .overview").bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + 6)
-    assert window(page)[1] > 0.95 * page.evaluate("memprof.report.chart.view.end")
+    assert window(page)[1] > 0.95 * page.evaluate("memprof.chart.view.end")
 
 
 def test_buttons_zoom_and_pan(page: Page, pages: Path) -> None:
@@ -291,8 +291,8 @@ def test_touch_pinches_and_drags(browser: Any, pages: Path) -> None:
             page.get_by_role("button", name="Zoom in").tap()
         page.evaluate(FRAME)
         index = page.evaluate(
-            "memprof.report.chart.model.order.findIndex(([l, i]) => "
-            "l.start[i] > memprof.report.chart.view.from && l.row[i] < 4)"
+            "memprof.chart.model.order.findIndex(([l, i]) => "
+            "l.start[i] > memprof.chart.view.from && l.row[i] < 4)"
         )
         x, y, name = place_of(page, index)
         page.touchscreen.tap(x, y)
@@ -318,7 +318,7 @@ def test_it_fits_both_widths_and_both_schemes(
           const colors = new Set();
           for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255)
             colors.add(data.slice(i, i + 3).join());
-          const { model } = memprof.report.chart;
+          const { model } = memprof.chart;
           return model.payload.legend.flatMap(([, list]) => list).map(({ variable }) =>
             colors.has(memprof.color(variable).match(/\\d+/g).slice(0, 3).join()));
         }"""

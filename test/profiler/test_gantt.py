@@ -16,8 +16,13 @@ from memprof.cli import main
 from memprof.profiler.call_modes import CallMode, call_modes
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
-from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
-from memprof.profiler.report.html.payload_gantt import KINDS, gantt_payload
+from memprof.profiler.report.html.payload_gantt import (
+    KINDS,
+    Bar,
+    gantt_payload,
+    nested_rows,
+    packed_rows,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
 

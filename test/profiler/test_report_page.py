@@ -46,8 +46,7 @@ from memprof.profiler.model import (
 from memprof.profiler.report import summarize
 from memprof.profiler.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.report.html import build_page, report_page, write_report
-from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.report.html.payload_curves import MAX_POINTS
+from memprof.profiler.report.html.payload import MAX_POINTS, report_payload
 from memprof.profiler.timeline import Timeline
 
 if TYPE_CHECKING:

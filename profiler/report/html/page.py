@@ -1,6 +1,5 @@
-"""Pages for the browser: one self-contained HTML file each, of a title, a payload and assets, opened
-without a server or a network. ``payload.py`` says what the report knows, as plain data; ``assets/``
-draws it.
+"""Pages for the browser: one self-contained HTML file each, opened without a server or a network.
+``payload.py`` says what the report knows, as plain data; ``assets/`` draws it.
 
 Note [What a page may do]
 ~~~~~~~~~~~~~~~~~~~~~~~~~

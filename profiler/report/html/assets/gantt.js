@@ -269,7 +269,7 @@ function gantt(state, root) {
       },
     },
   });
-  state.chart = { model, view, lanes };
+  globalThis.memprof.chart = { model, view, lanes };
   fill(
     root,
     el(

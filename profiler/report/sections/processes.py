@@ -1,4 +1,4 @@
-"""What a running job does now: one frame of a live view."""
+"""Several processes side by side: the ranks of one job, and what a running job does now."""
 
 from __future__ import annotations
 
@@ -7,13 +7,58 @@ from collections.abc import Iterator, Sequence
 
 from ...following import Writer
 from ...model import Growth
+from ...ranks import Imbalance, RankSummary
 from ...running_job import Present
-from ..columns import BYTES, CATEGORY, TEXT, Cell, Column, Unit, alike, share
+from ..columns import BYTES, CATEGORY, TEXT, Column, Row, Unit, alike, below, share
 from ..failure import place
 from ..format import format_ns
-from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
+from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 
-_MOST_GROWTH = 3
+_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
+
+
+def of_ranks(s: RankSummary, show: Show) -> Section:
+    """How ranks compare, and where they differ."""
+    highest = max((r.peak for r in s.rows), default=0)
+    columns = (
+        *(Column("rank", Unit.COUNT), Column("peak", Unit.BYTES)),
+        Column("of the highest", Unit.SHARE, whole=highest, only="page"),
+        *(Column("steps", Unit.COUNT), Column("median step", Unit.NS)),
+        *alike(Unit.COUNT, "graphs", "calls", "recompiled", "skips"),
+        *(Column("device"), *below(Column("host"), Column("pid"), Column("state", only="page"))),
+    )
+    rows = [
+        (
+            *(r.rank, r.peak, r.peak, r.steps, r.step_ns, r.graphs, r.calls, r.recompiles, r.skips),
+            *(r.device, r.host or "-", str(r.pid or "-"), "" if r.complete else "incomplete"),
+        )
+        for r in s.rows
+    ]
+    imbalance = (
+        *(Column("figure", Unit.CATEGORY), Column("lowest", Unit.FIGURE)),
+        *(Column("rank", Unit.COUNT), *alike(Unit.FIGURE, "mean", "highest")),
+        *(Column("rank", Unit.COUNT), Column("above the mean", Unit.FIGURE)),
+    )
+    figures = [
+        (
+            *(i.name, _figure(i, i.lowest, show), i.lowest_rank, _figure(i, i.mean, show)),
+            *(_figure(i, i.highest, show), i.highest_rank, f"{100 * i.excess:.1f} %"),
+        )
+        for i in s.imbalance
+    ]
+    note = Note("Categories are of the live set at each rank's peak.")
+    parts = (
+        Section("", "By rank", tables=(Table(columns, rows, least=EVERY),)),
+        Section("", "Imbalance", (note,), (Table(imbalance, figures, least=EVERY),)),
+    )
+    warnings = tuple(Note(warning, Tone.WARN) for warning in s.warnings)
+    more = Note("The report of one rank: memprof report FILE --rank N", Tone.DIM)
+    title = f"{len(s.rows):,} of {s.world_size:,} ranks"
+    return Section("ranks", title, (*warnings, more), parts=parts)
+
+
+def _figure(i: Imbalance, value: float, show: Show) -> str:
+    return show(round(value)) if i.unit == "bytes" else format_ns(value)
 
 
 def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
@@ -25,7 +70,9 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
                 yield _grows(p.grows, show, f"Memory grows in {_name(p)}")
         return
     for p in found:
-        yield Section("", _name(p), (Note(_state(p), _tone(p)),))
+        tone = Tone.WARN if p.stalled else Tone.PLAIN
+        tone = Tone.ERROR if p.writer is Writer.DIED else tone
+        yield Section("", _name(p), (Note(_state(p), tone),))
         yield _devices(p)
         yield _compiled(p, show)
         if p.grows:
@@ -58,15 +105,6 @@ def _state(p: Present) -> str:
     return " · ".join(text for text in (said, rate, calls) if text)
 
 
-def _tone(p: Present) -> Tone:
-    if p.writer is Writer.DIED:
-        return Tone.ERROR
-    return Tone.WARN if p.stalled else Tone.PLAIN
-
-
-_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
-
-
 def _devices(p: Present) -> Section:
     since = Column("since watched", Unit.CHANGE)
     columns = (Column("device"), *_MEMORY, Column("of", Unit.BYTES), since)
@@ -83,7 +121,7 @@ def _devices(p: Present) -> Section:
 
 def _compiled(p: Present, show: Show) -> Section:
     if p.peak is None:
-        return Section("", "")
+        return NOTHING
     rows = [(n, n, name) for name, n in p.categories]
     title = f"Peak of compiled code on {p.peak_device}: {show(p.peak)}"
     return of_rows(title, (BYTES, share(p.peak), CATEGORY), rows, rest="smaller")
@@ -97,25 +135,20 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
         )
         for g in found
     ]
-    return of_rows(title, (TEXT,), rows, most=_MOST_GROWTH, lines=True, tone=Tone.WARN)
+    return of_rows(title, (TEXT,), rows, most=3, lines=True, tone=Tone.WARN)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:
     columns = (
-        Column("rank", Unit.COUNT),
-        Column("pid", Unit.FIGURE),
-        Column("state"),
-        Column("age", Unit.NS),
-        Column("steps/s", Unit.FIGURE),
-        Column("device"),
-        *_MEMORY,
+        *(Column("rank", Unit.COUNT), Column("pid", Unit.FIGURE), Column("state")),
+        *(Column("age", Unit.NS), Column("steps/s", Unit.FIGURE), Column("device"), *_MEMORY),
     )
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Row] = []
     for p in sorted(found, key=lambda p: (p.process.rank, p.process.pid, p.path)):
         d = p.devices[0] if p.devices else None
         state = "stalled?" if p.stalled else p.writer.value
         rate = f"{p.rate:.3g}" if p.rate is not None else None
-        memory: tuple[Cell, ...] = ("-", None, None, None, None)
+        memory: Row = ("-", None, None, None, None)
         if d is not None:
             memory = (d.device, d.reserved, d.allocated, d.most_reserved, d.most_allocated)
         pid = str(p.process.pid) if p.process.pid else None

@@ -1,4 +1,4 @@
-"""What memprof did and declined, and why: the ledger, and the recordings of graph trees and arenas."""
+"""What memprof did and declined, and why: the ledger, and the recordings of trees and arenas."""
 
 from __future__ import annotations
 

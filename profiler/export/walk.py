@@ -43,8 +43,7 @@ class Block:
 
     Attributes:
         number: of the description, from 0 in order of first appearance in a walk.
-        memory: number of the memory; several descriptions of the same memory share it, and
-            so do several copies.
+        memory: number of the memory, which its descriptions and its copies share.
         item: the description; its ``count`` says nothing here, a block stands for one.
     """
 
@@ -58,24 +57,16 @@ class Block:
         return self.item.storage.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one moment does.
-
-    Attributes:
-        freed: blocks that are gone.
-        allocated: blocks that are new.
-        reuse: the one block freed and the one allocated are the same memory, which changes
-            owner; it stays where it is.
-    """
+class Change(NamedTuple):
+    """The blocks that are gone after a moment, and those that are new. With ``reuse`` these are one
+    of each and the same memory, which changes owner and stays where it is."""
 
     freed: tuple[Block, ...] = ()
     allocated: tuple[Block, ...] = ()
     reuse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A change and where it stands.
 
     Attributes:
@@ -91,8 +82,7 @@ class Moment:
     change: Change
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(NamedTuple):
     """What all calls of a kind share."""
 
     entry: tuple[LiveItem, ...]
@@ -117,12 +107,8 @@ def call_range(profile: Profile, first: int | None = None, last: int | None = No
 
 
 class Part(NamedTuple):
-    """What of a profile is exported.
-
-    Attributes:
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end.
-    """
+    """What of a profile is exported: the memory of ``devices``, in the calls ``first`` to ``last``
+    of the log, both included; None is its end."""
 
     devices: Sequence[str]
     first: int | None = None
@@ -186,28 +172,24 @@ class Walk:
 
     def inside(self, call: int) -> _Inside:
         """What happens in a call; computed once for all calls alike."""
-        kind = self.timeline.kind(call)
-        found = self._inside.get(kind)
-        if found is None:
-            timeline = self.timeline
+        timeline = self.timeline
+        kind = timeline.kind(call)
+        if kind not in self._inside:
             entry = timeline.live_at(call, 0).items
-            last = len(raw := timeline.changes(call))
-            events = tuple(self._event(before, after) for before, after in raw)
-            after = timeline.live_after(call)
-            leaving = timeline.live_at(call, last).items
-            found = _Inside(entry, events, self._difference(leaving, after), after)
-            self._inside[kind] = found
-        return found
+            changes = timeline.changes(call)
+            events = tuple(self._event(before, after) for before, after in changes)
+            leaving, after = timeline.live_at(call, len(changes)).items, timeline.live_after(call)
+            self._inside[kind] = _Inside(entry, events, self._difference(leaving, after), after)
+        return self._inside[kind]
 
     def _entry(self, call: int, kind: int) -> Change:
         if call == self.calls.start:
             return self._difference((), self.inside(call).entry)
         key = (self.timeline.kind(call - 1), kind)
-        found = self._between.get(key)
-        if found is None:
-            found = self._difference(self.inside(call - 1).after, self.inside(call).entry)
-            self._between[key] = found
-        return found
+        if key not in self._between:
+            between = self._difference(self.inside(call - 1).after, self.inside(call).entry)
+            self._between[key] = between
+        return self._between[key]
 
     def _block(self, item: LiveItem) -> Block:
         if item.count != 1:

@@ -39,17 +39,11 @@ _Memory = tuple[int, int] | tuple[int, Storage]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Live memory as one description has it.
+    """Live memory as one description has it."""
 
-    Attributes:
-        number: of the description, from 0 in order of first appearance in a walk.
-        memory: number of the memory, which its descriptions and its copies share.
-        item: the description; its ``count`` says nothing here, a block stands for one.
-    """
-
-    number: int
-    memory: int
-    item: LiveItem
+    number: int  # of the description, from 0 in order of first appearance in a walk
+    memory: int  # number of the memory, which its descriptions and its copies share
+    item: LiveItem  # the description; its ``count`` says nothing here, a block stands for one
 
     @property
     def nbytes(self) -> int:
@@ -67,19 +61,12 @@ class Change(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A change and where it stands.
+    """A change and where it stands."""
 
-    Attributes:
-        time_ns: clock of ``CallColumns``; never less than that of the moment before.
-        call: index in the call log.
-        instant: of the call's program, or ``AFTER``.
-        change: what happens.
-    """
-
-    time_ns: int
-    call: int
-    instant: int
-    change: Change
+    time_ns: int  # clock of ``CallColumns``; never less than that of the moment before
+    call: int  # index in the call log
+    instant: int  # of the call's program, or ``AFTER``
+    change: Change  # what happens
 
 
 class _Inside(NamedTuple):

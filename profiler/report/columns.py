@@ -44,27 +44,18 @@ _NUMBERS = frozenset(list(Unit)[list(Unit).index(Unit.BYTES) :])
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        title: its heading; in a table of lines, what stands after a number.
-        unit: of its cells.
-        help: a longer explanation.
-        adds: cells of rows that are not shown are added up.
-        whole: for shares, of how much.
-        below: on a page these cells stand in smaller type below those of the column before.
-        fold: where there is no room for the text it goes on in the next line, else it is cut.
-        only: ``text`` or ``page`` where the other has no room for it, else "".
-    """
-
-    title: str
-    unit: Unit = Unit.TEXT
-    help: str = ""
-    adds: bool = False
-    whole: int = 0
+    title: str  # its heading; in a table of lines, what stands after a number
+    unit: Unit = Unit.TEXT  # of its cells
+    help: str = ""  # a longer explanation
+    adds: bool = False  # cells of rows that are not shown are added up
+    whole: int = 0  # for shares, of how much
+    # on a page these cells stand in smaller type below those of the column before
     below: bool = False
+    # where there is no room for the text it goes on in the next line, else it is cut
     fold: bool = False
-    only: str = ""
+    only: str = ""  # ``text`` or ``page`` where the other has no room for it, else ""
 
 
 def alike(unit: Unit, *titles: str, **more: Any) -> tuple[Column, ...]:

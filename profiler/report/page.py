@@ -35,23 +35,16 @@ _ASCII = str.maketrans({"…": "~", "·": "|"})
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a text should look.
+    """How a text should look."""
 
-    Attributes:
-        top: rows in each table, at least 1; the rest is added up in one more row.
-        width: characters a line, at least 80 (100 with ``exact``): less is taken as that.
-            Tables of many numbers are wider: no number is cut.
-        color: with ANSI escape sequences.
-        ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
-        exact: bytes with all digits.
-        short: without details, so that a report fits a screen; it ends with what was left out.
-    """
-
-    top: int = 10
+    top: int = 10  # rows in each table, at least 1; the rest is added up in one more row
+    # characters a line, at least 80 (100 with ``exact``): less is taken as that. Tables of many
+    # numbers are wider: no number is cut.
     width: int = DEFAULT_WIDTH
-    color: bool = False
-    ascii_only: bool = False
-    exact: bool = False
+    color: bool = False  # with ANSI escape sequences
+    ascii_only: bool = False  # no character beyond ASCII, for terminals and locales without UTF-8
+    exact: bool = False  # bytes with all digits
+    # without details, so that a report fits a screen; it ends with what was left out
     short: bool = False
 
     def show(self, n: int) -> str:

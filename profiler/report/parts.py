@@ -50,86 +50,56 @@ _LEAKS = 10
 
 @dataclass(frozen=True, slots=True)
 class DataFlowPeak:
-    """The peak of one device in the data-flow profile: eager and compiled code together.
+    """The peak of one device in the data-flow profile: eager and compiled code together."""
 
-    Attributes:
-        device: e.g. ``cuda:0``.
-        nbytes: live bytes.
-        after_ns: time from the first entry of the profile.
-        categories: bytes, largest first.
-        times: number of entries.
-        unknown: bytes without a category, by reason, largest first.
-        leaks: the largest storages that outlived their training step.
-        reserved, allocated: what the caching allocator held then, None if it has none.
-        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held at the end.
-        notes: on the whole run.
-        views: what was live then, by line, module and operator.
-        live: the same one by one, largest first.
-        graphs: labels of the graphs that ``live`` names by their ids.
-    """
-
-    device: str
-    nbytes: int
-    after_ns: int
-    categories: dict[Category, int]
-    times: int
+    device: str  # e.g. ``cuda:0``.
+    nbytes: int  # live bytes
+    after_ns: int  # time from the first entry of the profile
+    categories: dict[Category, int]  # bytes, largest first
+    times: int  # number of entries
+    # bytes without a category, by reason, largest first
     unknown: dict[str, int] = field(default_factory=dict)
+    # the largest storages that outlived their training step
     leaks: list[DataFlowLeak] = field(default_factory=list)
+    # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None = None
     allocated: int | None = None
-    replay_reserved: int = 0
-    notes: list[str] = field(default_factory=list)
+    replay_reserved: int = 0  # bytes that pools of CUDA graphs and the CPU arena held at the end
+    notes: list[str] = field(default_factory=list)  # on the whole run
+    # what was live then, by line, module and operator
     views: dict[View, Breakdown] = field(default_factory=dict)
-    live: list[DataFlowStorage] = field(default_factory=list)
+    live: list[DataFlowStorage] = field(default_factory=list)  # the same one by one, largest first
+    # labels of the graphs that ``live`` names by their ids
     graphs: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """All invocations of one tracked operation at one place.
+    """All invocations of one tracked operation at one place."""
 
-    Attributes:
-        path: names from the root, joined by ``/``.
-        count: invocations that ended; ``failed`` of them with an exception.
-        total_ns: time in all of them.
-        tensor_bytes: what live tensors grew by, all of them together.
-        peaks: the most bytes inside an invocation, by device.
-    """
-
-    path: str
-    count: int
+    path: str  # names from the root, joined by ``/``
+    count: int  # invocations that ended; ``failed`` of them with an exception
     failed: int
-    total_ns: int
-    tensor_bytes: int
-    peaks: dict[str, int]
+    total_ns: int  # time in all of them
+    tensor_bytes: int  # what live tensors grew by, all of them together
+    peaks: dict[str, int]  # the most bytes inside an invocation, by device
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSummary:
-    """What the run-time tracker saw.
+    """What the run-time tracker saw."""
 
-    Attributes:
-        state, reason: how it ended.
-        span_ns: from its start to its end.
-        snapshots: that are in the profile.
-        tensors: the most bytes that live Python tensors referred to, all devices.
-        resident: the most bytes that were resident, None if unknown.
-        devices: the most bytes of each device's allocator, None if unknown.
-        largest: the largest tensors at the snapshot with most in tensors of those that have
-            any described.
-        operations: most time first.
-        problems: of the tracker itself.
-    """
-
+    # state, reason: how it ended
     state: str
     reason: str
-    span_ns: int
-    snapshots: int
-    tensors: int
-    resident: int | None
-    devices: dict[str, int | None]
-    operations: list[OperationRow]
-    problems: list[str]
+    span_ns: int  # from its start to its end
+    snapshots: int  # that are in the profile
+    tensors: int  # the most bytes that live Python tensors referred to, all devices
+    resident: int | None  # the most bytes that were resident, None if unknown
+    devices: dict[str, int | None]  # the most bytes of each device's allocator, None if unknown
+    operations: list[OperationRow]  # most time first
+    problems: list[str]  # of the tracker itself
+    # the largest tensors at the snapshot with most in tensors of those that have any described
     largest: list[TensorInfo] = field(default_factory=list)
 
 
@@ -213,25 +183,15 @@ UNATTRIBUTED = "not attributed: eager code, compiled calls that nobody observed,
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The parts add up to ``reserved``.
+    """The parts add up to ``reserved``."""
 
-    Attributes:
-        device: e.g. ``cuda:0``.
-        reserved: the most bytes that the allocator had from the device.
-        parts: what for, in words, and bytes; largest first.
-        unattributed: bytes that were allocated beyond those, for whatever.
-        free: bytes of ``reserved`` that were not allocated when most was.
-        eager: bytes that were made or kept by other code than compiled.
-        rounding: bytes of blocks beyond what was asked for.
-    """
-
-    device: str
-    reserved: int
-    parts: tuple[tuple[str, int], ...]
-    unattributed: int
-    free: int
-    eager: int = 0
-    rounding: int = 0
+    device: str  # e.g. ``cuda:0``.
+    reserved: int  # the most bytes that the allocator had from the device
+    parts: tuple[tuple[str, int], ...]  # what for, in words, and bytes; largest first
+    unattributed: int  # bytes that were allocated beyond those, for whatever
+    free: int  # bytes of ``reserved`` that were not allocated when most was
+    eager: int = 0  # bytes that were made or kept by other code than compiled
+    rounding: int = 0  # bytes of blocks beyond what was asked for
 
     @property
     def named(self) -> tuple[tuple[str, int], ...]:

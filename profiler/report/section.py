@@ -47,59 +47,36 @@ class Foot:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence or a fact on a line of its own.
-
-    Attributes:
-        only: ``text`` or ``page`` where the other has no room for it or says it elsewhere.
-        detail: left out of a short text.
-    """
+    """A sentence or a fact on a line of its own."""
 
     text: str
     tone: Tone = Tone.PLAIN
-    only: str = ""
-    detail: bool = False
+    only: str = ""  # ``text`` or ``page`` where the other has no room for it or says it elsewhere
+    detail: bool = False  # left out of a short text
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells.
+    """Rows of cells."""
 
-    Attributes:
-        columns: of each row.
-        rows: in the order that matters most.
-        foot: below them, e.g. the remainder and the total.
-        caption: what the table is, "" where its section's title says so.
-        depth: of rows that are a tree in preorder, how far each is indented.
-        least: so many rows are shown however short the text is meant to be.
-        most: so many at most, however long.
-        largest: of a tree, the rows that are shown are those with most in this column, by its
-            index; by default the first ones are. No row has more than the one above it.
-        rest: what rows that are not shown are called after their number.
-        empty: said where there are no rows.
-        lines: each row is a line or a list item, not a row under headings.
-        folded: on a page, shown when it is asked for.
-        filtered: rows can be chosen by the value of this column, by its index.
-        only: ``text`` or ``page`` where the other has the same in another form, else "".
-        detail: left out of a short text.
-        brief: so many rows at most in a short text.
-    """
-
-    columns: tuple[Column, ...]
-    rows: Sequence[Row] = ()
-    foot: tuple[Foot, ...] = ()
-    caption: str = ""
-    depth: Sequence[int] = ()
-    least: int = 1
-    most: int = EVERY
+    columns: tuple[Column, ...]  # of each row
+    rows: Sequence[Row] = ()  # in the order that matters most
+    foot: tuple[Foot, ...] = ()  # below them, e.g. the remainder and the total.
+    caption: str = ""  # what the table is, "" where its section's title says so
+    depth: Sequence[int] = ()  # of rows that are a tree in preorder, how far each is indented
+    least: int = 1  # so many rows are shown however short the text is meant to be
+    most: int = EVERY  # so many at most, however long
+    # of a tree, the rows that are shown are those with most in this column, by its index; by
+    # default the first ones are. No row has more than the one above it.
     largest: int | None = None
-    rest: str = "more"
-    empty: str = ""
-    lines: bool = False
-    folded: bool = False
-    filtered: int | None = None
-    only: str = ""
-    detail: bool = False
-    brief: int = EVERY
+    rest: str = "more"  # what rows that are not shown are called after their number
+    empty: str = ""  # said where there are no rows
+    lines: bool = False  # each row is a line or a list item, not a row under headings
+    folded: bool = False  # on a page, shown when it is asked for
+    filtered: int | None = None  # rows can be chosen by the value of this column, by its index
+    only: str = ""  # ``text`` or ``page`` where the other has the same in another form, else ""
+    detail: bool = False  # left out of a short text
+    brief: int = EVERY  # so many rows at most in a short text
 
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
@@ -130,31 +107,19 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is said of one subject.
+    """What is said of one subject."""
 
-    Attributes:
-        id: its name in addresses, "" where nothing leads to it.
-        title: a line, "" for none.
-        notes: before the tables.
-        tables: those without rows say why, or are left out.
-        parts: sections below this one.
-        tone: of all of it.
-        view: an interactive view that a page draws first, by the name it has there.
-        detail: left out of a short text, which names it at its end.
-        name: how it is named there, "" for not at all.
-        spare: left out of a short text that would not fit a screen, those with the highest number
-            first; 0 never is.
-    """
-
-    id: str
-    title: str
-    notes: tuple[Note, ...] = ()
-    tables: tuple[Table, ...] = ()
-    parts: tuple[Section, ...] = ()
-    tone: Tone = Tone.PLAIN
-    view: str = ""
-    detail: bool = False
-    name: str = ""
+    id: str  # its name in addresses, "" where nothing leads to it
+    title: str  # a line, "" for none
+    notes: tuple[Note, ...] = ()  # before the tables
+    tables: tuple[Table, ...] = ()  # those without rows say why, or are left out
+    parts: tuple[Section, ...] = ()  # sections below this one
+    tone: Tone = Tone.PLAIN  # of all of it
+    view: str = ""  # an interactive view that a page draws first, by the name it has there
+    detail: bool = False  # left out of a short text, which names it at its end
+    name: str = ""  # how it is named there, "" for not at all
+    # left out of a short text that would not fit a screen, those with the highest number first; 0
+    # never is
     spare: int = 0
 
     def __bool__(self) -> bool:

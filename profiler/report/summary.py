@@ -42,46 +42,29 @@ _MADE = (LedgerKind.COMPILED, LedgerKind.CACHE_HIT, LedgerKind.RECOMPILED)
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The instant with the most known live bytes.
+    """The instant with the most known live bytes."""
 
-    Attributes:
-        nbytes: live bytes.
-        call: index in the call log, from 0.
-        instant: of the call's program.
-        graph: label of the graph that ran.
-        after_ns: time from the start of the first logged call to the start of this one.
-        line: of the generated code, 0 at the entry of the call.
-        statement: text of that line, "" if not known.
-        node: FX node whose memory came to life last, None if not known.
-        frame: user code of that node.
-    """
-
-    nbytes: int
-    call: int
-    instant: int
-    graph: str
-    after_ns: int
-    line: int = 0
-    statement: str = ""
-    node: str | None = None
-    frame: SourceFrame | None = None
+    nbytes: int  # live bytes
+    call: int  # index in the call log, from 0
+    instant: int  # of the call's program
+    graph: str  # label of the graph that ran
+    after_ns: int  # time from the start of the first logged call to the start of this one
+    line: int = 0  # of the generated code, 0 at the entry of the call
+    statement: str = ""  # text of that line, "" if not known
+    node: str | None = None  # FX node whose memory came to life last, None if not known
+    frame: SourceFrame | None = None  # user code of that node
 
 
 @dataclass(frozen=True, slots=True)
 class SavedActivation:
-    """Memory that an FX node of a forward leaves for the backward.
+    """Memory that an FX node of a forward leaves for the backward."""
 
-    Attributes:
-        nbytes: bytes a call, of all the node's buffers.
-        lifetime_calls: calls from the forward to its backward, median; 1 is the very next
-            call. None if no backward in the log belongs to a forward in it.
-        cost: ``nbytes × lifetime_calls``, what the table is ordered by.
-        graph, node, op, module, frame: where it comes from; None is unknown.
-    """
-
-    nbytes: int
+    nbytes: int  # bytes a call, of all the node's buffers
+    # calls from the forward to its backward, median; 1 is the very next call. None if no backward
+    # in the log belongs to a forward in it.
     lifetime_calls: float | None
-    cost: float
+    cost: float  # ``nbytes × lifetime_calls``, what the table is ordered by
+    # graph, node, op, module, frame: where it comes from; None is unknown
     graph: str
     node: str | None
     op: str | None
@@ -91,38 +74,25 @@ class SavedActivation:
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One compiled graph. Bytes are those of its most called program.
+    """One compiled graph. Bytes are those of its most called program."""
 
-    Attributes:
-        id, label, kind: of the graph.
-        calls: in the log.
-        programs: number of observed programs.
-        median_ns: of a call, None without calls.
-        allocated: bytes that a call allocates, all allocations added up.
-        peak: the most bytes live inside a call, inputs included.
-        saved: bytes left for the backward.
-        unobserved: why some calls have no program, None if all have.
-        mutates: names of the inputs that a call writes to.
-        aliases: names of the inputs that it returns, as they are or as views.
-        donated: bytes of saved activations that nobody else holds, so that it may overwrite them;
-            None if no call was observed.
-        waiting: calls of a forward that had no backward.
-    """
-
+    # id, label, kind: of the graph
     id: int
     label: str
     kind: str
-    calls: int
-    programs: int
-    median_ns: float | None
-    allocated: int | None
-    peak: int | None
-    saved: int | None
-    unobserved: str | None
-    mutates: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    calls: int  # in the log
+    programs: int  # number of observed programs
+    median_ns: float | None  # of a call, None without calls
+    allocated: int | None  # bytes that a call allocates, all allocations added up
+    peak: int | None  # the most bytes live inside a call, inputs included
+    saved: int | None  # bytes left for the backward
+    unobserved: str | None  # why some calls have no program, None if all have
+    mutates: tuple[str, ...] = ()  # names of the inputs that a call writes to
+    aliases: tuple[str, ...] = ()  # names of the inputs that it returns, as they are or as views
+    # bytes of saved activations that nobody else holds, so that it may overwrite them; None if no
+    # call was observed
     donated: int | None = None
-    waiting: int = 0
+    waiting: int = 0  # calls of a forward that had no backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,59 +117,41 @@ class LedgerSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """A report.
+    """A report."""
 
-    Attributes:
-        profile: what it is about.
-        device: whose memory it is about.
-        device_peaks: bytes, for each device that programs use.
-        calls, dropped_calls, unobserved_calls: numbers of calls.
-        span_ns: from the start of the first logged call to the end of the last.
-        peak: None without calls.
-        views: the live set at the peak, by category, module, node, line and graph.
-        modules: the module view as a tree.
-        saved: largest cost first.
-        coverage: of all programs' allocations, each program once.
-        kept_bytes: what libraries allocated in observed calls and did not give back.
-        without_scratch: programs in which scratch memory inside kernels was not measured.
-        trees: functions that run in graph trees.
-        recordings: graphs that were recorded, in order of recording.
-        pools: bytes of their pools at their largest, by device.
-        unobserved: by graph.
-        dataflow: peaks of the data-flow profile, by device.
-        tracker: None if it did not run.
-        at_peak: what was reserved at the peak of devices that nobody watched.
-        advice: what could be changed, most bytes first.
-        out_of_memory: allocations that failed.
-        growth: what is held across steps and grows, most a step first.
-    """
-
-    profile: Profile
-    device: str
-    device_peaks: dict[str, int]
+    profile: Profile  # what it is about
+    device: str  # whose memory it is about
+    device_peaks: dict[str, int]  # bytes, for each device that programs use
     graphs: int
+    # calls, dropped_calls, unobserved_calls: numbers of calls
     calls: int
     dropped_calls: int
     unobserved_calls: int
-    span_ns: int
-    peak: Peak | None
+    span_ns: int  # from the start of the first logged call to the end of the last
+    peak: Peak | None  # None without calls
+    # the live set at the peak, by category, module, node, line and graph
     views: dict[View, Breakdown]
-    modules: ModuleNode
-    saved: list[SavedActivation]
+    modules: ModuleNode  # the module view as a tree
+    saved: list[SavedActivation]  # largest cost first
     table: list[GraphRow]
     ledger: LedgerSummary
-    coverage: Coverage
-    kept_bytes: int = 0
-    without_scratch: int = 0
-    trees: list[GraphedFunction] = field(default_factory=list)
+    coverage: Coverage  # of all programs' allocations, each program once
+    kept_bytes: int = 0  # what libraries allocated in observed calls and did not give back
+    without_scratch: int = 0  # programs in which scratch memory inside kernels was not measured
+    trees: list[GraphedFunction] = field(default_factory=list)  # functions that run in graph trees
+    # graphs that were recorded, in order of recording
     recordings: list[RecordedNode] = field(default_factory=list)
+    # bytes of their pools at their largest, by device
     pools: dict[str, int] = field(default_factory=dict)
+    # what was reserved at the peak of devices that nobody watched
     at_peak: list[DevicePeak] = field(default_factory=list)
-    unobserved: list[UnobservedCalls] = field(default_factory=list)
+    unobserved: list[UnobservedCalls] = field(default_factory=list)  # by graph
+    # peaks of the data-flow profile, by device
     dataflow: list[DataFlowPeak] = field(default_factory=list)
-    tracker: TrackerSummary | None = None
-    advice: list[Finding] = field(default_factory=list)
-    out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    tracker: TrackerSummary | None = None  # None if it did not run
+    advice: list[Finding] = field(default_factory=list)  # what could be changed, most bytes first
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)  # allocations that failed
+    # what is held across steps and grows, most a step first
     growth: list[Growth] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:

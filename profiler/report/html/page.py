@@ -47,20 +47,14 @@ _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page is made of.
+    """What a page is made of."""
 
-    Attributes:
-        title: in the tab and the first heading.
-        payload: JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them.
-        scripts: names in ``assets/``, after those that every page has, in order of need: they are
-            the parts of one function. The last one calls ``start``.
-        description: one sentence on the content, for the page's metadata.
-    """
-
-    title: str
-    payload: Any
+    title: str  # in the tab and the first heading
+    payload: Any  # JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them
+    # names in ``assets/``, after those that every page has, in order of need: they are the parts of
+    # one function. The last one calls ``start``.
     scripts: Sequence[str]
-    description: str = ""
+    description: str = ""  # one sentence on the content, for the page's metadata
 
 
 def report_page(

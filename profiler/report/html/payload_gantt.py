@@ -39,26 +39,17 @@ _OPERATION_COLORS = 7
 
 @dataclass(slots=True)
 class Bar:
-    """One thing that took time.
+    """One thing that took time."""
 
-    Attributes:
-        start_ns, end_ns: when.
-        name: what to write on it.
-        kind: decides its colour.
-        detail: position among the details of its kind.
-        task: in a lane of tasks, which one; 0 elsewhere.
-        row: where it stands in its lane, from 0 at the top.
-        outermost: nothing else of its thread or task is around it.
-    """
-
+    # start_ns, end_ns: when
     start_ns: int
     end_ns: int
-    name: str
-    kind: str
-    detail: int
-    task: int = 0
-    row: int = 0
-    outermost: bool = True
+    name: str  # what to write on it
+    kind: str  # decides its colour
+    detail: int  # position among the details of its kind
+    task: int = 0  # in a lane of tasks, which one; 0 elsewhere
+    row: int = 0  # where it stands in its lane, from 0 at the top
+    outermost: bool = True  # nothing else of its thread or task is around it
 
 
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ and no sum is made of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..breakdown import Breakdown, View, data_flow_breakdown
 from ..model import (
@@ -57,20 +57,16 @@ class DataFlowPeak:
     after_ns: int  # time from the first entry of the profile
     categories: dict[Category, int]  # bytes, largest first
     times: int  # number of entries
-    # bytes without a category, by reason, largest first
-    unknown: dict[str, int] = field(default_factory=dict)
-    # the largest storages that outlived their training step
-    leaks: list[DataFlowLeak] = field(default_factory=list)
+    unknown: dict[str, int]  # bytes without a category, by reason, largest first
+    leaks: list[DataFlowLeak]  # the largest storages that outlived their training step
     # reserved, allocated: what the caching allocator held then, None if it has none
-    reserved: int | None = None
-    allocated: int | None = None
-    replay_reserved: int = 0  # bytes that pools of CUDA graphs and the CPU arena held at the end
-    notes: list[str] = field(default_factory=list)  # on the whole run
-    # what was live then, by line, module and operator
-    views: dict[View, Breakdown] = field(default_factory=dict)
-    live: list[DataFlowStorage] = field(default_factory=list)  # the same one by one, largest first
-    # labels of the graphs that ``live`` names by their ids
-    graphs: dict[int, str] = field(default_factory=dict)
+    reserved: int | None
+    allocated: int | None
+    replay_reserved: int  # bytes that pools of CUDA graphs and the CPU arena held at the end
+    notes: list[str]  # on the whole run
+    views: dict[View, Breakdown]  # what was live then, by line, module and operator
+    live: list[DataFlowStorage]  # the same one by one, largest first
+    graphs: dict[int, str]  # labels of the graphs that ``live`` names by their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class TrackerSummary:
     operations: list[OperationRow]  # most time first
     problems: list[str]  # of the tracker itself
     # the largest tensors at the snapshot with most in tensors of those that have any described
-    largest: list[TensorInfo] = field(default_factory=list)
+    largest: list[TensorInfo]
 
 
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -87,12 +87,12 @@ class GraphRow:
     peak: int | None  # the most bytes live inside a call, inputs included
     saved: int | None  # bytes left for the backward
     unobserved: str | None  # why some calls have no program, None if all have
-    mutates: tuple[str, ...] = ()  # names of the inputs that a call writes to
-    aliases: tuple[str, ...] = ()  # names of the inputs that it returns, as they are or as views
+    mutates: tuple[str, ...]  # names of the inputs that a call writes to
+    aliases: tuple[str, ...]  # names of the inputs that it returns, as they are or as views
     # bytes of saved activations that nobody else holds, so that it may overwrite them; None if no
     # call was observed
-    donated: int | None = None
-    waiting: int = 0  # calls of a forward that had no backward
+    donated: int | None
+    waiting: int  # calls of a forward that had no backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LedgerSummary:
     recompiled: tuple[Reason, ...]
     not_observed: tuple[Reason, ...]
     fallbacks: tuple[Reason, ...]
-    not_graphed: tuple[Reason, ...] = ()
+    not_graphed: tuple[Reason, ...]
 
 
 @dataclass(slots=True)
@@ -123,36 +123,29 @@ class Summary:
     device: str  # whose memory it is about
     device_peaks: dict[str, int]  # bytes, for each device that programs use
     graphs: int
-    # calls, dropped_calls, unobserved_calls: numbers of calls
     calls: int
     dropped_calls: int
     unobserved_calls: int
     span_ns: int  # from the start of the first logged call to the end of the last
     peak: Peak | None  # None without calls
-    # the live set at the peak, by category, module, node, line and graph
-    views: dict[View, Breakdown]
+    views: dict[View, Breakdown]  # the live set at the peak
     modules: ModuleNode  # the module view as a tree
     saved: list[SavedActivation]  # largest cost first
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage  # of all programs' allocations, each program once
-    kept_bytes: int = 0  # what libraries allocated in observed calls and did not give back
-    without_scratch: int = 0  # programs in which scratch memory inside kernels was not measured
-    trees: list[GraphedFunction] = field(default_factory=list)  # functions that run in graph trees
-    # graphs that were recorded, in order of recording
-    recordings: list[RecordedNode] = field(default_factory=list)
-    # bytes of their pools at their largest, by device
-    pools: dict[str, int] = field(default_factory=dict)
-    # what was reserved at the peak of devices that nobody watched
-    at_peak: list[DevicePeak] = field(default_factory=list)
-    unobserved: list[UnobservedCalls] = field(default_factory=list)  # by graph
-    # peaks of the data-flow profile, by device
-    dataflow: list[DataFlowPeak] = field(default_factory=list)
-    tracker: TrackerSummary | None = None  # None if it did not run
-    advice: list[Finding] = field(default_factory=list)  # what could be changed, most bytes first
-    out_of_memory: list[OutOfMemory] = field(default_factory=list)  # allocations that failed
-    # what is held across steps and grows, most a step first
-    growth: list[Growth] = field(default_factory=list)
+    kept_bytes: int  # what libraries allocated in observed calls and did not give back
+    without_scratch: int  # programs in which scratch memory inside kernels was not measured
+    trees: list[GraphedFunction]  # functions that run in graph trees
+    recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
+    pools: dict[str, int]  # bytes of their pools at their largest, by device
+    at_peak: list[DevicePeak]  # what was reserved at the peak of devices that nobody watched
+    unobserved: list[UnobservedCalls]  # by graph
+    dataflow: list[DataFlowPeak]  # peaks of the data-flow profile, by device
+    tracker: TrackerSummary | None  # None if it did not run
+    advice: list[Finding]  # what could be changed, most bytes first
+    out_of_memory: list[OutOfMemory]  # allocations that failed
+    growth: list[Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
         """What ``memprof report --json`` has as data, by name."""
@@ -250,10 +243,8 @@ def _device_peaks(
             continue
         live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
-        calls = profile.calls
-        program = profile.graph(calls.graph[at.call]).programs[calls.program[at.call]]
-        # What libraries allocated in that call and kept.
-        kept = program.kept_bytes
+        graph = profile.graph(profile.calls.graph[at.call])
+        kept = graph.programs[profile.calls.program[at.call]].kept_bytes
         if peak := device_peak(account, compiled, kept, all_observed=every):
             yield peak
 
@@ -333,14 +324,14 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
     """One row a graph, in the order of the profile; bytes are those of its most called program."""
     reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
-    times: dict[int, list[int]] = {}
+    times: defaultdict[int, list[int]] = defaultdict(list)
     for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
-        times.setdefault(g, []).append(end - start)
+        times[g].append(end - start)
     best, waiting = most_called(timeline), forwards_that_wait(timeline.profile)
     rows = []
     for graph in timeline.profile.graphs:
         unit = timeline.units[best[graph.id]] if graph.id in best else None
-        ns = times.get(graph.id, [])
+        ns = times[graph.id]
         rows.append(
             GraphRow(
                 id=graph.id,
@@ -365,11 +356,8 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
 def _donated(unit: PreparedProgram) -> int:
     """Storages are counted, not tensors: several may be views of one."""
     inputs = unit.graph.inputs
-    return sum(
-        s.nbytes
-        for s in unit.program.storages
-        if s.inputs and all(inputs[i].donated for i in s.inputs)
-    )
+    donated = (s for s in unit.program.storages if s.inputs)
+    return sum(s.nbytes for s in donated if all(inputs[i].donated for i in s.inputs))
 
 
 def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
@@ -384,11 +372,9 @@ def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
 
 
 def _ledger(profile: Profile) -> LedgerSummary:
-    counts: Counter[str] = Counter()
     labels = {g.id: g.label for g in profile.graphs}
     found: dict[LedgerKind, dict[str, list[LedgerEntry]]] = {kind: {} for kind in LedgerKind}
     for e in profile.ledger:
-        counts[e.kind.value] += e.count
         found[e.kind].setdefault(e.reason, []).append(e)
 
     def reasons(kind: LedgerKind) -> tuple[Reason, ...]:
@@ -400,7 +386,7 @@ def _ledger(profile: Profile) -> LedgerSummary:
         return tuple(sorted(every, key=lambda r: (-r.count, r.reason)))
 
     return LedgerSummary(
-        counts={k.value: counts[k.value] for k in LedgerKind},
+        counts={k.value: sum(r.count for r in reasons(k)) for k in LedgerKind},
         recompiled=reasons(LedgerKind.RECOMPILED),
         not_observed=reasons(LedgerKind.NOT_OBSERVED),
         fallbacks=reasons(LedgerKind.FALLBACK),

@@ -45,7 +45,7 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
         """index => {
           const { model, view, lanes } = memprof.chart;
           const [lane, i] = model.order[index];
-          const box = lanes.canvas.node.getBoundingClientRect();
+          const box = lanes.canvas.getBoundingClientRect();
           const [top, bottom] = lanes.extent([lane, i]);
           const middle = lane.start[i] + lane.duration[i] / 2;
           return {x: box.left + view.x(middle), y: box.top + (top + bottom) / 2 - lanes.scroll,

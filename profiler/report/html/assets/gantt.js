@@ -1,45 +1,14 @@
-// Operations and compiled calls as bars: what is where in a lane, in which colour, and what is known
-// of each. Bars come placed in rows (gantt_lanes.py), so that no two of a row overlap.
+// Operations, compiled calls and compilations over time: the lanes, their window, the chosen bar.
+
+const AXIS = 22;
+const MOST_HEIGHT = 420;
 
 /** An instant: of a long run with more digits than a duration needs. */
 function formatInstant(n) {
   return n < 1e9 ? ns(n) : `${(n / 1e9).toFixed(6)} s`;
 }
 
-/** The bars of one row: sorted, none overlaps another. */
-class Row {
-  constructor(bars, lane) {
-    this.bars = Int32Array.from(bars);
-    this.start = Float64Array.from(bars, (i) => lane.start[i]);
-    this.end = Float64Array.from(bars, (i) => lane.start[i] + lane.duration[i]);
-    const failed = lane.payload.kinds.indexOf("failed operation");
-    this.failedBefore = new Int32Array(bars.length + 1);
-    bars.forEach((i, n) => {
-      this.failedBefore[n + 1] = this.failedBefore[n] + (lane.kind[i] === failed);
-    });
-  }
-
-  /** Position in this row of the bar at `time`, or of the nearest within `slack`; else -1. */
-  find(time, slack) {
-    const after = above(this.start, time);
-    if (after > 0 && this.end[after - 1] > time) return after - 1;
-    const before = after > 0 ? time - this.end[after - 1] : Infinity;
-    const next = after < this.start.length ? this.start[after] - time : Infinity;
-    if (Math.min(before, next) > slack) return -1;
-    return before <= next ? after - 1 : after;
-  }
-}
-
-class Lane {
-  constructor(payload, data) {
-    Object.assign(this, data);
-    this.payload = payload;
-    const rows = Array.from({ length: data.rows }, () => []);
-    data.row.forEach((r, i) => rows[r].push(i));
-    this.byRow = rows.map((bars) => new Row(bars, this));
-  }
-}
-
+/** What is where in a lane, and what is known of each bar; a bar is [lane, index]. */
 class GanttModel {
   /** `state` of the report has the live bytes of calls. */
   constructor(payload, state) {
@@ -47,11 +16,27 @@ class GanttModel {
     this.state = state;
     this.end = Math.max(1, payload.end);
     this.found = null;
-    this.lanes = payload.lanes.map((data) => new Lane(payload, data));
+    this.lanes = payload.lanes.map((lane) => ({ ...lane, byRow: this.rowsOf(lane) }));
     this.bars = this.lanes.reduce((n, lane) => n + lane.start.length, 0);
   }
 
-  /** All bars in order of start, for stepping through them: [lane, index]. */
+  /** The bars of each row: sorted, and none overlaps another, as Python has placed them. */
+  rowsOf(lane) {
+    const failed = this.payload.kinds.indexOf("failed operation");
+    const rows = Map.groupBy(lane.row.keys(), (i) => lane.row[i]);
+    return Array.from({ length: lane.rows }, (_, r) => {
+      const bars = rows.get(r) ?? [];
+      let failures = 0;
+      return {
+        bars,
+        start: bars.map((i) => lane.start[i]),
+        end: bars.map((i) => lane.start[i] + lane.duration[i]),
+        failedBefore: [0, ...bars.map((i) => (failures += lane.kind[i] === failed))],
+      };
+    });
+  }
+
+  /** All bars in order of start, for stepping through them. */
   get order() {
     this._order ??= this.lanes
       .flatMap((lane) => lane.start.map((_, i) => [lane, i]))
@@ -62,9 +47,8 @@ class GanttModel {
   /** Looks for bars by a part of their name; "" ends it. The number found. */
   find(text) {
     const wanted = text.trim().toLowerCase();
-    this.found = null;
+    this.found = wanted ? (name) => name.toLowerCase().includes(wanted) : null;
     if (!wanted) return this.bars;
-    this.found = (name) => name.toLowerCase().includes(wanted);
     return this.lanes.reduce((n, lane) => n + lane.label.filter(this.found).length, 0);
   }
 
@@ -76,64 +60,63 @@ class GanttModel {
     return this.payload.kinds[lane.kind[i]];
   }
 
-  /** What is known of a bar, as [label, value] rows. */
-  facts(lane, i) {
-    const kind = this.kind(lane, i);
-    const rows = [["Kind", kind]];
-    rows.push(["Begins at", formatInstant(lane.start[i])], ["Duration", ns(lane.duration[i])]);
-    const call = this.call(lane, i);
-    if (call !== null) this.callFacts(call, rows);
-    else if (kind !== "compilation") this.operationFacts(lane.detail[i], rows);
-    return rows;
-  }
-
-  /** Of each a label, and a text, or bytes, or bytes before and after. */
-  operationFacts(i, rows) {
-    for (const [label, value, after] of this.payload.operations[i]) {
-      if (after === undefined) rows.push([label, typeof value === "string" ? value : bytes(value)]);
-      else {
-        const change = `${after < value ? "−" : "+"}${bytes(Math.abs(after - value))}`;
-        rows.push([label, `${bytes(value)} → ${bytes(after)}`], ["Change", change]);
-      }
-    }
-  }
-
-  callFacts(k, rows) {
-    const { modes } = this.payload;
-    const { models } = this.state;
-    rows.push(["Call", `${count(k + 1)} of ${count(modes.length)}`]);
-    rows.push(["Ran as", modes[k]]);
-    for (const model of models) {
-      const { totals, highest, rest, between } = model.extent(k);
-      if (!(rest + totals[highest]) && !between) continue;
-      const where = models.length > 1 ? ` on ${model.name}` : "";
-      rows.push([`Live at entry${where}`, bytes(rest + totals[0])]);
-      rows.push([`Peak inside${where}`, bytes(rest + totals[highest])]);
-      rows.push([`Left behind${where}`, bytes(between)]);
-    }
-  }
-
   /** The call that a bar is, null for other bars. */
   call(lane, i) {
     const kind = this.kind(lane, i);
     return kind.endsWith("operation") || kind === "compilation" ? null : lane.detail[i];
   }
+
+  /** What is known of a bar, as [label, value] rows. */
+  facts(lane, i) {
+    const kind = this.kind(lane, i);
+    const call = this.call(lane, i);
+    const more = kind === "compilation" ? [] : this.operationFacts(lane.detail[i]);
+    return [
+      ["Kind", kind],
+      ["Begins at", formatInstant(lane.start[i])],
+      ["Duration", ns(lane.duration[i])],
+      ...(call === null ? more : this.callFacts(call)),
+    ];
+  }
+
+  /** Python has of each a label, and a text, or bytes, or bytes before and after. */
+  operationFacts(i) {
+    return (this.payload.operations[i] ?? []).flatMap(([label, value, after]) => {
+      if (after === undefined) return [[label, typeof value === "string" ? value : bytes(value)]];
+      const change = `${after < value ? "−" : "+"}${bytes(Math.abs(after - value))}`;
+      return [
+        [label, `${bytes(value)} → ${bytes(after)}`],
+        ["Change", change],
+      ];
+    });
+  }
+
+  callFacts(k) {
+    const { modes } = this.payload;
+    const { models } = this.state;
+    const live = models.flatMap((model) => {
+      const { totals, highest, rest, between } = model.extent(k);
+      if (!(rest + totals[highest]) && !between) return [];
+      const where = models.length > 1 ? ` on ${model.name}` : "";
+      return [
+        [`Live at entry${where}`, bytes(rest + totals[0])],
+        [`Peak inside${where}`, bytes(rest + totals[highest])],
+        [`Left behind${where}`, bytes(between)],
+      ];
+    });
+    return [["Call", `${count(k + 1)} of ${count(modes.length)}`], ["Ran as", modes[k]], ...live];
+  }
 }
-
-// Operations, compiled calls and compilations over time: the lanes, their window, the chosen bar.
-
-const AXIS = 22;
-const MOST_HEIGHT = 420;
 
 function gantt(state, root) {
   const model = new GanttModel(state.payload.gantt, state);
-  const view = new View(model.end);
+  const view = new View(model.end, () => redraw());
   const lanes = new Lanes(model, view);
   const whole = overview(view);
-  const axis = new Canvas("gantt-axis", "Time");
+  const axis = canvas("gantt-axis", "Time");
   const cursor = el("div.cursor", { hidden: true });
   const spacer = el("div", { style: { height: "0px" } });
-  const scroll = el("div.gantt-scroll", {}, lanes.canvas.node, spacer);
+  const scroll = el("div.gantt-scroll", {}, lanes.canvas, spacer);
   const plot = el(
     "div.gantt-plot",
     {
@@ -142,54 +125,51 @@ function gantt(state, root) {
       role: "application",
       "aria-label": "Operations and calls over time",
       "aria-describedby": "gantt-keys",
+      on: { keydown },
     },
-    axis.node,
+    axis,
     scroll,
     cursor,
   );
-  const detail = el("div.detail.gantt-detail", { hidden: true });
+  const more = el("div.detail.gantt-detail", { hidden: true });
 
   const redraw = drawn(plot, () => {
     view.width = plot.clientWidth;
     whole.draw();
     const box = { left: 0, top: -4, width: view.width, height: AXIS / 2 - 6 };
-    const c = axis.begin(view.width, AXIS);
-    timeAxis(c, box, view, tick);
+    timeAxis(begin(axis, view.width, AXIS), box, view, tick);
     // The sticky canvas takes its own place in the flow; the spacer is what is left below it.
     const height = Math.min(lanes.total, MOST_HEIGHT);
     scroll.style.height = `${height}px`;
     lanes.scroll = scroll.scrollTop;
     lanes.draw(height);
     spacer.style.height = `${Math.max(0, lanes.total - height)}px`;
-    const window_ = `from ${ns(view.from)} to ${ns(view.to)}`;
-    plot.setAttribute("aria-label", `Operations and calls ${window_}`);
+    plot.ariaLabel = `Operations and calls from ${ns(view.from)} to ${ns(view.to)}`;
   });
-  view.onChange(redraw);
   scroll.addEventListener("scroll", redraw, { passive: true });
 
-  const choose = (bar, reveal) => {
+  const reveal = ([lane, i]) => view.reveal(lane.start[i], lane.start[i] + lane.duration[i]);
+
+  function choose(bar, show) {
     lanes.selected = bar;
-    showDetail(bar);
-    if (bar && reveal) {
-      const [lane, i] = bar;
-      view.reveal(lane.start[i], lane.start[i] + lane.duration[i]);
+    more.hidden = !bar;
+    if (bar) showMore(bar);
+    if (bar && show) {
+      reveal(bar);
       const [top, bottom] = lanes.extent(bar);
+      const height = scroll.clientHeight;
       if (top < scroll.scrollTop) scroll.scrollTop = top;
-      else if (bottom > scroll.scrollTop + scroll.clientHeight) {
-        scroll.scrollTop = bottom - scroll.clientHeight;
-      }
+      else if (bottom > scroll.scrollTop + height) scroll.scrollTop = bottom - height;
+      const [lane, i] = bar;
       announce(`${lane.label[i]}, ${ns(lane.duration[i])}`);
     }
     redraw();
-  };
+  }
 
   /** The facts of a bar; of a call also the way to its live set. */
-  function showDetail(bar) {
-    detail.hidden = !bar;
-    if (!bar) return;
-    const [lane, i] = bar;
+  function showMore([lane, i]) {
     const show = () => {
-      view.reveal(lane.start[i], lane.start[i] + lane.duration[i]);
+      reveal([lane, i]);
       plot.focus({ preventScroll: true });
     };
     const call = model.call(lane, i);
@@ -199,7 +179,7 @@ function gantt(state, root) {
     };
     const quiet = (text, press) => button(text, press, null, "button.quiet");
     fill(
-      detail,
+      more,
       el(
         "h3",
         {},
@@ -211,19 +191,55 @@ function gantt(state, root) {
     );
   }
 
-  const hovered = (bar) => {
+  /** Chooses the next bar in order of start, of those that are found; with -1 the one before. */
+  function step(by) {
+    const { order } = model;
+    const [lane, i] = lanes.selected ?? [];
+    let at = order.findIndex(([l, j]) => l === lane && j === i);
+    if (at < 0) at = order.findIndex(([l, j]) => l.start[j] >= view.from) - (by > 0);
+    for (at += by; at >= 0 && at < order.length; at += by) {
+      if (model.isFound(...order[at])) return choose(order[at], true);
+    }
+  }
+
+  function keydown(event) {
+    onKey(event, {
+      ArrowLeft: () => view.pan(-view.width / 10),
+      ArrowRight: () => view.pan(view.width / 10),
+      PageUp: () => view.pan(-view.width * 0.9),
+      PageDown: () => view.pan(view.width * 0.9),
+      Home: () => view.set(0, view.to - view.from),
+      End: () => view.set(view.end - (view.to - view.from), view.end),
+      "+": () => view.zoom(1.5),
+      "=": () => view.zoom(1.5),
+      "-": () => view.zoom(1 / 1.5),
+      0: () => view.whole(),
+      n: () => step(1),
+      p: () => step(-1),
+      Enter: () => {
+        if (!lanes.selected) return;
+        const [lane, i] = lanes.selected;
+        const room = Math.max(lane.duration[i] * 0.1, 50);
+        view.set(lane.start[i] - room, lane.start[i] + lane.duration[i] + room);
+      },
+      Escape: () => choose(null),
+    });
+  }
+
+  function hovered(bar) {
     if (bar?.[0] === lanes.hovered?.[0] && bar?.[1] === lanes.hovered?.[1]) return;
     lanes.hovered = bar;
     redraw();
-  };
+  }
+
   interact(scroll, view, {
-    leave: () => {
+    leave() {
       cursor.hidden = true;
       hideTooltip();
       hovered(null);
     },
     scroll: (pixels) => (scroll.scrollTop += pixels),
-    hover: (x, y, event) => {
+    hover(x, y, event) {
       cursor.hidden = false;
       cursor.style.left = `${x}px`;
       const bar = lanes.find(x, y);
@@ -232,52 +248,40 @@ function gantt(state, root) {
       const [lane, i] = bar;
       showTooltip(event, lane.label[i], model.facts(lane, i));
     },
-    click: (x, y) => {
+    click(x, y) {
       plot.focus({ preventScroll: true });
-      choose(lanes.find(x, y), false);
+      choose(lanes.find(x, y));
     },
   });
-  plot.addEventListener("keydown", (event) => chartKey(event, model, view, lanes, choose));
 
-  const buttons = el(
-    "div.tabs",
-    { role: "group", "aria-label": "Window" },
-    [
-      ["◀", "Earlier", () => view.pan(-view.width / 2)],
-      ["▶", "Later", () => view.pan(view.width / 2)],
-      ["−", "Zoom out", () => view.zoom(1 / 2)],
-      ["+", "Zoom in", () => view.zoom(2)],
-      ["Whole run", "Show everything", () => view.whole()],
-      ...callsWindow(model, view),
-    ].map(([text, title, press]) => button(text, press, title)),
-  );
+  const buttons = [
+    ["◀", "Earlier", () => view.pan(-view.width / 2)],
+    ["▶", "Later", () => view.pan(view.width / 2)],
+    ["−", "Zoom out", () => view.zoom(1 / 2)],
+    ["+", "Zoom in", () => view.zoom(2)],
+    ["Whole run", "Show everything", () => view.whole()],
+    ...callsWindow(model, view),
+  ].map(([text, title, press]) => button(text, press, title));
   const found = el("span.dim.num", { "aria-live": "polite" });
   const find = el("input", {
     type: "search",
     placeholder: "Find by name",
     "aria-label": "Find bars by name",
     on: {
-      input: () => {
+      input() {
         const n = model.find(find.value);
         found.textContent = model.found ? `${count(n)} found` : "";
         redraw();
       },
-      keydown: (event) => {
-        const key = event.shiftKey ? "p" : "n";
-        if (event.key !== "Enter") return;
-        chartKey(new KeyboardEvent("keydown", { key }), model, view, lanes, choose);
-      },
+      keydown: (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1),
     },
   });
+  const search = el("label.gantt-find", {}, found, " ", find);
+  const tools = el("div.tabs", { role: "group", "aria-label": "Window" }, buttons);
   globalThis.memprof.chart = { model, view, lanes };
   fill(
     root,
-    el(
-      "div.toolbar",
-      {},
-      barLegend(model),
-      el("div.tabs", {}, el("label.gantt-find", {}, found, " ", find), buttons),
-    ),
+    el("div.toolbar", {}, barLegend(model), el("div.tabs", {}, search, tools)),
     plot,
     whole.bar,
     help(
@@ -285,7 +289,7 @@ function gantt(state, root) {
       "[Ctrl] and the wheel, or [+] [−] zooms, drag or [←] [→] pans, [N] [P] goes to the next or " +
         "previous bar, [Enter] zooms to it, [0] shows the whole run.",
     ),
-    detail,
+    more,
   );
   const { calls } = model.payload;
   if (calls) view.set(...calls);
@@ -311,38 +315,4 @@ function barLegend(model) {
       entries.map(entry),
     );
   return el("div", {}, model.payload.legend.map(list));
-}
-
-function chartKey(event, model, view, lanes, choose) {
-  const step = (by) => {
-    const { order } = model;
-    const [lane, i] = lanes.selected ?? [];
-    let at = order.findIndex(([l, j]) => l === lane && j === i);
-    if (at < 0) at = order.findIndex(([l, j]) => l.start[j] >= view.from) - (by > 0);
-    for (at += by; at >= 0 && at < order.length; at += by) {
-      if (model.isFound(...order[at])) return choose(order[at], true);
-    }
-    return null;
-  };
-  onKey(event, {
-    ArrowLeft: () => view.pan(-view.width / 10),
-    ArrowRight: () => view.pan(view.width / 10),
-    PageUp: () => view.pan(-view.width * 0.9),
-    PageDown: () => view.pan(view.width * 0.9),
-    Home: () => view.set(0, view.to - view.from),
-    End: () => view.set(view.end - (view.to - view.from), view.end),
-    "+": () => view.zoom(1.5),
-    "=": () => view.zoom(1.5),
-    "-": () => view.zoom(1 / 1.5),
-    0: () => view.whole(),
-    n: () => step(1),
-    p: () => step(-1),
-    Enter: () => {
-      if (!lanes.selected) return;
-      const [lane, i] = lanes.selected;
-      const room = Math.max(lane.duration[i] * 0.1, 50);
-      view.set(lane.start[i] - room, lane.start[i] + lane.duration[i] + room);
-    },
-    Escape: () => choose(null, false),
-  });
 }

@@ -7,48 +7,42 @@ const HEAD = 20;
 /** Lanes under each other, scrolled by `scroll` pixels. */
 class Lanes {
   constructor(model, view) {
-    this.model = model;
-    this.view = view;
-    this.canvas = new Canvas("gantt-lanes-canvas", "Operations and calls");
-    this.scroll = 0;
-    this.hovered = null;
-    this.selected = null;
-    let y = 0;
-    this.tops = model.lanes.map((lane) => {
-      lane.top = y;
-      y += HEAD + lane.rows * ROW + 4;
-      return lane.top;
-    });
-    this.total = y + 4;
+    Object.assign(this, { model, view, scroll: 0, hovered: null, selected: null });
+    this.canvas = canvas("gantt-lanes-canvas", "Operations and calls");
+    this.total = 4;
+    for (const lane of model.lanes) {
+      lane.top = this.total - 4;
+      this.total += HEAD + lane.rows * ROW + 4;
+    }
     this.measured = new Map();
   }
 
   draw(height) {
     const { view, model } = this;
-    const c = this.canvas.begin(view.width, height);
+    const c = begin(this.canvas, view.width, height);
     this.grid(c, height);
     this.pauses(c, height);
     const fills = model.payload.colors.map(color);
     const inks = fills.map(textOn);
-    model.lanes.forEach((lane, n) => {
-      const top = this.tops[n] - this.scroll;
-      if (top > height || top + HEAD + lane.rows * ROW < 0) return;
+    for (const lane of model.lanes) {
+      const top = lane.top - this.scroll;
+      if (top > height || top + HEAD + lane.rows * ROW < 0) continue;
       c.fillStyle = color("--line-strong");
-      if (n) c.fillRect(0, Math.round(top), view.width, 1);
+      if (lane.top) c.fillRect(0, Math.round(top), view.width, 1);
       const first = Math.max(0, Math.floor((-top - HEAD) / ROW));
       const last = Math.min(lane.rows - 1, Math.floor((height - top - HEAD) / ROW));
       for (let r = first; r <= last; r++) {
         this.drawRow(c, lane, lane.byRow[r], top + HEAD + r * ROW, fills, inks);
       }
       this.label(c, lane, top);
-    });
+    }
     this.outline(c, this.hovered, color("--text"), 1);
     this.outline(c, this.selected, color("--accent"), 2);
   }
 
   grid(c, height) {
     c.fillStyle = color("--line");
-    for (const t of this.view.ticks(110).times) {
+    for (const t of this.view.ticks(110)) {
       c.fillRect(Math.round(this.view.x(t)), 0, 1, height);
     }
   }
@@ -136,17 +130,22 @@ class Lanes {
     c.strokeRect(a - 0.5, top + 0.5, Math.max(3, b - a), BAR + 1);
   }
 
-  /** The bar at a place of the canvas, as [lane, index], or null. */
+  /** The bar at a place of the canvas, or the nearest of its row within two pixels; else null. */
   find(x, y) {
-    const at = y + this.scroll;
-    let n = above(this.tops, at) - 1;
-    if (n < 0) return null;
-    const lane = this.model.lanes[n];
-    const r = Math.floor((at - this.tops[n] - HEAD) / ROW);
-    if (at < this.tops[n] + HEAD || r >= lane.rows) return null;
-    const row = lane.byRow[r];
-    const found = row.find(this.view.time(x), 2 / this.view.scale);
-    return found < 0 ? null : [lane, row.bars[found]];
+    const lane = this.model.lanes.findLast((l) => l.top <= y + this.scroll);
+    const at = lane ? y + this.scroll - lane.top - HEAD : -1;
+    const row = at < 0 ? null : lane.byRow[Math.floor(at / ROW)];
+    if (!row) return null;
+    const time = this.view.time(x);
+    const next = above(row.start, time);
+    if (row.end[next - 1] > time) return [lane, row.bars[next - 1]];
+    // Infinity where there is none.
+    const [before, after] = [
+      time - (row.end[next - 1] ?? -Infinity),
+      (row.start[next] ?? Infinity) - time,
+    ];
+    if (Math.min(before, after) > 2 / this.view.scale) return null;
+    return [lane, row.bars[before <= after ? next - 1 : next]];
   }
 
   /** Where a bar is: top and bottom in the scrolled content. */

@@ -9,9 +9,10 @@ const HOLDS = {
 
 function liveTable(state, root) {
   let view = "module";
-  const { templates, views } = state.payload;
+  const { templates, views: every } = state.payload;
   const name = (v) => templates[v].columns[3].title;
-  const choices = [...views, "storage"].map((v) => [v, heading(name(v))]);
+  const nameOf = (part) => part.key || "(root)";
+  const choices = [...every, "storage"].map((v) => [v, heading(name(v))]);
   const tabs = toggles("Live set by", choices, (v) => {
     view = v;
     draw();
@@ -23,54 +24,40 @@ function liveTable(state, root) {
   function draw() {
     tabs.set(view);
     const { model, live, total } = state;
-    const { parts, remainder } = view === "storage" ? storages() : model.breakdown(live, view);
-    const graph = (p) => model.graphs.get(p.graph)?.label ?? "";
+    const of =
+      view === "storage" ? { parts: storages(), remainder: [] } : model.breakdown(live, view);
     const more = {
-      node: (p) => [graph(p), p.note],
+      node: (p) => [model.graphs.get(p.graph)?.label ?? "", p.note],
       line: (p) => [p.note],
       storage: (p) => [p.category, p.graph?.label, p.node, p.fqn],
     }[view];
-    const rows = parts.map((p) => [
-      p.nbytes,
-      p.nbytes,
-      p.storages,
-      nameOf(p),
+    const rows = of.parts.map((p) => [
+      ...[p.nbytes, p.nbytes, p.storages, nameOf(p)],
       ...(more?.(p) ?? []),
     ]);
-    const left = remainder.length ? remainder : [{ nbytes: 0, storages: 0 }];
-    const foot = left.map(({ nbytes, storages, key }) => {
-      return [nbytes, nbytes, storages, key ? `unattributed: ${key}` : "unattributed"];
+    const unknown = of.remainder.length ? of.remainder : [{ nbytes: 0, storages: 0 }];
+    const left = unknown.map(({ nbytes, storages: n, key }) => {
+      return [nbytes, nbytes, n, key ? `unattributed: ${key}` : "unattributed"];
     });
     const copies = [...live.values()].reduce((a, b) => a + b, 0);
-    foot.push([total, total, copies, "total"]);
+    const foot = [...(view === "storage" ? [] : left), [total, total, copies, "total"]];
     const columns = templates[view].columns.map((c) => ({ ...c, whole: total }));
     const title = `Live set by ${name(view)}`;
-    const onPick = (_, i) => state.showDetail(parts[i].items, words(nameOf(parts[i])));
-    const shown = {
-      rows,
-      foot: view === "storage" ? foot.slice(-1) : foot,
-      limit: 14,
-      title,
-      onPick,
-    };
-    fill(holder, table({ ...templates[view], columns }, shown));
+    const onPick = (_, i) => state.showDetail(of.parts[i].items, words(nameOf(of.parts[i])));
+    fill(holder, table({ ...templates[view], columns }, { rows, foot, limit: 14, title, onPick }));
     const last = holder.querySelector("tfoot tr:last-child .num");
     last.id = "live-total";
     last.dataset.bytes = total;
   }
 
-  function nameOf(part) {
-    return view === "module" ? part.key || "(root)" : part.key;
-  }
-
   /** Each storage as a part of its own. */
   function storages() {
-    const parts = [...state.live].map(([item, storages]) => {
+    const parts = [...state.live].map(([item, copies]) => {
       const d = state.model.describe(item);
       const key = d.owner ?? "(scratch memory of a kernel)";
-      return { ...d, key, storages, nbytes: d.nbytes * storages, items: [item] };
+      return { ...d, key, storages: copies, nbytes: d.nbytes * copies, items: [item] };
     });
-    return { parts: parts.sort((a, b) => b.nbytes - a.nbytes), remainder: [] };
+    return parts.sort((a, b) => b.nbytes - a.nbytes);
   }
 
   state.on("select", draw);
@@ -79,41 +66,40 @@ function liveTable(state, root) {
 /** One part of the live set: what it is, where it comes from, why it is live. */
 function detail(state, root) {
   const none = "Choose a part of the treemap or a row of the table to see where it comes from.";
-  const empty = () => fill(root, el("p.empty", {}, none));
+  const sum = (parts, value) => parts.reduce((n, d) => n + value(d), 0);
+  const size = (d) => d.nbytes * d.copies;
 
   function show(items, title, described) {
-    const { model } = state;
-    const live = items.filter((i) => state.live.has(i));
-    const copied = live.map((i) => ({ ...model.describe(i), copies: state.live.get(i) }));
-    const all = described?.map((d) => ({ ...d, copies: 1 })) ?? copied;
-    all.sort((a, b) => b.nbytes * b.copies - a.nbytes * a.copies);
-    if (!all.length) return empty();
-    const total = all.reduce((n, d) => n + d.nbytes * d.copies, 0);
-    const copies = all.reduce((n, d) => n + d.copies, 0);
-    const lines = Map.groupBy(all, (d) => d.location ?? "");
+    const { model, live } = state;
+    const copied = () => {
+      const found = items.filter((i) => live.has(i));
+      return found.map((i) => ({ ...model.describe(i), copies: live.get(i) }));
+    };
+    const all = described?.map((d) => ({ ...d, copies: 1 })) ?? copied();
+    all.sort((a, b) => size(b) - size(a));
+    if (!all.length) return fill(root, el("p.empty", {}, none));
+    const copies = sum(all, (d) => d.copies);
+    const many = copies === 1 ? "one storage" : `${count(copies)} storages`;
+    const total = sum(all, size);
+    const lines = [...Map.groupBy(all, (d) => d.location ?? "")];
     fill(
       root,
       el("h3", {}, el("span.code", {}, title)),
-      el(
-        "p.num",
-        {},
-        `${bytes(total)} in ${copies === 1 ? "one storage" : `${count(copies)} storages`}, ` +
-          `${share(total, state.total)} of what is live`,
-      ),
-      [...lines].slice(0, 6).map(([location, group]) => source(location, group)),
-      lines.size > 6 && el("p.dim", {}, `and ${count(lines.size - 6)} more source lines`),
+      el("p.num", {}, `${bytes(total)} in ${many}, ${share(total, state.total)} of what is live`),
+      lines.slice(0, 6).map(([location, group]) => source(location, group)),
+      lines.length > 6 && el("p.dim", {}, `and ${count(lines.length - 6)} more source lines`),
     );
   }
 
   function source(location, group) {
     const first = group[0];
     const place = first.function ? `${location} in ${first.function}` : location;
-    const total = group.reduce((n, d) => n + d.nbytes * d.copies, 0);
+    const total = sum(group, size);
     const [nodes, ops, fqns, categories, holds] = ["node", "op", "fqn", "category", "hold"].map(
       (key) => [...new Set(group.map((d) => d[key]).filter(Boolean))],
     );
-    const list = (words) =>
-      words.slice(0, 8).join(", ") + (words.length > 8 ? `, … ${words.length} in all` : "");
+    const list = (names) =>
+      names.slice(0, 8).join(", ") + (names.length > 8 ? `, … ${names.length} in all` : "");
     return el(
       "div.source",
       {},
@@ -133,10 +119,7 @@ function detail(state, root) {
   }
 
   state.on("detail", show);
-  state.on("select", () => {
-    if (state.detail?.items.length) show(state.detail.items, state.detail.title);
-    else empty();
-  });
+  state.on("select", () => show(state.detail?.items ?? [], state.detail?.title));
 }
 
 // The live set as a treemap: modules, their FX nodes with the source line and its code.
@@ -173,47 +156,38 @@ function moduleNode(name, path) {
 
 function moduleOf(root, leaf, model) {
   const { key, known, parts } = rowAt(model.payload.places.module, leaf.by_module);
-  const name = known ? key : `unattributed: ${key}`;
-  if (!known || key.startsWith("(")) return moduleBelow(root, name, name);
+  const outside = known ? key.startsWith("(") && [key] : [`unattributed: ${key}`];
   let at = root;
-  let path = "";
-  for (const part of parts) {
-    path = path ? `${path}.${part}` : part;
-    at = moduleBelow(at, part, path);
+  for (const name of outside || parts) {
+    const path = at.path ? `${at.path}.${name}` : name;
+    if (!at.below.has(name)) at.below.set(name, moduleNode(name, path));
+    at = at.below.get(name);
   }
   return at;
 }
 
-function moduleBelow(parent, name, path) {
-  if (!parent.below.has(name)) parent.below.set(name, moduleNode(name, path));
-  return parent.below.get(name);
-}
-
 /** Modules with a single module below are joined: `encoder.layers`. */
 function finish(n) {
-  const only = n.below.size === 1 && !n.leaves.length && !n.small.length;
-  if (only && n.path !== "") {
+  if (n.below.size === 1 && !n.leaves.length && !n.small.length && n.path !== "") {
     const [below] = n.below.values();
     below.name = `${n.name}.${below.name}`;
     return finish(below);
   }
-  const children = [
-    ...[...n.below.values()].map(finish),
-    ...n.leaves.map((leaf) => shape(leaf, leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch", leaf)),
-    ...[...Map.groupBy(n.small, (leaf) => leaf.category)].map(([category, of]) => {
-      const value = of.reduce((sum, leaf) => sum + leaf.value, 0);
-      const items = of.flatMap((leaf) => leaf.items);
-      return shape({ category, value, items }, `${of.length} smaller`, null);
-    }),
-  ];
+  const sum = (parts) => parts.reduce((total, part) => total + part.value, 0);
+  const leaves = n.leaves.map((leaf) => {
+    const { value, items, category } = leaf;
+    const name = leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch";
+    return { name, value, items, category, info: leaf };
+  });
+  const small = [...Map.groupBy(n.small, (leaf) => leaf.category)].map(([category, of]) => {
+    const items = of.flatMap((leaf) => leaf.items);
+    return { name: `${of.length} smaller`, value: sum(of), items, category, info: null };
+  });
+  const children = [...[...n.below.values()].map(finish), ...leaves, ...small];
   children.sort((a, b) => b.value - a.value);
-  const value = children.reduce((sum, c) => sum + c.value, 0);
   const items = children.flatMap((c) => c.items);
-  return { name: n.name || "(root)", path: n.path, value, children, items, module: true };
-}
-
-function shape(leaf, name, info) {
-  return { name, value: leaf.value, items: leaf.items, category: leaf.category, info };
+  const name = n.name || "(root)";
+  return { name, path: n.path, value: sum(children), children, items, module: true };
 }
 
 /**
@@ -251,8 +225,8 @@ function squarify(children, [x, y, width, height], put) {
 }
 
 function treemap(state, root) {
-  const canvas = new Canvas("treemap-canvas", "Treemap");
-  const box = el("div.treemap", { id: "treemap" }, canvas.node);
+  const picture = canvas("treemap-canvas", "Treemap");
+  const box = el("div.treemap", { id: "treemap" }, picture);
   fill(root, box);
   /** What is drawn, in order: what lies in a module comes after it. */
   let boxes = [];
@@ -260,8 +234,8 @@ function treemap(state, root) {
   pointed(box, at, hover, (found) => state.showDetail(found.items, titleOf(found)));
 
   function at(px, py) {
-    const inside = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
-    return boxes.findLast(inside)?.[0];
+    const isIn = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
+    return boxes.findLast(isIn)?.[0];
   }
 
   function titleOf(data) {
@@ -271,7 +245,7 @@ function treemap(state, root) {
 
   function hover(data, event) {
     const { category, info: d } = data;
-    const facts = [
+    const known = [
       ["bytes", bytes(data.value)],
       ["share", share(data.value, state.total)],
       ["category", category && words(category), category && categoryColor(category)],
@@ -279,19 +253,17 @@ function treemap(state, root) {
       ["operator", d?.op],
       ["graph", d?.outside ? null : d?.graph?.label],
     ];
-    showTooltip(event, titleOf(data), facts, d?.location, d?.code);
+    showTooltip(event, titleOf(data), known, d?.location, d?.code);
   }
 
   function draw() {
     const top = liveTree(state.model, state.live, state.total);
     box.dataset.bytes = String(top.value);
     const largest = top.children.slice(0, 5).map((c) => `${c.name} ${share(c.value, top.value)}`);
-    canvas.node.setAttribute(
-      "aria-label",
+    picture.ariaLabel =
       `Treemap of ${bytes(top.value)} by module; the table beside it has the same numbers. ` +
-        `Largest: ${largest.join(", ")}`,
-    );
-    const c = canvas.begin(box.clientWidth, box.clientHeight);
+      `Largest: ${largest.join(", ")}`;
+    const c = begin(picture, box.clientWidth, box.clientHeight);
     boxes = [];
     paint(c, { ...top, name: "everything" }, [0, 0, box.clientWidth, box.clientHeight]);
   }
@@ -310,18 +282,18 @@ function treemap(state, root) {
       const fits = c.measureText(whole).width <= width - 8;
       write(c, fits ? whole : node.name, x + 3, y + MODULE_HEAD / 2, width - 8);
     }
-    const inside = [x + GAP, y + head, width - 2 * GAP - 1, height - head - GAP - 1];
-    squarify(node.children, inside, (child, its) => paint(c, child, its));
+    const room = [x + GAP, y + head, width - 2 * GAP - 1, height - head - GAP - 1];
+    squarify(node.children, room, (child, its) => paint(c, child, its));
   }
 
   /** Leaves have their category's colour and a text colour that can be read on it. */
   function leaf(c, node, [x, y, width, height]) {
-    const color = categoryColor(node.category);
-    c.fillStyle = color;
+    const ground = categoryColor(node.category);
+    c.fillStyle = ground;
     c.fillRect(x, y, width - 1, height - 1);
     // Where a box cannot hold a number it has no label: a number that is cut is a wrong one.
     if (width < NARROW) return;
-    c.fillStyle = textOn(color);
+    c.fillStyle = textOn(ground);
     [node.name, bytes(node.value), node.info?.code].filter(Boolean).forEach((text, i) => {
       const middle = 10 + i * LABEL_LINE;
       if (middle + LABEL_LINE / 2 < height) write(c, text, x + 4, y + middle, width - 9);

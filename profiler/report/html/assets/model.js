@@ -19,12 +19,9 @@ function rowAt(columns, i) {
 /** One device of the payload. */
 class DeviceModel {
   constructor(payload, device) {
-    this.payload = payload;
-    this.device = device;
-    this.name = device.device;
-    this.categories = payload.categories;
-    this.calls = device.calls;
-    this.length = device.calls.step.length;
+    const { device: name, calls } = device;
+    Object.assign(this, { payload, device, name, calls, categories: payload.categories });
+    this.length = calls.step.length;
     this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
     this._sums = new Map();
     this._curves = new Map();
@@ -86,15 +83,14 @@ class DeviceModel {
 
   /** Bytes by category of a list of items with counts. */
   _sum(list) {
-    let sum = this._sums.get(list);
-    if (!sum) {
-      const items = this.device.lists[list];
-      sum = new Float64Array(this.categories.length);
-      for (let i = 0; i < items.length; i += 2) {
-        sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
-      }
-      this._sums.set(list, sum);
+    const known = this._sums.get(list);
+    if (known) return known;
+    const items = this.device.lists[list];
+    const sum = new Float64Array(this.categories.length);
+    for (let i = 0; i < items.length; i += 2) {
+      sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
     }
+    this._sums.set(list, sum);
     return sum;
   }
 
@@ -109,12 +105,10 @@ class DeviceModel {
     if (known) return known;
     const unit = units[step.unit] ?? NOTHING;
     const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
-    const width = this.categories.length;
-    const n = unit.line.length;
-    const rows = new Float64Array((n + 1) * width);
-    const totals = new Float64Array(n + 1);
-    const now = new Float64Array(width);
-    const curve = { rows, totals, highest: 0, lowest: 0 };
+    const now = new Float64Array(this.categories.length);
+    const totals = new Float64Array(unit.line.length + 1);
+    const rows = new Float64Array(totals.length * now.length);
+    const found = { rows, totals, highest: 0, lowest: 0 };
     let total = 0;
     const put = (item, sign) => {
       if (item < 0) return;
@@ -122,18 +116,16 @@ class DeviceModel {
       total += sign * items.nbytes[item];
     };
     for (const item of lists[step.own]) put(item, 1);
-    for (let i = 0; i <= n; i++) {
-      if (i) {
-        put(before[i - 1], -1);
-        put(after[i - 1], 1);
-      }
-      rows.set(now, i * width);
+    for (let i = 0; i < totals.length; i++) {
+      if (i) put(before[i - 1], -1);
+      if (i) put(after[i - 1], 1);
+      rows.set(now, i * now.length);
       totals[i] = total;
-      if (total > totals[curve.highest]) curve.highest = i;
-      if (total < totals[curve.lowest]) curve.lowest = i;
+      if (total > totals[found.highest]) found.highest = i;
+      if (total < totals[found.lowest]) found.lowest = i;
     }
-    this._curves.set(key, curve);
-    return curve;
+    this._curves.set(key, found);
+    return found;
   }
 
   /** Bytes by category at a position, written to `out`. */
@@ -260,6 +252,11 @@ class Axis {
     if (this.model.isBetween(k, position)) return this.ends[k];
     const instants = this.model.lastInstant(k) + 1;
     return this.starts[k] + ((this.ends[k] - this.starts[k]) * position) / instants;
+  }
+
+  /** Where a position ends. */
+  after(k, position) {
+    return this.model.isBetween(k, position) ? this.starts[k + 1] : this.at(k, position + 1);
   }
 
   /** [call, position] at `x`. */

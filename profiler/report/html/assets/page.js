@@ -98,7 +98,7 @@ function el(tag, properties, ...children) {
 function set(node, key, value) {
   if (value === null || value === undefined || value === false) return;
   if (key === "on") {
-    for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    listen(node, value);
   } else if (key === "style") {
     for (const [property, v] of Object.entries(value)) node.style.setProperty(property, v);
   } else if (key === "data") {
@@ -108,6 +108,11 @@ function set(node, key, value) {
   } else {
     node.setAttribute(key, value === true ? "" : String(value));
   }
+}
+
+/** Listens to events: their names, and what is done. */
+function listen(node, events) {
+  for (const [event, listener] of Object.entries(events)) node.addEventListener(event, listener);
 }
 
 function append(node, children) {

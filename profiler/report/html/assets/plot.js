@@ -1,8 +1,6 @@
 // What all pictures over time share: a canvas in CSS pixels, the window in time that pointer, wheel
 // and keys move, and axes. Drawn by hand: see docs/report-page.md on why there is no library.
 
-const FONT = 11;
-
 /** The first index whose value in a sorted array is above `x`. */
 function above(sorted, x) {
   let low = 0;
@@ -16,7 +14,7 @@ function above(sorted, x) {
 }
 
 /** A round number times a power of ten that is at least `least`. */
-function round(least) {
+function roundUp(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].find((f) => f * power >= least * (1 - 1e-9)) * power;
 }
@@ -24,34 +22,25 @@ function round(least) {
 /** A round distance between at most `most` marks from 0 to `top` bytes, in binary units. */
 function byteStep(top, most) {
   const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(top, 1)) / 10));
-  return Math.max(1, round(top / most / unit) * unit);
+  return Math.max(1, roundUp(top / most / unit) * unit);
 }
 
-/** A canvas as large as its box, in device pixels. */
-class Canvas {
-  constructor(className, label) {
-    this.node = el(`canvas.${className}`, { role: "img", "aria-label": label });
-  }
+function canvas(className, label) {
+  return el(`canvas.${className}`, { role: "img", "aria-label": label });
+}
 
-  /** Clears, and sets the coordinate system to CSS pixels. */
-  begin(width, height) {
-    const ratio = globalThis.devicePixelRatio || 1;
-    const size = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.node.width !== size[0] || this.node.height !== size[1]) {
-      [this.node.width, this.node.height] = size;
-      this.node.style.width = `${width}px`;
-      this.node.style.height = `${height}px`;
-    }
-    const c = this.node.getContext("2d");
-    c.setTransform(ratio, 0, 0, ratio, 0, 0);
-    c.clearRect(0, 0, width, height);
-    c.globalAlpha = 1;
-    c.lineWidth = 1;
-    c.textAlign = "left";
-    c.textBaseline = "middle";
-    c.font = `${FONT}px ${getComputedStyle(document.body).fontFamily}`;
-    return c;
-  }
+/** Clears a canvas and makes it so many CSS pixels large, which are the unit of what is drawn. */
+function begin(node, width, height) {
+  const ratio = globalThis.devicePixelRatio || 1;
+  const size = { width: Math.round(width * ratio), height: Math.round(height * ratio) };
+  if (node.width !== size.width || node.height !== size.height) Object.assign(node, size);
+  Object.assign(node.style, { width: `${width}px`, height: `${height}px` });
+  const c = node.getContext("2d");
+  c.reset();
+  c.scale(ratio, ratio);
+  c.textBaseline = "middle";
+  c.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  return c;
 }
 
 /**
@@ -77,34 +66,31 @@ function pointed(node, find, hover, pick) {
     const { left, top } = node.getBoundingClientRect();
     return find(event.clientX - left, event.clientY - top);
   };
-  node.addEventListener("pointermove", (event) => {
-    const found = at(event);
-    if (found === undefined) hideTooltip();
-    else hover(found, event);
-  });
-  node.addEventListener("pointerleave", hideTooltip);
-  node.addEventListener("click", (event) => {
-    const found = at(event);
-    if (found !== undefined) pick?.(found);
+  listen(node, {
+    pointermove(event) {
+      const found = at(event);
+      if (found === undefined) hideTooltip();
+      else hover(found, event);
+    },
+    pointerleave: hideTooltip,
+    click(event) {
+      const found = at(event);
+      if (found !== undefined) pick?.(found);
+    },
   });
 }
 
 /** The window [from, to) of [0, end) that is `width` pixels wide. */
 class View {
-  constructor(end, least = 100) {
-    this.least = least;
-    this.width = 1;
-    this.listeners = [];
-    this.reset(end);
+  /** Calls `changed` where another window is shown. */
+  constructor(end, changed) {
+    Object.assign(this, { width: 1, changed });
+    this.reset(end, 100);
   }
 
-  /** Another axis: all of it is shown. */
-  reset(end, least = this.least) {
+  /** Another axis: all of it is shown; `least` is the shortest window. */
+  reset(end, least) {
     Object.assign(this, { end, least, from: 0, to: end });
-  }
-
-  onChange(listener) {
-    this.listeners.push(listener);
   }
 
   get scale() {
@@ -123,9 +109,8 @@ class View {
     const span = Math.min(this.end, Math.max(this.least, to - from));
     const start = Math.max(0, Math.min(this.end - span, from));
     if (start === this.from && start + span === this.to) return;
-    this.from = start;
-    this.to = start + span;
-    for (const listener of this.listeners) listener();
+    Object.assign(this, { from: start, to: start + span });
+    this.changed();
   }
 
   pan(pixels) {
@@ -135,9 +120,8 @@ class View {
 
   /** `factor` above 1 shows less; what is at `x` stays there. */
   zoom(factor, x = this.width / 2) {
-    const at = this.time(x);
     const span = Math.min(this.end, Math.max(this.least, (this.to - this.from) / factor));
-    const from = at - (x / this.width) * span;
+    const from = this.time(x) - (x / this.width) * span;
     this.set(from, from + span);
   }
 
@@ -147,23 +131,19 @@ class View {
 
   /** Brings [start, end) into the window; zooms only if it does not fit or cannot be seen. */
   reveal(start, end) {
-    const span = this.to - this.from;
     const size = end - start;
-    if (size > span || size * this.scale < 4) {
-      const wanted = Math.max(size * 5, this.least);
-      this.set(start - (wanted - size) / 2, start + (wanted + size) / 2);
-    } else if (start < this.from || end > this.to) {
-      const from = start - (span - size) / 2;
-      this.set(from, from + span);
-    }
+    const fits = size <= this.to - this.from && size * this.scale >= 4;
+    if (fits && start >= this.from && end <= this.to) return;
+    const span = fits ? this.to - this.from : Math.max(size * 5, this.least);
+    this.set(start - (span - size) / 2, start + (span + size) / 2);
   }
 
   /** Times of grid lines about `room` pixels apart, at round distances. */
   ticks(room) {
-    const step = round(room / this.scale);
+    const step = roundUp(room / this.scale);
     const times = [];
     for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) times.push(t);
-    return { step, times };
+    return times;
   }
 }
 
@@ -184,66 +164,55 @@ function interact(node, view, on, left = 0) {
     const box = node.getBoundingClientRect();
     return [event.clientX - box.left - left, event.clientY - box.top];
   };
-
-  node.addEventListener(
-    "wheel",
-    (event) => {
+  const up = (event) => {
+    if (!pointers.delete(event.pointerId)) return;
+    pinch = null;
+    if (event.type === "pointercancel" || moved > 4) return;
+    on.click(...place(event));
+    // A finger cannot hover: a tap shows what hovering would.
+    if (event.pointerType === "touch") on.hover(...place(event), event);
+  };
+  listen(node, {
+    wheel(event) {
       const along = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
       if (!along && !event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
       const unit = event.deltaMode === 1 ? 16 : 1;
       if (along) view.pan((event.deltaX || event.deltaY) * unit);
       else view.zoom(Math.exp(-event.deltaY * unit * 0.002), place(event)[0]);
-      on.hover?.(...place(event), event);
+      on.hover(...place(event), event);
     },
-    { passive: false },
-  );
-  node.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    pointers.set(event.pointerId, place(event));
-    moved = 0;
-    pinch = null;
-  });
-  node.addEventListener("pointermove", (event) => {
-    const now = place(event);
-    const before = pointers.get(event.pointerId);
-    if (!before) {
-      on.hover?.(...now, event);
-      return;
-    }
-    moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
-    if (moved > 4 && !node.hasPointerCapture(event.pointerId)) {
-      node.setPointerCapture(event.pointerId);
-      on.leave?.();
-    }
-    pointers.set(event.pointerId, now);
-    if (pointers.size === 2) {
-      const [[ax], [bx]] = [...pointers.values()];
-      const span = Math.max(10, Math.abs(ax - bx));
-      const middle = (ax + bx) / 2;
-      if (pinch) {
-        view.pan(pinch.middle - middle);
-        view.zoom(span / pinch.span, middle);
+    pointerdown(event) {
+      if (event.button !== 0) return;
+      pointers.set(event.pointerId, place(event));
+      [moved, pinch] = [0, null];
+    },
+    pointermove(event) {
+      const now = place(event);
+      const before = pointers.get(event.pointerId);
+      if (!before) return on.hover(...now, event);
+      moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
+      if (moved > 4 && !node.hasPointerCapture(event.pointerId)) {
+        node.setPointerCapture(event.pointerId);
+        on.leave();
       }
-      pinch = { span, middle };
-    } else if (moved > 4) {
-      view.pan(before[0] - now[0]);
-      if (event.pointerType === "mouse") on.scroll?.(before[1] - now[1]);
-    }
-  });
-  const up = (event) => {
-    if (!pointers.delete(event.pointerId)) return;
-    pinch = null;
-    if (event.type === "pointerup" && moved <= 4) {
-      on.click?.(...place(event));
-      // A finger cannot hover: a tap shows what hovering would.
-      if (event.pointerType === "touch") on.hover?.(...place(event), event);
-    }
-  };
-  node.addEventListener("pointerup", up);
-  node.addEventListener("pointercancel", up);
-  node.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "touch") on.leave?.();
+      pointers.set(event.pointerId, now);
+      if (pointers.size === 2) {
+        const [[ax], [bx]] = [...pointers.values()];
+        const [span, middle] = [Math.max(10, Math.abs(ax - bx)), (ax + bx) / 2];
+        if (pinch) {
+          view.pan(pinch.middle - middle);
+          view.zoom(span / pinch.span, middle);
+        }
+        pinch = { span, middle };
+      } else if (moved > 4) {
+        view.pan(before[0] - now[0]);
+        if (event.pointerType === "mouse") on.scroll?.(before[1] - now[1]);
+      }
+    },
+    pointerup: up,
+    pointercancel: up,
+    pointerleave: (event) => event.pointerType !== "touch" && on.leave(),
   });
 }
 
@@ -252,19 +221,14 @@ function overview(view) {
   const thumb = el("div.overview-thumb");
   const bar = el("div.overview", { "aria-hidden": "true" }, thumb);
   const to = (event) => {
+    if (event.type === "pointerdown") bar.setPointerCapture(event.pointerId);
+    if (!bar.hasPointerCapture(event.pointerId)) return;
     const box = bar.getBoundingClientRect();
     const middle = ((event.clientX - box.left) / box.width) * view.end;
-    const span = view.to - view.from;
-    view.set(middle - span / 2, middle + span / 2);
+    const half = (view.to - view.from) / 2;
+    view.set(middle - half, middle + half);
   };
-  bar.addEventListener("pointerdown", (event) => {
-    bar.setPointerCapture(event.pointerId);
-    to(event);
-  });
-  bar.addEventListener(
-    "pointermove",
-    (event) => bar.hasPointerCapture(event.pointerId) && to(event),
-  );
+  listen(bar, { pointerdown: to, pointermove: to });
   const draw = () => {
     thumb.style.left = `${(100 * view.from) / view.end}%`;
     thumb.style.width = `${(100 * (view.to - view.from)) / view.end}%`;
@@ -293,7 +257,7 @@ function timeAxis(c, box, view, label) {
   c.textAlign = "center";
   c.fillStyle = color("--text-2");
   let end = -Infinity;
-  for (const t of view.ticks(90).times) {
+  for (const t of view.ticks(90)) {
     const said = label(t, view.to - view.from);
     const half = c.measureText(said).width / 2;
     const x = Math.max(half, Math.min(box.left + view.x(t), box.left + box.width - half));

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from ..model import SourceFrame
@@ -58,23 +60,39 @@ class Column:
     only: str = ""  # ``text`` or ``page`` where the other has no room for it, else ""
 
 
-def alike(unit: Unit, *titles: str, **more: Any) -> tuple[Column, ...]:
-    """Columns of one unit; ``more`` as of ``Column``, for each of them."""
-    return tuple(Column(title, unit, **more) for title in titles)
+Text = partial(Column, unit=Unit.TEXT)
+Code = partial(Column, unit=Unit.CODE)
+Words = partial(Column, unit=Unit.CATEGORY)
+Path = partial(Column, unit=Unit.PATH)
+Frame = partial(Column, unit=Unit.FRAME)
+Time = partial(Column, unit=Unit.TIME)
+Bytes = partial(Column, unit=Unit.BYTES)
+Change = partial(Column, unit=Unit.CHANGE)
+Count = partial(Column, unit=Unit.COUNT)
+Times = partial(Column, unit=Unit.TIMES)
+Ns = partial(Column, unit=Unit.NS)
+Share = partial(Column, unit=Unit.SHARE)
+Figure = partial(Column, unit=Unit.FIGURE)
+Address = partial(Column, unit=Unit.ADDRESS)
 
 
-BYTES = Column("bytes", Unit.BYTES, adds=True)
-BLOCKS = Column("blocks", Unit.COUNT, adds=True)
-CATEGORY = Column("category", Unit.CATEGORY)
-MODULE = Column("module", Unit.CODE)
-LINE = Column("source line", Unit.FRAME)
-TEXT = Column("", fold=True)
+def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:
+    """Columns of one kind; ``more`` as of ``Column``, for each of them."""
+    return tuple(of(title, **more) for title in titles)
+
+
+BYTES = Bytes("bytes", adds=True)
+BLOCKS = Count("blocks", adds=True)
+CATEGORY = Words("category")
+MODULE = Code("module")
+LINE = Frame("source line")
+TEXT = Text("", fold=True)
 """Sentences, each a line of its own."""
 
 
 def share(whole: int) -> Column:
     """The column of parts of ``whole``."""
-    return Column("share", Unit.SHARE, adds=True, whole=whole)
+    return Share("share", adds=True, whole=whole)
 
 
 def below(*columns: Column) -> tuple[Column, ...]:
@@ -83,7 +101,7 @@ def below(*columns: Column) -> tuple[Column, ...]:
 
 
 ASKED_FOR = (
-    Column("asked for by", Unit.FRAME),
-    *below(MODULE, Column("FX nodes of compiled code", Unit.CODE)),
+    Frame("asked for by"),
+    *below(MODULE, Code("FX nodes of compiled code")),
 )
 """Where code asked for memory."""

@@ -10,7 +10,7 @@ from functools import partial
 from ...advice import Finding
 from ...attribution import View
 from ...model import Category, Growth, GrowthSource
-from ..columns import LINE, MODULE, TEXT, Column, Unit, alike
+from .. import columns as col
 from ..failure import place
 from ..format import format_bytes, format_ns, format_share
 from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
@@ -55,12 +55,12 @@ _SHORT = 3
 """Findings of a short text."""
 _MOST_GROWTH = 5
 """Findings of a report; ``memprof leaks`` has all."""
-_REASON = (Column("", Unit.BYTES, adds=True), TEXT)
+_REASON = (col.Bytes("", adds=True), col.TEXT)
 
 
 def words() -> Section:
     """What the words of reports mean, said where somebody meets them first."""
-    table = Table((Column(""), Column("", fold=True)), _WORDS, lines=True, least=EVERY)
+    table = Table((col.Text(""), col.Text("", fold=True)), _WORDS, lines=True, least=EVERY)
     return Section("words", "Words", tables=(table,), detail=True, name="words")
 
 
@@ -103,7 +103,7 @@ def _left_out(s: Summary) -> Section:
     title = "left out, since the file is damaged or contradicts itself: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.profile.left_out]
-    said = of_rows(title, (TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
+    said = of_rows(title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
     return replace(said, id="left-out")
 
 
@@ -117,10 +117,9 @@ def _out_of_memory(s: Summary) -> Section:
         for e in s.out_of_memory
     ]
     columns = (
-        Column("times", Unit.TIMES, adds=True),
-        *(Column("what failed"), MODULE, LINE, Column("device")),
-        *(Column("live", Unit.BYTES), Column("time", Unit.TIME), Column("who says so")),
-        Column("error", fold=True),
+        *(col.Times("times", adds=True), col.Text("what failed"), col.MODULE, col.LINE),
+        *(col.Text("device"), col.Bytes("live"), col.Time("time"), col.Text("who says so")),
+        col.Text("error", fold=True),
     )
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
     rest = "more: report --json"
@@ -137,7 +136,7 @@ def totals(s: Summary) -> Section:
     rows = sorted((row for row in _peaks(s) if row[0]), key=lambda row: -row[0])
     if len(rows) < 2 or not (s.dataflow or s.tracker):
         return NOTHING
-    columns = (Column("bytes", Unit.BYTES), Column("what"), Column("seen by"))
+    columns = (col.Bytes("bytes"), col.Text("what"), col.Text("seen by"))
     table = Table(columns, rows, least=len(rows), brief=4)
     return Section("totals", "Peaks", tables=(table,), name="peaks side by side", spare=1)
 
@@ -185,8 +184,8 @@ def _grows(number: int, g: Growth, show: Show) -> Section:
     step = "snapshot" if g.source is GrowthSource.TRACKER else g.step
     notes.append(Note(f"on {g.device}, since {step} {g.since:,} of {g.steps:,}; {_SEEN[g.source]}"))
     columns = (
-        *(Column("", Unit.BYTES, adds=True), Column("blocks", Unit.COUNT, adds=True)),
-        *(*alike(Unit.CODE, "", ""), Column("", Unit.FRAME)),
+        *(col.Bytes("", adds=True), col.Count("blocks", adds=True), *col.alike(col.Code, "", "")),
+        col.Frame(""),
     )
     rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
     held = "What is held"
@@ -215,8 +214,8 @@ def advice(s: Summary, show: Show) -> Section:
 
 def _finding(number: int, f: Finding, show: Show) -> Section:
     columns = (
-        *(Column("", Unit.BYTES, adds=True), Column("what"), Column("times", Unit.TIMES)),
-        *(*alike(Unit.CODE, "graph", "FX node"), MODULE, LINE),
+        *(col.Bytes("", adds=True), col.Text("what"), col.Times("times")),
+        *(*col.alike(col.Code, "graph", "FX node"), col.MODULE, col.LINE),
     )
     rows = [
         (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)

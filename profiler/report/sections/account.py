@@ -16,8 +16,8 @@ from ...model import (
     Failure,
     GraphPool,
 )
+from .. import columns as col
 from .. import failure as words
-from ..columns import ASKED_FOR, BLOCKS, BYTES, LINE, MODULE, Column, Row, Unit, below, share
 from ..format import format_ns
 from ..parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..section import NOTHING, Foot, Note, Section, Show, Table, Tone, of_rows
@@ -77,12 +77,10 @@ def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
 
 def _pools(a: DeviceAccount) -> Section:
     columns = (
-        Column("reserved", Unit.BYTES, adds=True),
-        Column("free", Unit.BYTES, "In no block", adds=True),
-        Column("largest", Unit.BYTES, "The largest free range: what fits without a new segment"),
-        Column("in pieces", Unit.FIGURE, "Free bytes that are not in the largest range"),
-        Column("segments", Unit.COUNT, adds=True),
-        Column("pool"),
+        *(col.Bytes("reserved", adds=True), col.Bytes("free", help="In no block", adds=True)),
+        col.Bytes("largest", help="The largest free range: what fits without a new segment"),
+        col.Figure("in pieces", help="Free bytes that are not in the largest range"),
+        *(col.Count("segments", adds=True), col.Text("pool")),
     )
     rows = []
     for p in a.pools:
@@ -124,7 +122,7 @@ def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str,
 
 
 def _helps(f: Failure) -> Section:
-    columns = (Column("", Unit.BYTES), Column("", fold=True), Column("", Unit.FRAME))
+    columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
     return of_rows(title, columns, rows, least=len(rows), lines=True)
@@ -150,7 +148,7 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
         steps = f"{a.steps:,} optimizer step{'s' if a.steps != 1 else ''} in " if a.steps else ""
         notes.append(Note(f"{steps}{format_ns(a.elapsed_ns)}; ended: {a.ended}"))
     notes += [Note(note, Tone.WARN) for note in a.notes]
-    columns = (Column(""), Column("times", Unit.TIMES, adds=True), MODULE, LINE)
+    columns = (col.Text(""), col.Times("times", adds=True), col.MODULE, col.LINE)
     failed = [
         (f"out of memory: {show(f.nbytes)} asked for", f.count, f.modules, f.frame)
         for f in a.failed
@@ -179,7 +177,7 @@ def _sum(
     """What ``reserved`` is made of, as bytes and of what, with a foot of what has no name."""
     foot = (*others, (reserved, "total reserved"))
     return Table(
-        (BYTES, share(reserved), Column("what")),
+        (col.BYTES, col.share(reserved), col.Text("what")),
         [(n, n, what) for n, what in rows],
         tuple(Foot((n, n, what)) for n, what in foot),
         least=len(rows),
@@ -196,8 +194,8 @@ def _peak(peak: DevicePeak) -> Section:
 
 
 def _holders(a: DeviceAccount) -> Section:
-    tensors = Column("tensors", Unit.COUNT, adds=True)
-    columns = (BYTES, tensors, Column("what"), Column("who has it"))
+    tensors = col.Count("tensors", adds=True)
+    columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
     said = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
     return replace(said, name="who has what is live now", spare=2)
@@ -214,7 +212,7 @@ def _when(a: DeviceAccount) -> str:
 
 def _outside(a: DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
-    columns = (BYTES, Column("what"), Column("from", fold=True))
+    columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
     said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
     # Its sum stands above.
     return replace(said, name="what is outside of the allocator", spare=5)
@@ -225,7 +223,7 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
     for r in a.rows:
         found[key(r)] = found.get(key(r), 0) + r.nbytes
     rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
-    columns = (BYTES, share(a.live), Column(by, Unit.PATH))
+    columns = (col.BYTES, col.share(a.live), col.Path(by))
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
 
@@ -239,8 +237,8 @@ def _nowhere(r: AccountRow) -> str:
 
 
 def _blocks(a: DeviceAccount) -> Section:
-    columns = (BYTES, BLOCKS, Column("what"), Column("code"), *ASKED_FOR)
-    rows: list[Row] = []
+    columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
+    rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
@@ -253,7 +251,7 @@ def _host_reads(a: DeviceAccount) -> Section:
     count = sum(r.count for r in a.host_reads)
     times = "once" if count == 1 else f"{count:,} times"
     rows = [(r.count, r.nbytes, r.frame or _AUTOGRAD) for r in a.host_reads]
-    columns = (Column("times", Unit.COUNT, adds=True), BYTES, LINE)
+    columns = (col.Count("times", adds=True), col.BYTES, col.LINE)
     return of_rows(f"The program looked at values {times}; kernels computed none", columns, rows)
 
 
@@ -286,15 +284,14 @@ def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
 
 def _captures(pool: GraphPool) -> Table:
     columns = (
-        Column("pool grew", Unit.BYTES, "By how much, during the capture", adds=True),
-        Column("costs", Unit.BYTES, "By how much smaller the pool were without this graph"),
-        Column("at once", Unit.BYTES, "The most that it had asked for at one instant"),
-        Column("alone", Unit.BYTES, "Bytes of the pool that no other graph uses", adds=True),
-        Column("stays", Unit.BYTES, "Bytes that no later capture can have", adds=True),
-        Column("graph", Unit.CODE),
-        *below(Column("captured by", only="page"), Column("at", Unit.FRAME)),
+        col.Bytes("pool grew", help="By how much, during the capture", adds=True),
+        col.Bytes("costs", help="By how much smaller the pool were without this graph"),
+        col.Bytes("at once", help="The most that it had asked for at one instant"),
+        col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
+        col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
+        *(col.Code("graph"), *col.below(col.Text("captured by", only="page"), col.Frame("at"))),
     )
-    rows: list[Row] = [
+    rows: list[col.Row] = [
         (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame) for g in pool.graphs
     ]
     none = (None,) * 4
@@ -314,8 +311,8 @@ def _state(g: CapturedGraph) -> str:
 def _shares(pool: GraphPool) -> Section:
     every = [g.number for g in pool.graphs]
     rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
-    graphs = Column("graphs", Unit.COUNT)
-    columns = (BYTES, share(pool.reserved), graphs, Column("which", fold=True))
+    graphs = col.Count("graphs")
+    columns = (col.BYTES, col.share(pool.reserved), graphs, col.Text("which", fold=True))
     others = (
         (pool.other_shares, "further combinations of graphs"),
         (pool.live_outside, "in use, asked for outside of captures"),
@@ -328,7 +325,7 @@ def _shares(pool: GraphPool) -> Section:
 
 def _left(pool: GraphPool, show: Show) -> Section:
     found = left_behind(pool)
-    columns = (BYTES, Column("captures", Unit.COUNT), BLOCKS, Column("what"), *ASKED_FOR)
+    columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
         (r.nbytes, len(x.graphs), r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes)
         for x in found
@@ -353,4 +350,4 @@ def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
         (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
     ]
     foot = (Foot((rounding, None, "rounding", None, None, None)),) if rounding else ()
-    return Table((BYTES, BLOCKS, Column("what"), *ASKED_FOR), rows, foot)
+    return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

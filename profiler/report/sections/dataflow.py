@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from ...breakdown import View
-from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Row, Unit, alike, below, share
+from .. import columns as col
 from ..format import format_ns
 from ..parts import DataFlowPeak
 from ..section import Foot, Note, Section, Show, Table
@@ -38,7 +38,7 @@ def no_dataflow() -> Section:
 
 
 def _categories(p: DataFlowPeak) -> Table:
-    columns = (BYTES, share(p.nbytes), CATEGORY)
+    columns = (col.BYTES, col.share(p.nbytes), col.CATEGORY)
     rows = [(n, n, category.value) for category, n in p.categories.items()]
     foot = (Foot((p.nbytes, p.nbytes, "total")),)
     return Table(columns, rows, foot, least=len(rows))
@@ -64,7 +64,7 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
 def _by(p: DataFlowPeak, view: View) -> Table:
     found = p.views[view]
     caption = f"By {_VIEWS[view]} at that peak"
-    columns = (BYTES, share(found.total), Column(view.value, Unit.CODE))
+    columns = (col.BYTES, col.share(found.total), col.Code(view.value))
     rows = [
         *((s.nbytes, s.nbytes, s.key or "(root)") for s in found.parts),
         *((s.nbytes, s.nbytes, f"({s.key})") for s in found.remainder),
@@ -75,16 +75,15 @@ def _by(p: DataFlowPeak, view: View) -> Table:
 
 
 def _unknown(p: DataFlowPeak) -> Table:
-    columns = (Column("bytes", Unit.BYTES), Column("why", fold=True))
+    columns = (col.Bytes("bytes"), col.Text("why", fold=True))
     rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
     return Table(columns, rows, caption="Without a category", detail=True)
 
 
 def _leaks(p: DataFlowPeak) -> Table:
     columns = (
-        Column("bytes", Unit.BYTES),
-        *alike(Unit.COUNT, "made in step", "steps it outlived"),
-        *(CATEGORY, Column("made by", Unit.CODE), *below(MODULE, LINE)),
+        *(col.Bytes("bytes"), *col.alike(col.Count, "made in step", "steps it outlived")),
+        *(col.CATEGORY, col.Code("made by"), *col.below(col.MODULE, col.LINE)),
     )
     rows = [
         (
@@ -100,8 +99,8 @@ def _leaks(p: DataFlowPeak) -> Table:
 def _live(p: DataFlowPeak) -> Table:
     live, total = p.live[:_MOST], p.nbytes
     columns = (
-        *(BYTES, share(total), CATEGORY, Column("made by", Unit.CODE)),
-        *below(Column("graph", Unit.CODE), MODULE, LINE),
+        *(col.BYTES, col.share(total), col.CATEGORY, col.Code("made by")),
+        *col.below(col.Code("graph"), col.MODULE, col.LINE),
     )
     rows = [
         (
@@ -111,7 +110,7 @@ def _live(p: DataFlowPeak) -> Table:
         for s in live
     ]
     rest = sum(s.nbytes for s in p.live[_MOST:])
-    sums: list[Row] = [(total, total, "", "total", "", "", None)]
+    sums: list[col.Row] = [(total, total, "", "total", "", "", None)]
     if rest:
         sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None))
     caption = f"Live on {p.device} at that peak"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
-from ..columns import Column, Row, Unit, alike
+from .. import columns as col
 from ..format import format_bytes
 from ..section import EVERY, Note, Section, Table, Tone, of_rows
 
@@ -42,9 +42,8 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     for q in diff.quantities:
         for view, changes in q.views.items():
             columns = (
-                Column("change", Unit.CHANGE, adds=True),
-                *alike(Unit.BYTES, "before", "after"),
-                Column(view, Unit.CODE),
+                *(col.Change("change", adds=True), *col.alike(col.Bytes, "before", "after")),
+                col.Code(view),
             )
             cells = [(c.change, c.before, c.after, c.key) for c in changes]
             title = f"{_title(q)}: what changed, by {view}"
@@ -64,9 +63,9 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             sums = {"before": sum(c.before for c in found), "after": sum(c.after for c in found)}
             shown = sides.get(kind, ["before", "after"])
             columns = (
-                *alike(Unit.BYTES, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
-                *(Column("tensors", Unit.COUNT), Column("type")),
-                *alike(Unit.CODE, "operator", "module", "line"),
+                *col.alike(col.Bytes, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
+                *(col.Count("tensors"), col.Text("type")),
+                *col.alike(col.Code, "operator", "module", "line"),
             )
             where = "" if device == diff.devices[1] else f", {device}"
             said = " → ".join(format_bytes(sums[s]) for s in shown)
@@ -74,15 +73,15 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             yield of_rows(title, columns, [_row(c, shown) for c in found])
 
 
-def _row(c: SavedChange, shown: list[str]) -> Row:
+def _row(c: SavedChange, shown: list[str]) -> col.Row:
     sizes = {"before": c.before, "after": c.after}
     return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
 
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
     columns = (
-        *(Column(""), *alike(Unit.BYTES, "before", "after")),
-        *(Column("change", Unit.CHANGE), Column("", Unit.FIGURE)),
+        *(col.Text(""), *col.alike(col.Bytes, "before", "after"), col.Change("change")),
+        col.Figure(""),
     )
     cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
     return Table(columns, cells, least=least, rest="smaller changes")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...model import GraphRecord, LedgerEntry, LedgerKind, Profile
 from ...trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
-from ..columns import Column, Unit, alike
+from .. import columns as col
 from ..section import EVERY, Foot, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
@@ -25,8 +25,8 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
         label = graph.label if graph else e.tree.function if e.tree else "-"
         rows.append((e.time_ns, e.kind.value, label, e.count, _why(e, graph, show)))
     columns = (
-        *(Column("time (UTC)", Unit.TIME), Column("what", Unit.CATEGORY)),
-        *(Column("graph", Unit.CODE), Column("count", Unit.COUNT), Column("why", fold=True)),
+        *(col.Time("time (UTC)"), col.Words("what"), col.Code("graph"), col.Count("count")),
+        col.Text("why", fold=True),
     )
     empty = "The ledger is empty: nothing was compiled."
     table = Table(columns, rows, least=EVERY, empty=empty, filtered=1)
@@ -51,7 +51,7 @@ def ledger_counts(s: Summary) -> Section:
         f"compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
         f"cache {c['recompiled']:,}, observed {c['observed']:,}, reset {c['reset']:,}"
     )
-    columns = (Column("times", Unit.TIMES, adds=True), Column("why"), Column("graphs"))
+    columns = (col.Times("times", adds=True), col.Text("why"), col.Text("graphs"))
     parts = []
     for title, reasons, tone in (
         ("not observed", s.ledger.not_observed, Tone.WARN),
@@ -96,11 +96,11 @@ _WHAT_POOLS_ARE = {
 
 def _recordings(nodes: list[RecordedNode]) -> Table:
     columns = (
-        Column("recording", Unit.CODE),
-        *alike(Unit.TEXT, "device", "sizes", "what happened", below=True),
-        Column("replays", Unit.COUNT, adds=True),
-        Column("pool", Unit.BYTES, "By how much recording it made its pool grow", adds=True),
-        Column("recording took", Unit.NS, adds=True),
+        col.Code("recording"),
+        *col.alike(col.Text, "device", "sizes", "what happened", below=True),
+        col.Count("replays", adds=True),
+        col.Bytes("pool", help="By how much recording it made its pool grow", adds=True),
+        col.Ns("recording took", adds=True),
     )
     rows, depths = [], []
     for n, depth in _in_tree_order(nodes):
@@ -137,13 +137,10 @@ def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, in
 
 def _functions(s: Summary) -> Table:
     columns = (
-        Column("function", Unit.CODE),
-        Column("device", below=True),
-        Column("sizes", Unit.COUNT),
-        *alike(Unit.COUNT, "warm-ups", "recorded", adds=True),
-        Column("again", Unit.COUNT, "Recorded where others exist and none fitted", adds=True),
-        *alike(Unit.COUNT, "replays", "skips", adds=True),
-        Column("pool", Unit.BYTES, adds=True),
+        *(col.Code("function"), col.Text("device", below=True), col.Count("sizes")),
+        *col.alike(col.Count, "warm-ups", "recorded", adds=True),
+        col.Count("again", help="Recorded where others exist and none fitted", adds=True),
+        *(*col.alike(col.Count, "replays", "skips", adds=True), col.Bytes("pool", adds=True)),
     )
     rows = [
         (
@@ -162,8 +159,8 @@ def _functions(s: Summary) -> Table:
 
 def _reasons(s: Summary) -> Table:
     columns = (
-        *(Column("times", Unit.COUNT, adds=True), Column("what", Unit.CATEGORY)),
-        *(Column("why", fold=True), Column("function", Unit.CODE)),
+        *(col.Count("times", adds=True), col.Words("what"), col.Text("why", fold=True)),
+        col.Code("function"),
     )
     found = [(r.count, r.kind.value, r.reason, f.function) for f in s.trees for r in f.reasons]
     found.sort(key=lambda row: -row[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
-from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Row, Unit, alike, below, share
+from .. import columns as col
 from ..format import format_bytes, format_ns, format_share, shorten_path
 from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
@@ -109,30 +109,27 @@ def of_instant(profile: Profile) -> Iterator[Section]:
 
 
 _NAMES = {
-    View.CATEGORY: (CATEGORY,),
-    View.MODULE: (MODULE,),
-    View.NODE: (
-        Column("FX node", Unit.CODE),
-        *alike(Unit.CODE, "graph", "operator or name", below=True),
-    ),
-    View.LINE: (Column("source line", Unit.PATH), Column("code", Unit.CODE, below=True)),
-    View.GRAPH: (Column("graph", Unit.CODE),),
+    View.CATEGORY: (col.CATEGORY,),
+    View.MODULE: (col.MODULE,),
+    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
+    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
+    View.GRAPH: (col.Code("graph"),),
 }
 
 
-def _live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
+def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
     """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
-    return (BYTES, share(total), Column("storages", Unit.COUNT, adds=True), *_NAMES[view])
+    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *_NAMES[view])
 
 
 def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
-    storage = (Column("copies", Unit.COUNT), Column("storage", Unit.CODE), *below(CATEGORY))
-    names = alike(Unit.CODE, "graph", "FX node", "name", below=True)
-    address = (Column("address", Unit.ADDRESS), BYTES, Column("what", Unit.CODE), *below(CATEGORY))
-    where = alike(Unit.CODE, "module", "made by", "source line", below=True)
+    storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
+    names = col.alike(col.Code, "graph", "FX node", "name", below=True)
+    address = (col.Address("address"), col.BYTES, col.Code("what"), *col.below(col.CATEGORY))
+    where = col.alike(col.Code, "module", "made by", "source line", below=True)
     return {view.value: Table(_live_columns(view)) for view in View} | {
-        "storage": Table((BYTES, share(0), *storage, *names)),
+        "storage": Table((col.BYTES, col.share(0), *storage, *names)),
         "addresses": Table((*address, *where), empty="Nothing is there at this instant."),
     }
 
@@ -143,9 +140,9 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         return
     labels: dict[int | None, str] = {row.id: row.label for row in s.table}
 
-    def row(view: View, p: Share) -> Row:
+    def row(view: View, p: Share) -> col.Row:
         key = p.key
-        more: Row = ()
+        more: col.Row = ()
         if view is View.NODE:
             more = (labels.get(p.graph, "-"), p.note or "-")
         elif view is View.CATEGORY:
@@ -169,7 +166,7 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             continue
         columns = _live_columns(view, b.total)
         if view is View.CATEGORY:
-            columns += (Column("that is"),)
+            columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
         foot = (
             Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
@@ -192,7 +189,7 @@ def _tone(b: Breakdown) -> Tone:
 
 
 def _modules(b: Breakdown, root: ModuleNode) -> Table:
-    rows: list[Row] = []
+    rows: list[col.Row] = []
     depths = []
 
     def add(node: ModuleNode, depth: int) -> None:
@@ -206,8 +203,10 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
 
     add(root, 0)
     columns = (
-        *(Column("with children", Unit.BYTES), Column("share", Unit.SHARE, whole=b.total)),
-        *(Column("own", Unit.BYTES, adds=True), MODULE),
+        *(
+            *(col.Bytes("with children"), col.Share("share", whole=b.total)),
+            *(col.Bytes("own", adds=True), col.MODULE),
+        ),
     )
     outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
     foot = (
@@ -223,10 +222,9 @@ def saved(s: Summary, show: Show) -> Section:
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
-        BYTES,
-        Column("calls", Unit.COUNT, calls),
-        Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
-        *(Column("FX node", Unit.CODE), *below(Column("graph", Unit.CODE), MODULE, LINE)),
+        *(col.BYTES, col.Count("calls", help=calls)),
+        col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
+        *(col.Code("FX node"), *col.below(col.Code("graph"), col.MODULE, col.LINE)),
     )
     rows = [
         (
@@ -248,13 +246,12 @@ def saved(s: Summary, show: Show) -> Section:
 def graphs(s: Summary) -> Section:
     """One row a compiled graph, and which calls were not observed."""
     columns = (
-        Column("graph", Unit.CODE),
-        Column("calls", Unit.COUNT, adds=True),
-        Column("median", Unit.NS, "Duration of a call on the host"),
-        Column("allocated", Unit.BYTES, "All allocations of a call added up"),
-        Column("peak", Unit.BYTES, "Most bytes live inside a call, its inputs included"),
-        Column("saved", Unit.BYTES, "Left for the backward"),
-        Column("programs", Unit.COUNT, "One for each combination of sizes"),
+        *(col.Code("graph"), col.Count("calls", adds=True)),
+        col.Ns("median", help="Duration of a call on the host"),
+        col.Bytes("allocated", help="All allocations of a call added up"),
+        col.Bytes("peak", help="Most bytes live inside a call, its inputs included"),
+        col.Bytes("saved", help="Left for the backward"),
+        col.Count("programs", help="One for each combination of sizes"),
     )
     ordered = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
     rows = [
@@ -270,7 +267,7 @@ def graphs(s: Summary) -> Section:
 def _unobserved(s: Summary) -> Table:
     labels = {r.id: r.label for r in s.table}
     return Table(
-        (Column("calls", Unit.COUNT, adds=True), Column("graph"), Column("why", fold=True)),
+        (col.Count("calls", adds=True), col.Text("graph"), col.Text("why", fold=True)),
         [(u.calls, labels[u.graph], u.reason) for u in s.unobserved],
         caption="Calls that were not observed: what they allocate is not counted",
         rest="more graphs",
@@ -281,10 +278,10 @@ def _unobserved(s: Summary) -> Table:
 def _others(graphs: Sequence[GraphRow]) -> Table:
     """What calls do with memory that is not theirs."""
     columns = (
-        Column("graph", Unit.CODE),
-        Column("writes to", Unit.CODE, "Inputs that a call changes in place", fold=True),
-        Column("returns", Unit.CODE, "Inputs that are its outputs too, or that these view"),
-        Column("may overwrite", Unit.BYTES, "Saved activations that nobody else holds"),
+        col.Code("graph"),
+        col.Code("writes to", help="Inputs that a call changes in place", fold=True),
+        col.Code("returns", help="Inputs that are its outputs too, or that these view"),
+        col.Bytes("may overwrite", help="Saved activations that nobody else holds"),
     )
     rows = [
         (g.label, _names(g.mutates), _names(g.aliases), g.donated or None)

@@ -9,23 +9,23 @@ from ...following import Writer
 from ...model import Growth
 from ...ranks import Imbalance, RankSummary
 from ...running_job import Present
-from ..columns import BYTES, CATEGORY, TEXT, Column, Row, Unit, alike, below, share
+from .. import columns as col
 from ..failure import place
 from ..format import format_ns
 from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 
-_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
+_MEMORY = col.alike(col.Bytes, "reserved", "allocated", "most reserved", "most allocated")
 
 
 def of_ranks(s: RankSummary, show: Show) -> Section:
     """How ranks compare, and where they differ."""
     highest = max((r.peak for r in s.rows), default=0)
     columns = (
-        *(Column("rank", Unit.COUNT), Column("peak", Unit.BYTES)),
-        Column("of the highest", Unit.SHARE, whole=highest, only="page"),
-        *(Column("steps", Unit.COUNT), Column("median step", Unit.NS)),
-        *alike(Unit.COUNT, "graphs", "calls", "recompiled", "skips"),
-        *(Column("device"), *below(Column("host"), Column("pid"), Column("state", only="page"))),
+        *(col.Count("rank"), col.Bytes("peak")),
+        *(col.Share("of the highest", whole=highest, only="page"), col.Count("steps")),
+        *(col.Ns("median step"), *col.alike(col.Count, "graphs", "calls", "recompiled", "skips")),
+        col.Text("device"),
+        *col.below(col.Text("host"), col.Text("pid"), col.Text("state", only="page")),
     )
     rows = [
         (
@@ -35,9 +35,9 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         for r in s.rows
     ]
     imbalance = (
-        *(Column("figure", Unit.CATEGORY), Column("lowest", Unit.FIGURE)),
-        *(Column("rank", Unit.COUNT), *alike(Unit.FIGURE, "mean", "highest")),
-        *(Column("rank", Unit.COUNT), Column("above the mean", Unit.FIGURE)),
+        *(col.Words("figure"), col.Figure("lowest"), col.Count("rank")),
+        *(*col.alike(col.Figure, "mean", "highest"), col.Count("rank")),
+        col.Figure("above the mean"),
     )
     figures = [
         (
@@ -77,7 +77,7 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
         yield _compiled(p, show)
         if p.grows:
             yield _grows(p.grows, show, "Memory grows")
-        columns = (Column("", Unit.BYTES), Column(""), TEXT)
+        columns = (col.Bytes(""), col.Text(""), col.TEXT)
         yield of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
@@ -106,8 +106,8 @@ def _state(p: Present) -> str:
 
 
 def _devices(p: Present) -> Section:
-    since = Column("since watched", Unit.CHANGE)
-    columns = (Column("device"), *_MEMORY, Column("of", Unit.BYTES), since)
+    since = col.Change("since watched")
+    columns = (col.Text("device"), *_MEMORY, col.Bytes("of"), since)
     rows = [
         (
             *(d.device, d.reserved, d.allocated or None, d.most_reserved, d.most_allocated or None),
@@ -124,7 +124,7 @@ def _compiled(p: Present, show: Show) -> Section:
         return NOTHING
     rows = [(n, n, name) for name, n in p.categories]
     title = f"Peak of compiled code on {p.peak_device}: {show(p.peak)}"
-    return of_rows(title, (BYTES, share(p.peak), CATEGORY), rows, rest="smaller")
+    return of_rows(title, (col.BYTES, col.share(p.peak), col.CATEGORY), rows, rest="smaller")
 
 
 def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
@@ -135,20 +135,20 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
         )
         for g in found
     ]
-    return of_rows(title, (TEXT,), rows, most=3, lines=True, tone=Tone.WARN)
+    return of_rows(title, (col.TEXT,), rows, most=3, lines=True, tone=Tone.WARN)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:
     columns = (
-        *(Column("rank", Unit.COUNT), Column("pid", Unit.FIGURE), Column("state")),
-        *(Column("age", Unit.NS), Column("steps/s", Unit.FIGURE), Column("device"), *_MEMORY),
+        *(col.Count("rank"), col.Figure("pid"), col.Text("state"), col.Ns("age")),
+        *(col.Figure("steps/s"), col.Text("device"), *_MEMORY),
     )
-    rows: list[Row] = []
+    rows: list[col.Row] = []
     for p in sorted(found, key=lambda p: (p.process.rank, p.process.pid, p.path)):
         d = p.devices[0] if p.devices else None
         state = "stalled?" if p.stalled else p.writer.value
         rate = f"{p.rate:.3g}" if p.rate is not None else None
-        memory: Row = ("-", None, None, None, None)
+        memory: col.Row = ("-", None, None, None, None)
         if d is not None:
             memory = (d.device, d.reserved, d.allocated, d.most_reserved, d.most_allocated)
         pid = str(p.process.pid) if p.process.pid else None

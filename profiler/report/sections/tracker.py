@@ -16,7 +16,7 @@ from ...model import (
     TensorInfo,
     TrackerRecord,
 )
-from ..columns import BYTES, TEXT, Column, Row, Unit, alike, share
+from .. import columns as col
 from ..format import format_ns, format_share
 from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 
@@ -77,13 +77,13 @@ def _memory(record: TrackerRecord, limit: int) -> Section:
     used = (d for s in shown for d, m in s.devices.items() if m.allocated_bytes)
     devices = sorted(dict.fromkeys(used), key=lambda d: d != "cpu")
     columns = (
-        *(Column("after", Unit.NS), Column("snapshot"), Column("live tensors", Unit.COUNT)),
-        *alike(Unit.BYTES, "bytes", "resident"),
-        *alike(Unit.BYTES, *("CPU allocated" if d == "cpu" else d for d in devices)),
-        Column("in operation"),
+        *(col.Ns("after"), col.Text("snapshot"), col.Count("live tensors")),
+        *col.alike(col.Bytes, "bytes", "resident"),
+        *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
+        col.Text("in operation"),
     )
     peak = max(record.snapshots, key=_height)
-    rows: list[Row] = []
+    rows: list[col.Row] = []
     for s in shown:
         what = f"{s.kind.value} {s.name}".strip() + (" *" if s is peak else "")
         what += "" if s.complete else " (old)"
@@ -127,14 +127,14 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
     if s is None:
         return NOTHING
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = [BYTES, share(s.total_bytes)]
-    columns += alike(Unit.TEXT, "device", "dtype", "shape", "what", "made in")
+    columns = [col.BYTES, col.share(s.total_bytes)]
+    columns += col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
     held = any(t.holder for t in s.largest)
     if held:
-        columns.append(Column("held by", Unit.CODE, below=True))
+        columns.append(col.Code("held by", below=True))
     # Those alike in all of this are one row: a leak is many of them.
     grouped = sorted(Counter(s.largest).items(), key=lambda of: -of[0].nbytes * of[1])
-    rows: list[Row] = []
+    rows: list[col.Row] = []
     for t, count in grouped:
         shape = f"{count} x " * (count > 1) + (str(list(t.shape)) if t.dtype else "?")
         nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
@@ -162,10 +162,9 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
         none = "No operation was tracked: put tracker.track_operation(name) around what you want "
         return Section("", "Operations", (Note(none + "to see."),))
     columns = (
-        Column("operation", Unit.CODE),
-        *alike(Unit.COUNT, "times", "failed"),
-        *alike(Unit.NS, "total", "mean", "max"),
-        *alike(Unit.FIGURE, "tensors grew", "memory grew", "highest inside"),
+        *(col.Code("operation"), *col.alike(col.Count, "times", "failed")),
+        *col.alike(col.Ns, "total", "mean", "max"),
+        *col.alike(col.Figure, "tensors grew", "memory grew", "highest inside"),
     )
     every = record.operation_summary
     children: defaultdict[int, list[int]] = defaultdict(list)
@@ -185,7 +184,7 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
     return Section("", "Operations", (note,) if devices else (), (table,))
 
 
-def _operation(o: OperationSummary, show: Show) -> Row:
+def _operation(o: OperationSummary, show: Show) -> col.Row:
     def grew(nbytes: int, known: int) -> str:
         return show(nbytes) + ("" if known == o.count else f" in {known:,}")
 
@@ -209,23 +208,22 @@ def _operators(record: TrackerRecord, show: Show) -> Section:
     windows = f"a window of {span}" if count == 1 else f"{count:,} windows of {span} together"
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
     columns = [
-        *(Column("operator", Unit.CODE), Column("calls", Unit.COUNT, adds=True)),
-        *(Column("self CPU", Unit.NS, adds=True), Column("CPU", Unit.NS)),
-        Column("CPU bytes", Unit.BYTES, adds=True),
+        *(col.Code("operator"), col.Count("calls", adds=True), col.Ns("self CPU", adds=True)),
+        *(col.Ns("CPU"), col.Bytes("CPU bytes", adds=True)),
     ]
     if device:
-        columns.append(Column("self device", Unit.NS, adds=True))
-        columns.append(Column("device bytes", Unit.BYTES, adds=True))
-    rows: list[Row] = []
+        columns.append(col.Ns("self device", adds=True))
+        columns.append(col.Bytes("device bytes", adds=True))
+    rows: list[col.Row] = []
     for s in o.operators:
         common = s.shapes[0] if s.shapes else None
         shapes = " ".join(str(list(x)) for x in common.shapes if x) if common else ""
-        figures: Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
+        figures: col.Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
         if device:
             figures += (s.self_device_ns, s.self_device_bytes)
         said = f"{shapes} ({common.count:,})" if common and shapes else "-"
         rows.append((s.name, *figures, said))
-    table = Table((*columns, Column("most frequent shapes")), rows)
+    table = Table((*columns, col.Text("most frequent shapes")), rows)
     return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
 
 
@@ -236,4 +234,4 @@ def _sources(record: TrackerRecord) -> Section:
     used = [(f"{s.name}: {s.sees}. Not: {s.misses}.",) for s in sources if s.used]
     unused = "; ".join(f"{s.name} ({s.misses})" for s in sources if not s.used)
     rows = used + ([(f"Not used: {unused}.",)] if unused else [])
-    return of_rows("What the figures are", (TEXT,), rows, least=len(rows), lines=True)
+    return of_rows("What the figures are", (col.TEXT,), rows, least=len(rows), lines=True)

@@ -147,7 +147,7 @@ def build_page(page: Page) -> str:
 {styles}</style>
 </head>
 <body>
-<a class="skip" href="#main">Skip to the content</a>
+<a class="skip visually-hidden" href="#main">Skip to the content</a>
 <header class="page-header">
 <h1>{title}</h1>
 <div class="page-tools"><button type="button" id="theme" class="quiet"></button></div>

@@ -46,9 +46,7 @@ def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int, int]]) -> None:
 def test_what_is_inside_stands_below() -> None:
     bars = [Bar(*t, "operation", 0) for t in ((2, 3, "c"), (0, 9, "a"), (1, 5, "b"), (6, 8, "d"))]
     assert nested_rows(bars) == 3
-    assert [(b.name, b.row, b.outermost) for b in bars] == [
-        ("a", 0, True), ("b", 1, False), ("c", 2, False), ("d", 1, False),
-    ]  # fmt: skip
+    assert [(b.name, b.row) for b in bars] == [("a", 0), ("b", 1), ("c", 2), ("d", 1)]
 
 
 def test_tasks_take_the_first_free_rows() -> None:

@@ -191,8 +191,7 @@ def thinned(totals: Sequence[int], points: int = MAX_POINTS) -> list[int]:
     stretches = points // 2
     for i in range(stretches):
         stretch = range(i * n // stretches, (i + 1) * n // stretches)
-        keep.add(max(stretch, key=totals.__getitem__))
-        keep.add(min(stretch, key=totals.__getitem__))
+        keep |= {most(stretch, key=totals.__getitem__) for most in (max, min)}
     return sorted(keep)
 
 

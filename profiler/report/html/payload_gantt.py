@@ -14,14 +14,14 @@ free: a server with a thousand requests, eight at a time, has eight rows and not
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 from ...call_modes import CallMode, call_modes
-from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TrackerRecord
+from ...model import LaneKind, LedgerKind, Profile, TrackerRecord
 
 KINDS = (
     "operation",
@@ -49,7 +49,6 @@ class Bar:
     detail: int  # position among the details of its kind
     task: int = 0  # in a lane of tasks, which one; 0 elsewhere
     row: int = 0  # where it stands in its lane, from 0 at the top
-    outermost: bool = True  # nothing else of its thread or task is around it
 
 
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
@@ -59,13 +58,14 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
     bars = [b for _, _, lane in lanes for b in lane]
     if not bars:
         return None
-    tracker = profile.tracker
-    operations = []
-    if tracker is not None:
+    base, log = min(b.start_ns for b in bars), profile.calls
+    operations: list[Any] = []
+    pauses: list[Any] = []
+    if (tracker := profile.tracker) is not None:
         operations = [_facts(tracker, i) for i in range(len(tracker.operation_allocations))]
-    recorded = [tracker.metadata.start_ns] if tracker and tracker.metadata.start_ns > 0 else []
-    base = min([*recorded, *(b.start_ns for b in bars)])
-    log = profile.calls
+        pauses = tracker.metadata.pauses
+        if tracker.metadata.start_ns > 0:
+            base = min(base, tracker.metadata.start_ns)
 
     def window(calls: range | None) -> list[int] | None:
         if not calls:
@@ -98,10 +98,7 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
         ],
         "modes": [mode.value for mode in call_modes(profile)],
         "operations": operations,
-        "pauses": [
-            [p.start_ns - base, p.end_ns - base]
-            for p in (tracker.metadata.pauses if tracker else ())
-        ],
+        "pauses": [[p.start_ns - base, p.end_ns - base] for p in pauses],
     }
 
 
@@ -121,42 +118,43 @@ def _colors(bars: list[Bar]) -> tuple[Callable[[Bar], str], list[tuple[str, list
     counts = Counter(map(color, bars))
     others = "other operations" if len(own) < len(time) else "operation"
     operations = [*own.items(), (others, plain["operation"]), ("failed", plain["failed operation"])]
-    parts = (("Operations", operations), ("Compiled calls", [(k, plain[k]) for k in KINDS[2:]]))
-    legend = [
-        (title, [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]])
-        for title, of in parts
-    ]
-    return color, [(title, entries) for title, entries in legend if entries]
+    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
+    legend = []
+    for title, of in (("Operations", operations), ("Compiled calls", calls)):
+        shown = [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]]
+        if shown:
+            legend.append((title, shown))
+    return color, legend
 
 
 def _lanes(profile: Profile) -> list[tuple[str, int, list[Bar]]]:
     """Name, rows and bars of each lane: threads that run compiled code first, each group in order
     of time; then compilations, then tasks."""
-    threads: dict[tuple[str, int], list[Bar]] = {}
-    names: dict[tuple[str, int], str] = {}
-    tasks: dict[int, list[Bar]] = {}
+    threads: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
+    tasks: defaultdict[int, list[Bar]] = defaultdict(list)
     lanes = profile.tracker.metadata.lanes if profile.tracker else []
-    keys: list[tuple[str, int]] = []
-    for i, lane in enumerate(lanes):
-        key = ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
-        keys.append(key)
-        if lane.kind is LaneKind.THREAD:
-            names[key] = lane.name
+    keys = [
+        ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
+        for i, lane in enumerate(lanes)
+    ]
+    names = {
+        key: lane.name
+        for key, lane in zip(keys, lanes, strict=True)
+        if lane.kind is LaneKind.THREAD
+    }
     for i, bar in _operations(profile):
         if lanes[i].kind is LaneKind.TASK:
             bar.task = i
-            tasks.setdefault(lanes[i].thread, []).append(bar)
+            tasks[lanes[i].thread].append(bar)
         else:
-            threads.setdefault(keys[i], []).append(bar)
+            threads[keys[i]].append(bar)
     for thread, bar in _calls(profile):
-        threads.setdefault(("thread", thread), []).append(bar)
+        threads["thread", thread].append(bar)
     called = {("thread", t) for t in profile.calls.thread}
-    out = [
-        (names.get(key, f"thread {key[1]}"), nested_rows(bars), bars)
-        for key, bars in sorted(
-            threads.items(), key=lambda item: (item[0] not in called, item[1][0].start_ns)
-        )
-    ]
+    out = []
+    for key in sorted(threads, key=lambda key: (key not in called, threads[key][0].start_ns)):
+        bars = threads[key]
+        out.append((names.get(key, f"thread {key[1]}"), nested_rows(bars), bars))
     if compilations := list(_compilations(profile)):
         out.append(("compilation", nested_rows(compilations), compilations))
     for thread, bars in sorted(tasks.items()):
@@ -170,15 +168,12 @@ def _calls(profile: Profile) -> Iterator[tuple[int, Bar]]:
     graphs = {g.id: g for g in profile.graphs}
     for k, mode in enumerate(call_modes(profile)):
         graph = graphs[calls.graph[k]]
-        bar = Bar(calls.start_ns[k], calls.end_ns[k], graph.label, _kind(graph, mode), k)
-        yield calls.thread[k], bar
-
-
-def _kind(graph: GraphRecord, mode: CallMode) -> str:
-    if mode in (CallMode.WARM_UP, CallMode.RECORD):
-        return str(mode.value)
-    replays = mode in (CallMode.REPLAY, CallMode.REPLAY_OR_RUN)
-    return f"{graph.kind.value} replay" if replays else str(graph.kind.value)
+        kind = str(graph.kind.value)
+        if mode in (CallMode.WARM_UP, CallMode.RECORD):
+            kind = mode.value
+        elif mode in (CallMode.REPLAY, CallMode.REPLAY_OR_RUN):
+            kind += " replay"
+        yield calls.thread[k], Bar(calls.start_ns[k], calls.end_ns[k], graph.label, kind, k)
 
 
 def _operations(profile: Profile) -> Iterator[tuple[int, Bar]]:
@@ -186,13 +181,11 @@ def _operations(profile: Profile) -> Iterator[tuple[int, Bar]]:
     if tracker is None:
         return
     rows = tracker.operation_allocations
-    for i in range(len(rows)):
-        end = rows.end_ns[i]
-        if end < 0:
-            end = max(tracker.metadata.end_ns, rows.start_ns[i])
+    for i, (start, end) in enumerate(zip(rows.start_ns, rows.end_ns, strict=True)):
+        end = end if end >= 0 else max(tracker.metadata.end_ns, start)
         kind = "failed operation" if rows.failed[i] else "operation"
         name = tracker.operation_summary[rows.summary[i]].name
-        yield rows.lane[i], Bar(rows.start_ns[i], end, name, kind, i)
+        yield rows.lane[i], Bar(start, end, name, kind, i)
 
 
 def _compilations(profile: Profile) -> Iterator[Bar]:
@@ -238,7 +231,6 @@ def nested_rows(bars: list[Bar]) -> int:
         # after it was given to another) go further down and hide nothing: what is above them stays
         # in use for as long as they are.
         bar.row = used
-        bar.outermost = bar.row == 0
         count = 1
         while ends and ends[-1][0] <= bar.end_ns:
             count += ends.pop()[1]
@@ -251,13 +243,13 @@ def packed_rows(bars: list[Bar]) -> int:
     """Place the bars of several tasks, each outermost one with its inside as one block; the
     number of rows."""
     blocks: list[list[Bar]] = []
-    by_task: dict[int, list[Bar]] = {}
+    by_task: defaultdict[int, list[Bar]] = defaultdict(list)
     for bar in bars:
-        by_task.setdefault(bar.task, []).append(bar)
+        by_task[bar.task].append(bar)
     for own in by_task.values():
         nested_rows(own)
         for bar in own:
-            if bar.outermost:
+            if not bar.row:  # nothing else of its task is around it
                 blocks.append([])
             blocks[-1].append(bar)
     blocks.sort(key=lambda block: block[0].start_ns)

@@ -156,12 +156,7 @@ class DeviceModel {
     return this.isBetween(k, position) ? between : rest + totals[position];
   }
 
-  /**
-   * One view of a live set, the largest part first.
-   *
-   * @param {Map} live from `live()`
-   * @param {string} view one of the payload's views
-   */
+  /** One of the payload's views of a live set, the largest part first. */
   breakdown(live, view) {
     const { site, nbytes } = this.device.items;
     const placeOf = this.payload.sites[`by_${view}`];
@@ -269,13 +264,8 @@ class Axis {
   }
 }
 
-/**
- * The window [from, to) in `count` columns.
- *
- * @returns {{high: Float64Array, low: Float64Array, call: Int32Array, position: Int32Array,
- *   categories: Float64Array[]}} of each column the highest and lowest total, where the highest
- *   is, and bytes by category there
- */
+/** Of the window [from, to) in `count` columns the highest and lowest total of each, which call and
+ * position the highest is, and bytes by category there. */
 function pixelColumns(model, axis, from, to, count) {
   const high = new Float64Array(count).fill(-1);
   const low = new Float64Array(count).fill(Infinity);

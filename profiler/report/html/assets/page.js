@@ -79,12 +79,9 @@ const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 // other asset writes markup from strings.
 
 /**
- * An element.
- *
- * @param {string} tag e.g. "div", "td.num" (classes after dots)
- * @param {object} [properties] attributes; `on: {click: f}` listens, `style: {}` sets
- *   single style properties, `data: {}` data attributes; null and false are left out
- * @param {...(Node|string|number|Array|null)} children strings become text nodes
+ * An element, e.g. "td.num" (classes after dots). Of its properties `on: {click: f}` listens,
+ * `style: {}` sets single style properties, `data: {}` data attributes, others are attributes; null
+ * and false are left out. Children are nodes, texts, and lists of them.
  */
 function el(tag, properties, ...children) {
   const [name, ...classes] = tag.split(".");
@@ -270,15 +267,7 @@ function textOn(ground) {
 
 const tooltip = document.getElementById("tooltip");
 
-/**
- * Shows the tooltip beside the pointer.
- *
- * @param {MouseEvent} event
- * @param {string} title
- * @param {Array<[string, string, string?]>} rows label, value, and the CSS colour of a swatch
- * @param {string} [note] in smaller type below
- * @param {string} [code] a source line, in monospace
- */
+/** Shows a title, a source line, `facts` and a note beside the pointer. */
 function showTooltip({ clientX: x, clientY: y }, title, rows, note, code) {
   fill(
     tooltip,
@@ -289,12 +278,10 @@ function showTooltip({ clientX: x, clientY: y }, title, rows, note, code) {
   );
   tooltip.hidden = false;
   const { width, height } = tooltip.getBoundingClientRect();
-  const room = 8;
-  const right = x + 14 + width + room <= innerWidth;
-  const left = right ? x + 14 : Math.max(room, x - 14 - width);
-  const top = Math.min(Math.max(room, y + 14), Math.max(room, innerHeight - height - room));
-  tooltip.style.left = `${Math.min(left, Math.max(room, innerWidth - width - room))}px`;
-  tooltip.style.top = `${top}px`;
+  const within = (at, size, all) => `${Math.max(8, Math.min(at, all - size - 8))}px`;
+  const right = x + 14 + width + 8 <= innerWidth;
+  tooltip.style.left = within(right ? x + 14 : x - 14 - width, width, innerWidth);
+  tooltip.style.top = within(y + 14, height, innerHeight);
 }
 
 function hideTooltip() {
@@ -324,15 +311,12 @@ async function readPayload() {
   return new Response(stream).json();
 }
 
-/**
- * Reads the payload and calls `draw(payload)`, which may be asynchronous. Then the document's
- * element has `data-ready` with the milliseconds since the page began to load.
- */
+/** Draws the payload. Then `data-ready` of the document has the milliseconds since it began to load. */
 async function start(draw) {
   try {
     setTheme(stored((storage) => storage.getItem(THEME)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
-    await draw(await readPayload());
+    draw(await readPayload());
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     const box = document.getElementById("page-error");

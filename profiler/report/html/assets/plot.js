@@ -148,12 +148,9 @@ class View {
 }
 
 /**
- * Wheel, drag and pinch on an element. A wheel alone scrolls the page, as it does everywhere.
- *
- * @param {HTMLElement} node
- * @param {View} view
- * @param {object} on `hover(x, y, event)`, `leave()`, `click(x, y)`, `scroll(pixels)`
- * @param {number} left where the window begins in the element
+ * Wheel, drag and pinch on an element, in which the window of `view` begins at `left`. A wheel alone
+ * scrolls the page, as it does everywhere. `on` has `hover(x, y, event)`, `leave()`, `click(x, y)` and
+ * may have `scroll(pixels)`.
  */
 function interact(node, view, on, left = 0) {
   const pointers = new Map();
@@ -278,12 +275,9 @@ function steps(c, x, y, backwards = false) {
 }
 
 /**
- * Areas of steps, one on the other.
- *
- * @param {ArrayLike<number>} x edges in pixels, one more than there are values
- * @param {Array<[string, ArrayLike<number>]>} layers colour and values, from the bottom
- * @param {function(number): number} y how high a value is
- * @param {number} outline width of a line between them, 0 for none
+ * Areas of steps, one on the other: `layers` of colour and values, from the bottom. `x` are edges in
+ * pixels, one more than there are values, `y` says how high a value is; `outline` is the width of a
+ * line between them, 0 for none.
  */
 function drawStack(c, x, layers, y, outline) {
   let below = new Float64Array(x.length - 1);

@@ -71,16 +71,10 @@ function withBelow(columns) {
 }
 
 /**
- * A table of Python's.
- *
- * @param {object} data see Table.plain() in section.py
- * @param {object} [options]
- * @param {string} [options.title] for screen readers, where there is no caption
- * @param {function(Array, number)} [options.onPick] makes rows buttons; gets the cells and which
- * @param {function(Array): boolean} [options.isPicked]
- * @param {Array} [options.rows] instead of the table's, and so `options.foot`
- * @param {number} [options.limit] rows shown until more are asked for, 12 by default,
- *   at phone width 6 at most
+ * A table of Python's (Table.plain() in section.py). Options: `title` for screen readers, where there
+ * is no caption; `onPick(cells, which)` makes rows buttons, and `isPicked(cells)` says which one is
+ * pressed; `rows` and `foot` instead of the table's; `limit`, rows shown until more are asked for,
+ * 12 by default, at phone width 6 at most.
  */
 function table(data, options = {}) {
   if (data.lines) return listOf(data);

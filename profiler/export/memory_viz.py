@@ -49,8 +49,10 @@ def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
         for d in part.devices
     }
     file.write(pk.START + pk.DICT + pk.MARK)
-    # A key of ours, which no reader looks at: the strings that every event repeats.
-    file.write(pk.encode("memprof_names") + _NAMES.definition)
+    # Keys of ours, which no reader looks at: the strings that events repeat.
+    file.write(pk.encode("memprof_names") + _NAMES.definition + pk.encode("memprof_graphs"))
+    labels = (pk.encode(g.label) + pk.put(sites.contexts[g.id]) for g in profile.graphs)
+    pk.write_list(file.write, labels)
     file.write(pk.encode("device_traces") + pk.LIST)
     for i in range(max(traces, default=-1) + 1):
         file.write(pk.MARK)
@@ -84,9 +86,9 @@ class _Sites:
     def __init__(self, profile: Profile) -> None:
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._contexts: dict[int, int] = {}
-        # Numbers below 256 are the names'.
-        self._remembered = 256
+        # What their names are remembered as. Numbers below 256 are those of ``_NAMES``.
+        self.contexts = {g.id: n for n, g in enumerate(profile.graphs, 256)}
+        self._remembered = 256 + len(self.contexts)
 
     def frames(self, item: LiveItem) -> list[dict[str, Any]]:
         """Innermost first: the FX node or what else made it, its module, the user's stack."""
@@ -109,13 +111,6 @@ class _Sites:
         stack = node.stack if node is not None else (site.frame,) if site.frame else ()
         out += [_frame(f.function, f.file, f.line) for f in reversed(stack)]
         return out
-
-    def context(self, item: LiveItem) -> tuple[bytes, bytes]:
-        """The name of the graph that explains a block, now and from now on."""
-        if (known := self._contexts.get(item.graph)) is not None:
-            return pk.get(known), pk.get(known)
-        known = self._contexts[item.graph] = self.number()
-        return pk.encode(self._graphs[item.graph].label) + pk.put(known), pk.get(known)
 
     def number(self) -> int:
         """One under which nothing is remembered in the pickle yet."""
@@ -186,10 +181,9 @@ class _Trace:
         else:
             frames = pk.get(known)
         begin = _event(action, item.storage.category, item.storage.nbytes)
-        begin += _NAMES["compile_context"]
-        context, again = self._sites.context(item)
-        self._heads[key] = begin + again + _FRAMES + pk.get(known) + _ADDRESS
-        return begin + context + _FRAMES + frames + _ADDRESS
+        begin += _NAMES["compile_context"] + pk.get(self._sites.contexts[item.graph]) + _FRAMES
+        self._heads[key] = begin + pk.get(known) + _ADDRESS
+        return begin + frames + _ADDRESS
 
     def segments(self) -> Iterator[bytes]:
         """Opcodes of each segment, as it is after the last event."""

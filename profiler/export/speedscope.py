@@ -64,11 +64,10 @@ class Stacks:
     def _add(self, items: Iterable[tuple[LiveItem, int]]) -> Counter[Stack]:
         sums: Counter[Stack] = Counter()
         for item, nbytes in items:
-            stack = self._known.get(item)
-            if stack is None:
+            if item not in self._known:
                 site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
-                stack = self._known[item] = _stack(site, item)
-            sums[stack] += nbytes
+                self._known[item] = _stack(site, item)
+            sums[self._known[item]] += nbytes
         return sums
 
 
@@ -192,7 +191,10 @@ def write_collapsed(profile: Profile, file: Output, part: Part, *, allocated: bo
     accounts = {a.device: a for a in profile.accounts if not a.present}
     for device in part.devices:
         if device in compiled:
-            sums = _at_peak_or_allocated(Timeline(profile, device), calls, allocated)
+            timeline = Timeline(profile, device)
+            stacks = Stacks(timeline)
+            at = None if allocated else peak_between(timeline, calls)
+            sums = stacks.live_at(at.call, at.instant) if at else stacks.allocated(calls)
         elif device in accounts and not allocated:
             sums = account_stacks(accounts[device])
         else:
@@ -204,14 +206,6 @@ def write_collapsed(profile: Profile, file: Output, part: Part, *, allocated: bo
             lines[";".join((device, *names))] += nbytes
         for line, nbytes in sorted(lines.items()):
             file.write(f"{line} {nbytes}\n".encode("utf-8", "backslashreplace"))
-
-
-def _at_peak_or_allocated(timeline: Timeline, calls: range, allocated: bool) -> Counter[Stack]:
-    stacks = Stacks(timeline)
-    if allocated:
-        return stacks.allocated(calls)
-    at = peak_between(timeline, calls)
-    return stacks.live_at(at.call, at.instant)
 
 
 def _frame(frame: Frame) -> dict[str, Any]:

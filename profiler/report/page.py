@@ -61,10 +61,9 @@ def style_of(out: TextIO) -> Style:
     100; colour on terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
     terminal = bool(getattr(out, "isatty", bool)())
     width = os.environ.get("COLUMNS", "")
-    if width.isdecimal() and int(width):
-        columns = int(width)
-    else:
-        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if terminal else 0
+    columns = int(width) if width.isdecimal() else 0
+    if terminal and not columns:
+        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     return Style(
         width=columns or DEFAULT_WIDTH,
         color=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",

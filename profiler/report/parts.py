@@ -147,8 +147,8 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
     operations = []
     for i, o in enumerate(record.operation_summary):
         peaks = {name: d.max_peak for name, d in o.devices.items() if d.measured}
-        path, grew = record.path(i), o.tensor_bytes_delta
-        operations.append(OperationRow(path, o.count, o.failed, o.total_ns, grew, peaks))
+        figures = (o.count, o.failed, o.total_ns, o.tensor_bytes_delta)
+        operations.append(OperationRow(record.path(i), *figures, peaks))
     about, described = record.metadata, record.most_described()
     return TrackerSummary(
         state=about.state.value,

@@ -61,10 +61,10 @@ def report_page(
     source: str = "",
     calls: range | None = None,
 ) -> Page:
-    """The report of a profile as a page: what ``memprof report -o out.html`` writes.
+    """The report of a profile, or of one of each rank of a job, as a page.
 
     Args:
-        profile: a valid one, or one of each rank of a job.
+        profile: a valid one.
         device: which one the page shows first; by default the one with the highest peak,
             accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
@@ -73,14 +73,10 @@ def report_page(
     Raises:
         ValueError: no program uses ``device``.
     """
-    name = os.path.basename(source)
     profiles = [profile] if isinstance(profile, Profile) else profile
-    return Page(
-        title=f"Memory of {name}" if name else "Memory of compiled code",
-        payload=ranks_payload(profiles, device, calls),
-        scripts=_REPORT,
-        description="Where the memory of compiled PyTorch code goes, taken by memprof.",
-    )
+    title = f"Memory of {os.path.basename(source) or 'compiled code'}"
+    about = "Where the memory of compiled PyTorch code goes, taken by memprof."
+    return Page(title, ranks_payload(profiles, device, calls), _REPORT, about)
 
 
 def write_report(
@@ -105,14 +101,10 @@ def write_diff(
 ) -> int:
     """Write a comparison as one HTML file, see ``write_page``; the names of the files ``before``
     and ``after`` are in its title."""
-    names = [os.path.basename(p) for p in (before, after) if p]
-    page = Page(
-        title=f"What grew: {' → '.join(names)}" if names else "What grew",
-        payload=diff_payload(diff),
-        scripts=("diff",),
-        description="Two memory profiles of PyTorch code compared, taken by memprof.",
-    )
-    return write_page(page, path)
+    names = " → ".join(os.path.basename(p) for p in (before, after) if p)
+    title = f"What grew: {names}" if names else "What grew"
+    about = "Two memory profiles of PyTorch code compared, taken by memprof."
+    return write_page(Page(title, diff_payload(diff), ("diff",), about), path)
 
 
 def build_page(page: Page) -> str:

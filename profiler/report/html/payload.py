@@ -61,12 +61,9 @@ def ranks_payload(
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
     shown = sorted(r.rank for r in highest)
+    section = processes.of_ranks(compared, format_bytes).plain()
     return {
-        "ranks": {
-            "section": processes.of_ranks(compared, format_bytes).plain(),
-            "shown": shown,
-            "first": shown.index(highest[0].rank),
-        },
+        "ranks": {"section": section, "shown": shown, "first": shown.index(highest[0].rank)},
         "profiles": [report_payload(profiles[numbers.index(r)], device) for r in shown],
     }
 
@@ -84,17 +81,11 @@ def report_payload(
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
-        timeline = found[name]
-        of = on_device(summary, timeline, attribution)
-        said = of_device(of, format_bytes)
-        devices.append(
-            {
-                "device": name,
-                **live_payload(timeline, sites, start),
-                "figures": live.figures(of, format_bytes),
-                "sections": {s.id: s.plain() for s in said},
-            }
-        )
+        of = on_device(summary, found[name], attribution)
+        said = {s.id: s.plain() for s in of_device(of, format_bytes)}
+        figures = live.figures(of, format_bytes)
+        live_sets = live_payload(found[name], sites, start)
+        devices.append({"device": name, **live_sets, "figures": figures, "sections": said})
     return {
         "header": about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary) if s],

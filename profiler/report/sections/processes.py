@@ -66,17 +66,15 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
     if len(found) > 1:
         yield _side_by_side(found)
         for p in found:
-            if p.grows:
-                yield _grows(p.grows, show, f"Memory grows in {_name(p)}")
+            yield _grows(p.grows, show, f"Memory grows in {_name(p)}")
         return
     for p in found:
-        tone = Tone.WARN if p.stalled else Tone.PLAIN
-        tone = Tone.ERROR if p.writer is Writer.DIED else tone
+        died = p.writer is Writer.DIED
+        tone = Tone.ERROR if died else Tone.WARN if p.stalled else Tone.PLAIN
         yield Section("", _name(p), (Note(_state(p), tone),))
         yield _devices(p)
         yield _compiled(p, show)
-        if p.grows:
-            yield _grows(p.grows, show, "Memory grows")
+        yield _grows(p.grows, show, "Memory grows")
         columns = (col.Bytes(""), col.Text(""), col.TEXT)
         yield of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 

@@ -4,13 +4,11 @@ Note [Times of events]
 ~~~~~~~~~~~~~~~~~~~~~~
 A profile knows when a call began and ended, and in which order memory was allocated and released
 inside, not when. Every export spreads the ``n`` events of a call evenly over it: instant ``i`` is
-at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``
-on.
-
-The timeline takes calls in order of return (Note [What is live between calls]). Where calls of
-several threads overlap, the stream keeps that order: the part of a call that lies before the end
-of the call that returned before it has no width. So times never run backwards, and the bytes of an
-instant are those of ``Timeline.live_at``, not a sum over threads that nobody measured.
+at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
+Calls come in order of return (Note [What is live between calls]); where calls of several threads
+overlap, the part of one that lies before the end of the one that returned before it has no width.
+So times never run backwards, and the bytes of an instant are those of ``Timeline.live_at``, not a
+sum over threads that nobody measured.
 
 Note [The same memory under two descriptions]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

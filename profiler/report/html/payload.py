@@ -3,17 +3,13 @@
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What does not depend on the reader is a section (``section.py``), decided and worded in Python: the
-page draws its tables and notes and knows nothing of them.
-
-The page shows the live set of any instant of any call, and there are millions of instants, so
-live sets are not in the payload. What they are made of is, each once (``payload_live.py``): for
-every distinct *step* of the timeline what is live when such a call begins and what is between it
-and the next, for every program its events. The page replays events. Everything that takes
-knowledge to decide is decided here: a site has its place in each view, so the page adds up and
-never attributes; and the columns of the tables that it fills are in ``templates``.
-
-Bytes are bytes, times nanoseconds. A column of texts has each once (``distinct``), and so have the
-lines of generated code (``texts``), of which many are alike.
+page draws its tables and notes and knows nothing of them. Live sets of any instant are not in the
+payload, there are millions; what they are made of is, each once (``payload_live.py``): for every
+distinct *step* of the timeline what is live when such a call begins and what is between it and the
+next, for every program its events, which the page replays. What takes knowledge to decide is
+decided here: a site has its place in each view, so the page adds up and never attributes; the
+columns of the tables that it fills are in ``templates``. Bytes are bytes, times nanoseconds. A
+column of texts has each once (``distinct``), and so have the lines of generated code (``texts``).
 """
 
 from __future__ import annotations

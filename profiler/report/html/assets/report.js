@@ -6,11 +6,7 @@ class State {
     this.payload = payload;
     this.models = payload.devices.map((d) => new DeviceModel(payload, d));
     this.model = this.models[0];
-    this.call = 0;
-    this.position = 0;
-    this.live = new Map();
-    this.total = 0;
-    this.detail = null;
+    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: null });
     this._listeners = { select: [], device: [], detail: [] };
     this._changed = oncePerFrame(() => this._selected());
   }
@@ -50,9 +46,9 @@ class State {
   /** The next or previous instant, in this call or the one beside it. */
   move(by) {
     const next = this.position + by;
+    const isLast = this.call + 1 >= this.model.length;
     if (next < 0 && this.call > 0) this.select(this.call - 1, Infinity);
-    else if (next > this.lastPosition(this.call) && this.call + 1 < this.model.length)
-      this.moveCall(1);
+    else if (next > this.lastPosition(this.call) && !isLast) this.moveCall(1);
     else this.select(this.call, next);
   }
 
@@ -127,8 +123,8 @@ function instantBar(state, root) {
 
 function eventText(model, call, position) {
   if (model.isBetween(call, position)) return "between calls: what is known to be kept";
-  if (!model.unit(call))
-    return "this call was not observed: only what other calls left behind is known";
+  const unseen = "this call was not observed: only what other calls left behind is known";
+  if (!model.unit(call)) return unseen;
   const event = model.eventBefore(call, position);
   if (!event) return "at the entry of the call: its inputs and what other calls left behind";
   const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
@@ -137,17 +133,17 @@ function eventText(model, call, position) {
   return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
 }
 
-function devices(state, root) {
-  if (state.models.length < 2) return (root.hidden = true);
+function devices(state) {
+  if (state.models.length < 2) return null;
   const peak = (m) => `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`;
   const choices = state.models.map((m) => [m, peak(m)]);
   const tabs = toggles("Device", choices, (m) => state.setDevice(m));
-  root.append(tabs.element);
   state.on("device", () => tabs.set(state.model));
+  return el("div.devices", {}, tabs.element);
 }
 
 function liveSet(state, root) {
-  const map = el("div.live-map");
+  const map = el("div");
   const rows = el("div.live-rows");
   const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
   root.append(el("div.live", {}, el("div", {}, map, more), rows));
@@ -165,7 +161,7 @@ function drawView(state, name) {
 }
 
 /** Versions and machine, what went wrong, and the numbers that matter most. */
-function header(state, root) {
+function header(state) {
   const { header: said } = state.payload;
   const figures = el("dl.kpis");
   const { true: warnings = [], false: plain = [] } = Object.groupBy(
@@ -173,12 +169,13 @@ function header(state, root) {
     ([tone]) => tone === "warn",
   );
   const meta = plain.map(([, text]) => el("span", {}, text));
-  fill(root, el("p.meta", {}, meta), section({ ...said, notes: warnings }), figures);
   const figure = ([label, value, note]) => {
     const shown = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
     return el("div.kpi", {}, el("dt", {}, label), shown);
   };
   state.on("device", () => fill(figures, state.model.device.figures.map(figure)));
+  const rest = section({ ...said, notes: warnings });
+  return el("div.summary", {}, el("p.meta", {}, meta), rest, figures);
 }
 
 /** Position of the profile that the address asks for (`?rank=3`), else of the highest peak. */
@@ -239,19 +236,15 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
   Object.assign(globalThis.memprof, { bytes, ns, share, color, categoryColor });
   views.draw = (name) => drawView(state, name);
   const main = document.getElementById("main");
-  const head = el("div.summary");
   const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
-  const choice = el("div.devices");
   // What stands before the first comma names a section well enough for a list.
   const nav = el(
     "nav.contents",
     { "aria-label": "Contents" },
     state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
   );
-  main.append(el("div", {}, ranks && job(ranks, chosen)), head, nav, choice);
-  header(state, head);
-  devices(state, choice);
-  for (const data of state.payload.sections) main.append(sectionOf(state, data));
+  const sections = state.payload.sections.map((data) => sectionOf(state, data));
+  append(main, [ranks && job(ranks, chosen), header(state), nav, devices(state), sections]);
   if (state.model.length) {
     document.getElementById("live-set").before(bar);
     instantBar(state, bar);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memprof.profiler.export import check_has_time
-from memprof.profiler.export.walk import call_range
+from memprof.profiler.export.walk import Part
 from memprof.profiler.report.html import write_report
 
 from ._common import (
@@ -34,7 +34,7 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     profile = read(file)
     try:
         check_has_time([profile], "bars are over time")
-        shown = call_range(profile, *calls)
+        shown = Part((), *calls).calls(profile)
         print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e

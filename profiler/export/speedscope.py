@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ..attribution import Attribution, Site, View, module_parts
@@ -76,14 +77,12 @@ def peak_between(timeline: Timeline, calls: range) -> Instant:
     peaks = timeline.bytes_over_time().peak[calls.start : calls.stop]
     best = max(peaks)
     call = calls.start + peaks.index(best)
-    now = timeline.live_at(call, 0).nbytes
-    if now == best:
-        return Instant(call, 0, best)
-    for i, (before, after) in enumerate(timeline.changes(call), 1):
-        now += (after.nbytes if after else 0) - (before.nbytes if before else 0)
-        if now == best:
-            return Instant(call, i, best)
-    raise AssertionError(f"call {call} has no instant with its peak of {best} bytes")
+    deltas = (
+        (after.nbytes if after else 0) - (before.nbytes if before else 0)
+        for before, after in timeline.changes(call)
+    )
+    live = list(accumulate(deltas, initial=timeline.live_at(call, 0).nbytes))
+    return Instant(call, live.index(best), best)
 
 
 def data_flow_stacks(device: DataFlowDevice) -> Counter[Stack]:

@@ -45,7 +45,6 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the one block."""
         return self.item.storage.nbytes
 
 
@@ -76,21 +75,6 @@ class _Inside(NamedTuple):
     after: tuple[LiveItem, ...]
 
 
-def call_range(profile: Profile, first: int | None = None, last: int | None = None) -> range:
-    """Indices of the calls ``first`` to ``last`` of a log, both included; None is its end.
-
-    Raises:
-        IndexError: the log has no such calls.
-    """
-    n = len(profile.calls)
-    begin, end = 0 if first is None else first, n - 1 if last is None else last
-    asked = first is not None or last is not None
-    if (n or asked) and not 0 <= begin <= end < n:
-        has = f"has calls 0 to {n - 1}" if n else "has none"
-        raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
-    return range(begin, end + 1)
-
-
 class Part(NamedTuple):
     """What of a profile is exported: the memory of ``devices``, in the calls ``first`` to ``last``
     of the log, both included; None is its end."""
@@ -100,24 +84,29 @@ class Part(NamedTuple):
     last: int | None = None
 
     def calls(self, profile: Profile) -> range:
-        """See ``call_range``."""
-        return call_range(profile, self.first, self.last)
+        """Indices of the calls.
+
+        Raises:
+            IndexError: the log has no such calls.
+        """
+        n = len(profile.calls)
+        begin = 0 if self.first is None else self.first
+        end = n - 1 if self.last is None else self.last
+        if (n or (self.first, self.last) != (None, None)) and not 0 <= begin <= end < n:
+            has = f"has calls 0 to {n - 1}" if n else "has none"
+            raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
+        return range(begin, end + 1)
 
     def walk(self, profile: Profile, device: str) -> Walk:
-        """Changes of the memory of one of the devices."""
         return Walk(Timeline(profile, device), self.first, self.last)
 
 
 class Walk:
-    """Changes of the live memory of calls ``first`` to ``last``, both included.
+    """Changes of the live memory of one device in calls ``first`` to ``last``, see ``Part``.
 
     The first moment allocates everything that is live when the first call begins. From then on
     the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
     instant, and the bytes carried between calls after each ``AFTER``.
-
-    Args:
-        timeline: of one device.
-        first, last: indices in the call log; None is its end.
 
     Attributes:
         calls: indices of its calls.
@@ -129,7 +118,7 @@ class Walk:
 
     def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
         self.timeline = timeline
-        self.calls = call_range(timeline.profile, first, last)
+        self.calls = Part((), first, last).calls(timeline.profile)
         self.blocks: list[Block] = []
         self._block_of: dict[LiveItem, Block] = {}
         self._memories: dict[_Memory, int] = {}

@@ -25,10 +25,7 @@ from .format import fit_path, format_bytes, shorten_path
 DEFAULT_WIDTH = 100
 """Characters a line where nobody says."""
 
-_MIN_WIDTH = 80
-_MIN_WIDTH_EXACT = 100
 _MIN_COLUMN = 12
-
 _ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _ASCII = str.maketrans({"…": "~", "·": "|"})
 
@@ -99,7 +96,7 @@ class Page:
     """Text under construction."""
 
     def __init__(self, style: Style) -> None:
-        self.width = max(style.width, _MIN_WIDTH_EXACT if style.exact else _MIN_WIDTH)
+        self.width = max(style.width, 100 if style.exact else 80)
         self.exact = style.exact
         self.top = max(style.top, 1)
         self._ascii = style.ascii_only
@@ -119,7 +116,6 @@ class Page:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands on the page yet."""
         return not self._out.tell()
 
     def bytes(self, n: int) -> str:

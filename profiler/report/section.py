@@ -123,7 +123,6 @@ class Section:
     spare: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to say."""
         return bool(self.notes or self.tables or self.parts or self.view)
 
     def without(self, medium: str) -> Section:

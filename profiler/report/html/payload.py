@@ -141,11 +141,9 @@ def _sections(summary: Summary) -> Iterator[Section]:
 def _operations(profile: Profile) -> Section:
     tracked = profile.tracker is not None and profile.tracker.operation_summary
     title = "Operations and calls" if tracked else "Calls"
-    dropped = profile.calls.dropped
-    said = f"{dropped:,} calls before the first one shown are no longer in the log."
-    notes = (Note(said),) if dropped else ()
-    anything = tracked or len(profile.calls)
-    return Section("operations", title, notes, view="gantt" if anything else "")
+    said = f"{profile.calls.dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(said),) if profile.calls.dropped else ()
+    return Section("operations", title, notes, view="gantt" * bool(tracked or len(profile.calls)))
 
 
 def _first_time(profile: Profile) -> int:

@@ -62,7 +62,6 @@ class Sites:
         self._places = {view: {} for view in View}
 
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
-        """The number of the site of a storage."""
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
         if id(site) not in self._numbers:
@@ -125,7 +124,6 @@ class Items:
         return self._known[key]
 
     def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
-        """The number of the item that a storage is with this owner."""
         site = self._sites.of(graph, storage, owner, line)
         return self._rows[site, storage.nbytes, owner, hold.value]
 
@@ -134,11 +132,9 @@ class Items:
         return self.list(n for x in items for n in (self.item(x), x.count))
 
     def list(self, numbers: Iterable[int]) -> int:
-        """The number of a list."""
         return self.lists[tuple(numbers)]
 
     def columns(self) -> dict[str, Any]:
-        """All items, one entry an item in each column."""
         site, nbytes, owner, hold = zip(*self._rows, strict=True) if self._rows else [()] * 4
         return {"site": site, "nbytes": nbytes, "owner": distinct(owner), "hold": distinct(hold)}
 

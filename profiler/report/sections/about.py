@@ -204,12 +204,9 @@ _SEEN = {
 
 def advice(s: Summary, show: Show) -> Section:
     """What could be changed, most bytes first."""
-    parts = []
-    for n, f in enumerate(s.advice, 1):
-        name = "further findings" if n > _SHORT else "evidence of findings"
-        parts.append(replace(_finding(n, f, show), detail=n > _SHORT, name=name))
+    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
-    return Section("advice", "What to change", () if parts else (none,), parts=tuple(parts))
+    return Section("advice", "What to change", () if parts else (none,), parts=parts)
 
 
 def _finding(number: int, f: Finding, show: Show) -> Section:
@@ -225,7 +222,9 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
     # A page and the JSON report have all of it.
     table = Table(columns, rows, caption=caption, most=3, lines=True, folded=True, detail=True)
     title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
-    return Section("", title, (Note(f.change),), (table,))
+    further = number > _SHORT
+    name = "further findings" if further else "evidence of findings"
+    return Section("", title, (Note(f.change),), (table,), detail=further, name=name)
 
 
 def not_counted(s: Summary, show: Show) -> Section:

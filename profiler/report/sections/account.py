@@ -3,6 +3,7 @@ it; and in pools of CUDA graphs, what each capture added, who shares what, and w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -219,10 +220,10 @@ def _outside(a: DeviceAccount) -> Section:
 
 
 def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for r in a.rows:
-        found[key(r)] = found.get(key(r), 0) + r.nbytes
-    rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
+        found[key(r)] += r.nbytes
+    rows = [(n, n, name) for name, n in found.most_common()]
     columns = (col.BYTES, col.share(a.live), col.Path(by))
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
@@ -271,8 +272,7 @@ def of_graph_pool(pool: GraphPool, show: Show) -> Section:
 def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
     notes = [Note(f"Reserved: {show(pool.reserved)} ({pool.reserved:,} B)")]
     if not pool.graphs:
-        notes.append(Note("nothing was captured into it"))
-        return notes
+        return [*notes, Note("nothing was captured into it")]
     if pool.gone:
         said = "as it was after the last capture: by the end all its graphs were deleted, "
         notes.append(Note(f"{said}{show(pool.at_end)} of it are left"))

@@ -202,12 +202,8 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
             add(child, depth + 1)
 
     add(root, 0)
-    columns = (
-        *(
-            *(col.Bytes("with children"), col.Share("share", whole=b.total)),
-            *(col.Bytes("own", adds=True), col.MODULE),
-        ),
-    )
+    whole = col.Share("share", whole=b.total)
+    columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
     outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
     foot = (
         *outside,

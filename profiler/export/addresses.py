@@ -58,14 +58,8 @@ class Segment:
 
 
 class AddressSpace:
-    """Hands out made-up addresses and takes them back.
-
-    Args:
-        base: address of the first segment.
-
-    Attributes:
-        segments: in order of address; they are never given back.
-    """
+    """Hands out made-up addresses from ``base`` on and takes them back; its ``segments``, in order
+    of address, are never given back."""
 
     def __init__(self, base: int) -> None:
         self.segments: list[Segment] = []
@@ -111,11 +105,8 @@ class AddressSpace:
 
 
 class Pool:
-    """The pool of the graph trees of one device, block by block.
-
-    Attributes:
-        segments: what it had from the system, by address; empty if nothing is known.
-    """
+    """The pool of the graph trees of one device, block by block. Its ``segments`` are what it had
+    from the system, by address; empty if nothing is known."""
 
     def __init__(self, profile: Profile, device: str) -> None:
         self._calls = profile.calls

@@ -49,12 +49,7 @@ def _digits(value: float) -> int:
 
 def shorten_path(path: str, roots: Sequence[str] | None = None) -> str:
     """``path`` relative to the working folder, to site-packages or to the standard library,
-    whichever contains it; else as it is.
-
-    Args:
-        path: as Python reported it.
-        roots: folders to use instead, first match wins.
-    """
+    whichever contains it, or to the first of ``roots`` that does; else as it is."""
     if "site-packages/" in path:
         # Also of another environment, where the profile was taken.
         return path.rpartition("site-packages/")[2]

@@ -137,12 +137,9 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
     devices: dict[str, int | None] = {}
     for snapshot in record.snapshots:
         for name, memory in snapshot.devices.items():
-            known = devices.setdefault(name, None)
-            highest = memory.highest_bytes
-            if highest is None:
-                highest = memory.allocated_bytes
-            if highest is not None:
-                devices[name] = max(known or 0, highest)
+            known, highest = devices.get(name), memory.highest_bytes
+            highest = memory.allocated_bytes if highest is None else highest
+            devices[name] = known if highest is None else max(known or 0, highest)
     resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
     operations = []
     for i, o in enumerate(record.operation_summary):

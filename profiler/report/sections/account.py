@@ -265,8 +265,8 @@ def of_graph_pool(pool: GraphPool, show: Show) -> Section:
     )
     title = f"CUDA graphs in pool {pool.name} on {pool.device}"
     captures = (_captures(pool),) if pool.graphs else ()
-    notes = tuple(_about_pool(pool, show))
-    return Section("", title, notes, captures, tuple(p for p in parts if p.tables))
+    shown = tuple(p for p in parts if p.tables)
+    return Section("", title, tuple(_about_pool(pool, show)), captures, shown)
 
 
 def _about_pool(pool: GraphPool, show: Show) -> list[Note]:

@@ -204,8 +204,8 @@ def _operators(record: TrackerRecord, show: Show) -> Section:
         return NOTHING
     span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
     peak = f", at most {show(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
-    count = len(o.windows)
-    windows = f"a window of {span}" if count == 1 else f"{count:,} windows of {span} together"
+    windows = f"{len(o.windows):,} windows of {span} together"
+    windows = f"a window of {span}" if len(o.windows) == 1 else windows
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
     columns = [
         *(col.Code("operator"), col.Count("calls", adds=True), col.Ns("self CPU", adds=True)),

@@ -224,16 +224,8 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
   const chosen = chosenRank(ranks);
   const state = new State(profiles[chosen]);
   // For a console, and for tests.
-  globalThis.memprof = {
-    report: state,
-    DeviceModel,
-    liveTree,
-    Axis,
-    pixelColumns,
-    instantOf,
-    STACK,
-  };
-  Object.assign(globalThis.memprof, { bytes, ns, share, color, categoryColor });
+  const used = { DeviceModel, Axis, pixelColumns, liveTree, instantOf, STACK };
+  globalThis.memprof = { report: state, ...used, bytes, ns, share, color, categoryColor };
   views.draw = (name) => drawView(state, name);
   const main = document.getElementById("main");
   const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });

@@ -20,7 +20,7 @@ from memprof.profiler.report import Style, Summary, sections, summarize
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import printable, style_of
 from memprof.profiler.report.section import EVERY, Section, Show
-from memprof.profiler.report.sections.ranks import of_ranks
+from memprof.profiler.report.sections.processes import of_ranks
 from memprof.profiler.report.text import render, render_diff
 from memprof.profiler.snapshot.named import read_named_snapshot
 from memprof.profiler.writing import check_writable

@@ -17,4 +17,4 @@ def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:
 
 def render_graph_pools(pools: Iterable[GraphPool]) -> str:
     """Pools of CUDA graphs as text."""
-    return render(sections.graph_pools.of_graph_pool(p, PLAIN.show) for p in pools)
+    return render(sections.account.of_graph_pool(p, PLAIN.show) for p in pools)

@@ -9,7 +9,7 @@ import click
 
 from memprof.profiler.devices import known_devices, no_such_device
 from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
-from memprof.profiler.export.walk import call_range
+from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.html import write_report
@@ -107,7 +107,7 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
     profile = read(file)
     try:
         check_has_time([profile], "bars are over time")
-        shown = call_range(profile, *calls)
+        shown = Part((), *calls).calls(profile)
         print_page(output, write_report(profile, output, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e

@@ -17,7 +17,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.report import render_ledger
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
-from memprof.profiler.report.sections.growth import of_growth
+from memprof.profiler.report.sections.about import of_growth
 from memprof.profiler.report.text import render, render_diff
 from memprof.views import report_json, report_style, report_text
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from memprof.profiler.report.page import style_of
-from memprof.profiler.report.sections.top import of_present
+from memprof.profiler.report.sections.processes import of_present
 from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile, Present, Writer
 from memprof.profiler.writing import is_locked

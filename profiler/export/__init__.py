@@ -82,14 +82,13 @@ def export_profile(
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file, part)
-        elif format == "speedscope":
-            from .speedscope import write_speedscope
-
-            write_speedscope(profiles[0], file, part)
         else:
-            from .speedscope import write_collapsed
+            from .speedscope import write_collapsed, write_speedscope
 
-            write_collapsed(profiles[0], file, part, allocated=allocated)
+            if format == "speedscope":
+                write_speedscope(profiles[0], file, part)
+            else:
+                write_collapsed(profiles[0], file, part, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

@@ -9,10 +9,10 @@ The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled
 
 Note [Addresses in the snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Replays of graph trees have their memory at the addresses of the pool (``placed.py``). Everything
-else has none in a profile: ``address_space.py`` lays it out, in segments of pool (0, 0). The first
-events allocate the pool's segments and what is live when the first call begins; a made-up segment
-is allocated when a block needs it, and none is given back.
+Replays of graph trees have their memory at the addresses of the pool, everything else at made-up
+ones, in segments of pool (0, 0): see ``addresses.py``. The first events allocate the pool's
+segments and what is live when the first call begins; a made-up segment is allocated when a block
+needs it, and none is given back.
 
 Note [Categories in MemoryViz.js]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -32,8 +32,7 @@ from ..live import LiveItem
 from ..model import Category, Profile
 from ..writing import Output
 from . import pickle_stream as pk
-from .address_space import AddressSpace, Segment
-from .placed import Pool
+from .addresses import AddressSpace, Pool, Segment
 from .walk import Block, Part, Walk
 
 _BASE = 1 << 44
@@ -50,8 +49,10 @@ def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
         for d in part.devices
     }
     file.write(pk.START + pk.DICT + pk.MARK)
-    # A key of ours, which no reader looks at: the strings that every event repeats.
-    file.write(pk.encode("memprof_names") + _NAMES.definition)
+    # Keys of ours, which no reader looks at: the strings that events repeat.
+    file.write(pk.encode("memprof_names") + _NAMES.definition + pk.encode("memprof_graphs"))
+    labels = (pk.encode(g.label) + pk.put(sites.contexts[g.id]) for g in profile.graphs)
+    pk.write_list(file.write, labels)
     file.write(pk.encode("device_traces") + pk.LIST)
     for i in range(max(traces, default=-1) + 1):
         file.write(pk.MARK)
@@ -85,9 +86,9 @@ class _Sites:
     def __init__(self, profile: Profile) -> None:
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._contexts: dict[int, int] = {}
-        # Numbers below 256 are the names'.
-        self._remembered = 256
+        # What their names are remembered as. Numbers below 256 are those of ``_NAMES``.
+        self.contexts = {g.id: n for n, g in enumerate(profile.graphs, 256)}
+        self._remembered = 256 + len(self.contexts)
 
     def frames(self, item: LiveItem) -> list[dict[str, Any]]:
         """Innermost first: the FX node or what else made it, its module, the user's stack."""
@@ -110,14 +111,6 @@ class _Sites:
         stack = node.stack if node is not None else (site.frame,) if site.frame else ()
         out += [_frame(f.function, f.file, f.line) for f in reversed(stack)]
         return out
-
-    def context(self, item: LiveItem) -> tuple[bytes, bytes]:
-        """The name of the graph that explains a block, now and from now on."""
-        known = self._contexts.get(item.graph)
-        if known is not None:
-            return pk.get(known), pk.get(known)
-        known = self._contexts[item.graph] = self.number()
-        return pk.encode(self._graphs[item.graph].label) + pk.put(known), pk.get(known)
 
     def number(self) -> int:
         """One under which nothing is remembered in the pickle yet."""
@@ -147,14 +140,12 @@ class _Trace:
 
     def events(self) -> Iterator[bytes]:
         """Opcodes of each event."""
-        begun = False
+        begin = [_plain("snapshot", Category.UNKNOWN, 0, 0)]
+        begin += map(_segment_alloc, self._pool.segments)
         for moment in self._walk:
             stamp = _TIME + pk.encode_int((moment.time_ns + self._origin_ns) // 1000) + pk.SET_ITEMS
-            if not begun:
-                begun = True
-                yield _plain("snapshot", Category.UNKNOWN, 0, 0) + stamp
-                for segment in self._pool.segments:
-                    yield _segment_alloc(segment) + stamp
+            while begin:
+                yield begin.pop(0) + stamp
             change = moment.change
             address = 0
             for block in change.freed:
@@ -180,9 +171,8 @@ class _Trace:
     def _head(self, block: Block, action: str) -> bytes:
         """An event up to the value of its address."""
         key = (block.number, action)
-        head = self._heads.get(key)
-        if head is not None:
-            return head
+        if key in self._heads:
+            return self._heads[key]
         item = block.item
         known = self._frames.get(block.number)
         if known is None:
@@ -190,12 +180,10 @@ class _Trace:
             frames = pk.encode(self._sites.frames(item)) + pk.put(known)
         else:
             frames = pk.get(known)
-        begin = (
-            _event(action, item.storage.category, item.storage.nbytes) + _NAMES["compile_context"]
-        )
-        context, again = self._sites.context(item)
-        self._heads[key] = begin + again + _FRAMES + pk.get(known) + _ADDRESS
-        return begin + context + _FRAMES + frames + _ADDRESS
+        begin = _event(action, item.storage.category, item.storage.nbytes)
+        begin += _NAMES["compile_context"] + pk.get(self._sites.contexts[item.graph]) + _FRAMES
+        self._heads[key] = begin + pk.get(known) + _ADDRESS
+        return begin + frames + _ADDRESS
 
     def segments(self) -> Iterator[bytes]:
         """Opcodes of each segment, as it is after the last event."""
@@ -207,15 +195,15 @@ class _Trace:
                 there = self._at[address] if used else None
                 requested += there.nbytes if there else 0
                 active += nbytes if there else 0
-                known = self._frames[there.number] if there else None
-                block = _dictionary(
-                    _FRAMES + (pk.LIST if known is None else pk.get(known)),
-                    address=address,
-                    size=nbytes,
-                    requested_size=there.nbytes if there else 0,
-                    state="active_allocated" if there else "inactive",
+                blocks.append(
+                    _dictionary(
+                        _FRAMES + (pk.get(self._frames[there.number]) if there else pk.LIST),
+                        address=address,
+                        size=nbytes,
+                        requested_size=there.nbytes if there else 0,
+                        state="active_allocated" if there else "inactive",
+                    )
                 )
-                blocks.append(block)
             parts = [pk.encode("blocks")]
             pk.write_list(parts.append, blocks)
             yield _dictionary(
@@ -250,15 +238,9 @@ def _dictionary(last: bytes, **values: Any) -> bytes:
 
 def _event(action: str, category: Category | None, size: int) -> bytes:
     """The beginning of an event: what it is and how large."""
-    parts = [
-        pk.DICT + pk.MARK,
-        _NAMES["action"] + _NAMES[action],
-        _NAMES["stream"] + pk.encode_int(0),
-        _NAMES["size"] + pk.encode_int(size),
-    ]
-    if category is not None:
-        parts.append(_NAMES["category"] + _NAMES[category.value])
-    return b"".join(parts)
+    begin = pk.DICT + pk.MARK + _NAMES["action"] + _NAMES[action]
+    begin += _NAMES["stream"] + pk.encode_int(0) + _NAMES["size"] + pk.encode_int(size)
+    return begin + (_NAMES["category"] + _NAMES[category.value] if category is not None else b"")
 
 
 def _plain(action: str, category: Category | None, address: int, size: int) -> bytes:

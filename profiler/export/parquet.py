@@ -1,9 +1,6 @@
 """Tables for pyarrow, DuckDB, pandas and Polars: a folder of Parquet files.
 
-``calls``: one row a compiled call and device. ``blocks``: one row a kind of memory, with what it
-is attributed to. ``events``: what each instant allocates and releases, with the live bytes after
-it; ``block`` refers to ``blocks``. ``snapshots`` and ``operations`` are the tracker's. ``account``
-is what was reserved at the instant that decides. Columns and units: docs/exports.md."""
+What a row of each is, and columns and units: docs/exports.md."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import IO, Any
 
 from ..attribution import Attribution
@@ -23,46 +21,25 @@ from .walk import AFTER, Moment, Part, Walk
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
 
-Column = tuple[str, str]
-"""Name, and type: int, text, bool."""
+_COLUMNS = {
+    "calls": "call:int device graph:int label kind program:int mode thread:int start_ns:int "
+    "end_ns:int entry_bytes:int peak_bytes:int exit_bytes:int between_bytes:int",
+    "events": "device time_ns:int call:int instant:int action block:int delta_bytes:int "
+    "live_bytes:int",
+    "blocks": "device block:int memory:int nbytes:int category graph:int label buffer "
+    "generated_line:int node op module file line:int code fqn outside unattributed",
+    "snapshots": "time_ns:int kind name device tensor_bytes:int tensors:int allocated_bytes:int "
+    "reserved_bytes:int resident_bytes:int",
+    "operations": "operation:int parent:int path lane start_ns:int end_ns:int failed:bool "
+    "tensor_bytes_before:int tensor_bytes_after:int device bytes_before:int bytes_after:int "
+    "peak_bytes:int",
+    "account": "device purpose detail nbytes:int blocks:int compiled:bool modules nodes file "
+    "line:int code",
+}
+"""Of each table, with their types, text where nothing is said; in the order in which tables are
+written: of blocks after the events, when all are known."""
 
-CALLS: list[Column] = [
-    ("call", "int"), ("device", "text"), ("graph", "int"), ("label", "text"), ("kind", "text"),
-    ("program", "int"), ("mode", "text"), ("thread", "int"), ("start_ns", "int"),
-    ("end_ns", "int"), ("entry_bytes", "int"), ("peak_bytes", "int"), ("exit_bytes", "int"),
-    ("between_bytes", "int"),
-]  # fmt: skip
-BLOCKS: list[Column] = [
-    ("device", "text"), ("block", "int"), ("memory", "int"), ("nbytes", "int"),
-    ("category", "text"), ("graph", "int"), ("label", "text"), ("buffer", "text"),
-    ("generated_line", "int"), ("node", "text"), ("op", "text"), ("module", "text"),
-    ("file", "text"), ("line", "int"), ("code", "text"), ("fqn", "text"), ("outside", "text"),
-    ("unattributed", "text"),
-]  # fmt: skip
-EVENTS: list[Column] = [
-    ("device", "text"), ("time_ns", "int"), ("call", "int"), ("instant", "int"),
-    ("action", "text"), ("block", "int"), ("delta_bytes", "int"), ("live_bytes", "int"),
-]  # fmt: skip
-SNAPSHOTS: list[Column] = [
-    ("time_ns", "int"), ("kind", "text"), ("name", "text"), ("device", "text"),
-    ("tensor_bytes", "int"), ("tensors", "int"), ("allocated_bytes", "int"),
-    ("reserved_bytes", "int"), ("resident_bytes", "int"),
-]  # fmt: skip
-OPERATIONS: list[Column] = [
-    ("operation", "int"), ("parent", "int"), ("path", "text"), ("lane", "text"),
-    ("start_ns", "int"), ("end_ns", "int"), ("failed", "bool"), ("tensor_bytes_before", "int"),
-    ("tensor_bytes_after", "int"), ("device", "text"), ("bytes_before", "int"),
-    ("bytes_after", "int"), ("peak_bytes", "int"),
-]  # fmt: skip
-
-ACCOUNT: list[Column] = [
-    ("device", "text"), ("purpose", "text"), ("detail", "text"), ("nbytes", "int"),
-    ("blocks", "int"), ("compiled", "bool"), ("modules", "text"), ("nodes", "text"),
-    ("file", "text"), ("line", "int"), ("code", "text"),
-]  # fmt: skip
-
-TABLES = ("calls", "events", "blocks", "snapshots", "operations", "account")
-"""In the order in which they are written."""
+TABLES = tuple(_COLUMNS)
 
 Rows = Iterator[tuple[Any, ...]]
 
@@ -76,24 +53,19 @@ def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) 
     """
     pa, _ = pyarrow()
     walks = {d: part.walk(profile, d) for d in part.devices}
-    tables = {
-        "calls": (CALLS, _calls(profile, walks)),
-        "events": (EVENTS, _events(walks)),
-        # After the events: only then are all blocks known.
-        "blocks": (BLOCKS, _blocks(profile, walks)),
-        "snapshots": (SNAPSHOTS, _snapshots(profile)),
-        "operations": (OPERATIONS, _operations(profile)),
-        "account": (ACCOUNT, _account(profile, part.devices)),
-    }
+    tables = (
+        *(_calls(profile, walks), _events(walks), _blocks(profile, walks), _snapshots(profile)),
+        *(_operations(profile), _account(profile, part.devices)),
+    )
     paths = table_paths(folder)
     made = not os.path.exists(folder)
     with contextlib.suppress(OSError):  # `replacing_all` says it in our words.
         os.makedirs(folder, exist_ok=True)
     try:
         with replacing_all(paths, "the tables", folder) as files:
-            for fd, name in zip(files, TABLES, strict=True):
+            for fd, columns, rows in zip(files, _COLUMNS.values(), tables, strict=True):
                 with open(fd, "wb", closefd=False) as file:
-                    _write(file, *tables[name])
+                    _write(file, columns.split(), rows)
     except (OverflowError, pa.ArrowInvalid) as e:
         raise ProfileNotWritableError(
             folder, "cannot write the tables: a figure does not fit 64 bits; nothing was changed"
@@ -211,31 +183,25 @@ def _source(frame: SourceFrame | None) -> tuple[str | None, int | None, str | No
     return (frame.file, frame.line, frame.code) if frame else (None, None, None)
 
 
-def _write(file: IO[bytes], columns: list[Column], rows: Rows) -> None:
+def _write(file: IO[bytes], columns: Sequence[str], rows: Rows) -> None:
     pa, pq = pyarrow()
-    types = {
-        "int": pa.int64(),
-        "bool": pa.bool_(),
-        "text": pa.dictionary(pa.int32(), pa.string()),
-    }
-    schema = pa.schema([(name, types[kind]) for name, kind in columns])
+    text = pa.dictionary(pa.int32(), pa.string())
+    types = {"int": pa.int64(), "bool": pa.bool_(), "": text}
+    schema = pa.schema(
+        [(name, types[kind]) for name, _, kind in (c.partition(":") for c in columns)]
+    )
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        batch: list[tuple[Any, ...]] = []
-
-        def flush() -> None:
+        batch = list(islice(rows, _ROWS))
+        while True:
             values = list(zip(*batch, strict=True)) or [()] * len(columns)
             arrays = [
-                _text(pa, v).dictionary_encode() if kind == "text" else pa.array(v, types[kind])
-                for v, (_, kind) in zip(values, columns, strict=True)
+                _text(pa, v).dictionary_encode() if field.type == text else pa.array(v, field.type)
+                for v, field in zip(values, schema, strict=True)
             ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            batch.clear()
-
-        for row in rows:
-            batch.append(row)
-            if len(batch) == _ROWS:
-                flush()
-        flush()
+            batch = list(islice(rows, _ROWS))
+            if not batch:
+                return
 
 
 def _text(pa: Any, values: Sequence[str | None]) -> Any:

@@ -43,13 +43,9 @@ def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> Non
         base = min((t.base + t.profile.perf_origin_ns for t in traces), default=0)
         for t in traces:
             t.base = base - t.profile.perf_origin_ns
-    head = {
-        "displayTimeUnit": "ns",
-        "baseTimeNanoseconds": base,
-        "otherData": {"memprof": profiles[0].memprof, "torch": profiles[0].torch},
-    }
-    text = json.dumps(head)[:-1] + ', "traceEvents": [\n'
-    file.write(text.encode())
+    about = {"memprof": profiles[0].memprof, "torch": profiles[0].torch}
+    head = {"displayTimeUnit": "ns", "baseTimeNanoseconds": base, "otherData": about}
+    file.write((json.dumps(head)[:-1] + ', "traceEvents": [\n').encode())
     separator = ""
     for trace in traces:
         known = devices_of(trace.profile)
@@ -61,12 +57,7 @@ def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> Non
 
 
 class _Trace:
-    """The events of one process.
-
-    Args:
-        profile: its profile.
-        rank: of several, which one; None if it is alone.
-    """
+    """The events of one process; of several it has a ``rank``."""
 
     def __init__(self, profile: Profile, rank: int | None) -> None:
         self.profile = profile
@@ -79,20 +70,19 @@ class _Trace:
         self.base = min(self._first_times(), default=0)
 
     def _first_times(self) -> Iterator[int]:
-        if len(self.profile.calls):
-            yield min(self.profile.calls.start_ns)
-        if self.profile.dataflow is not None:
-            for device in self.profile.dataflow.devices:
-                yield from device.time_ns[:1]
-        tracker = self.profile.tracker
-        if tracker is not None:
+        yield from self.profile.calls.start_ns
+        for device in self.profile.dataflow.devices if self.profile.dataflow else ():
+            yield from device.time_ns[:1]
+        if (tracker := self.profile.tracker) is not None:
             yield tracker.metadata.start_ns
             yield from tracker.operation_allocations.start_ns[:1]
-            for snapshot in tracker.snapshots[:1]:
-                yield snapshot.time_ns
+            yield from (s.time_ns for s in tracker.snapshots[:1])
 
     def lines(self, part: Part) -> Iterator[str]:
-        yield from self._names()
+        yield self._event("M", "process_name", args={"name": self.name})
+        yield self._named(_LEDGER, "memprof ledger")
+        for thread in sorted(set(self.profile.calls.thread)):
+            yield self._named(_THREADS + thread, f"thread {thread}")
         walks = {d: part.walk(self.profile, d) for d in part.devices}
         if len(self.profile.calls):
             yield from self._calls(walks, part.calls(self.profile))
@@ -110,17 +100,6 @@ class _Trace:
             yield from self._operations(self.profile.tracker)
             yield from self._snapshots(self.profile.tracker)
 
-    # Names of tracks
-
-    def _names(self) -> Iterator[str]:
-        yield self._event("M", "process_name", args={"name": self.name})
-        yield self._event("M", "thread_name", tid=_LEDGER, args={"name": "memprof ledger"})
-        for thread in sorted(set(self.profile.calls.thread)):
-            name = {"name": f"thread {thread}"}
-            yield self._event("M", "thread_name", tid=_THREADS + thread, args=name)
-
-    # What there is
-
     def _calls(self, walks: dict[str, Walk], shown: range) -> Iterator[str]:
         calls = self.profile.calls
         labels = {g.id: g.label for g in self.profile.graphs}
@@ -128,12 +107,8 @@ class _Trace:
         over_time = {d: w.timeline.bytes_over_time() for d, w in walks.items()}
         for k in shown:
             mode = "" if modes[k] is CallMode.RUN else f" ({modes[k].value})"
-            args: dict[str, Any] = {
-                "call": k + 1,
-                "graph": calls.graph[k],
-                "program": calls.program[k],
-                "mode": modes[k].value,
-            }
+            args: dict[str, Any] = {"call": k + 1, "graph": calls.graph[k]}
+            args |= {"program": calls.program[k], "mode": modes[k].value}
             for device, bytes_ in over_time.items():
                 args[f"{device} entry bytes"] = bytes_.entry[k]
                 args[f"{device} peak bytes"] = bytes_.peak[k]
@@ -197,17 +172,15 @@ class _Trace:
         return self._event("i", entry.kind.value.replace("_", " "), time, _LEDGER, args, s="t")
 
     def _operations(self, tracker: TrackerRecord) -> Iterator[str]:
-        lanes = tracker.metadata.lanes
         tracks: list[int] = []
-        for i, lane in enumerate(lanes):
+        for i, lane in enumerate(tracker.metadata.lanes):
             shared = lane.kind is LaneKind.THREAD and lane.call_thread is not None
             tracks.append(_THREADS + (lane.call_thread or 0) if shared else _LANES + i)
             kind = "task" if lane.kind is LaneKind.TASK else "thread"
-            args: dict[str, Any] = {"name": f"{kind} {lane.name}"}
-            yield self._event("M", "thread_name", tid=tracks[-1], args=args)
+            yield self._named(tracks[-1], f"{kind} {lane.name}")
         rows = tracker.operation_allocations
         for i in range(len(rows)):
-            args = {"path": tracker.path(rows.summary[i])}
+            args: dict[str, Any] = {"path": tracker.path(rows.summary[i])}
             if rows.tensor_bytes_before[i] >= 0 and rows.tensor_bytes_after[i] >= 0:
                 before, after = rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]
                 args |= {"tensor bytes before": before, "tensor bytes change": after - before}
@@ -228,12 +201,11 @@ class _Trace:
         for s in tracker.snapshots:
             stamp = self._us(s.time_ns)
             for device, memory in s.devices.items():
-                figures = {
-                    "tensors": memory.tensor_bytes,
-                    "allocated": memory.allocated_bytes,
-                    "reserved": memory.reserved_bytes,
-                }
-                for name, value in figures.items():
+                for name, value in (
+                    ("tensors", memory.tensor_bytes),
+                    ("allocated", memory.allocated_bytes),
+                    ("reserved", memory.reserved_bytes),
+                ):
                     if value is not None:
                         yield f"{self._counter(f'tracker {device} {name}', value)}{stamp}}}"
             if s.name:
@@ -250,6 +222,9 @@ class _Trace:
         """A counter's line up to its time, which ends it."""
         start = f'{{"ph":"C","pid":{self.pid},"name":{json.dumps(name)}'
         return f'{start},"args":{{"bytes":{value}}},"ts":'
+
+    def _named(self, track: int, name: str) -> str:
+        return self._event("M", "thread_name", tid=track, args={"name": name})
 
     def _slice(
         self, name: str, cat: str, tid: int, start: int, end: int, args: dict[str, Any]

@@ -50,27 +50,14 @@ def get(index: int) -> bytes:
     return b"j" + index.to_bytes(4, "little")
 
 
-class Names:
-    """Short strings that stand again and again, two bytes each after their first time.
-
-    Args:
-        names: at most 256 of them; ``definition`` must be written before they are used.
-    """
+class Names(dict[str, bytes]):
+    """Opcodes that push short strings which stand again and again, two bytes each: at most 256 of
+    them. ``definition``, which pushes the list of all, must be written before they are used."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._index = {name: i for i, name in enumerate(names)}
-        if len(self._index) > 256:
-            raise ValueError(f"{len(self._index)} names; one byte numbers them, so at most 256")
-
-    @property
-    def definition(self) -> bytes:
-        """Opcodes that push the list of all names."""
-        items = (encode(name) + b"q" + bytes([i]) for name, i in self._index.items())
-        return LIST + MARK + b"".join(items) + APPENDS
-
-    def __getitem__(self, name: str) -> bytes:
-        """Opcodes that push a name."""
-        return b"h" + bytes([self._index[name]])
+        super().__init__((name, b"h" + bytes([i])) for i, name in enumerate(names))
+        items = (encode(name) + b"q" + push[1:] for name, push in self.items())
+        self.definition = LIST + MARK + b"".join(items) + APPENDS
 
 
 def write_list(write: Callable[[bytes], object], items: Iterable[bytes]) -> None:

@@ -1,4 +1,5 @@
-"""Flame graphs of bytes: speedscope's file format, and collapsed stacks.
+"""Flame graphs of bytes: module → FX node → source line, of a live set or of all allocations, in
+speedscope's file format and as collapsed stacks.
 
 speedscope: https://www.speedscope.app/file-format-schema.json, profiles of type ``sampled`` whose
 weights are bytes. Collapsed: one line a stack, frames joined by ``;``, a space and the bytes, as
@@ -9,14 +10,132 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+from ..attribution import Attribution, Site, View, module_parts
 from ..devices import devices_of
-from ..model import Profile
+from ..live import Instant, LiveItem
+from ..model import DataFlowDevice, DeviceAccount, Profile, SourceFrame
 from ..timeline import Timeline
 from ..writing import Output
-from .stacks import Frame, Stack, Stacks, account_stacks, data_flow_stacks, peak_between
 from .walk import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One level of a stack: what to show, and where in user code, if it is there."""
+
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+
+Stack = tuple[Frame, ...]
+
+
+class Stacks:
+    """Adds up bytes by stack. Every byte is in exactly one stack: what compiled code did not
+    make, and what nothing is known of, have stacks of their own, named in parentheses."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._attribution = Attribution(timeline.profile)
+        self._known: dict[LiveItem, Stack] = {}
+
+    def live_at(self, call: int, instant: int) -> Counter[Stack]:
+        """Live bytes; they add up to ``timeline.live_at(call, instant).nbytes``."""
+        return self._add(
+            (i, i.nbytes) for i in self._timeline.live_at(call, instant).items if i.nbytes
+        )
+
+    def allocated(self, calls: range) -> Counter[Stack]:
+        """Bytes allocated inside ``calls``, freed since or not."""
+        kinds = Counter(map(self._timeline.kind, calls))
+        example = {self._timeline.kind(call): call for call in reversed(calls)}
+        return self._add(
+            (after, after.nbytes * count)
+            for kind, count in kinds.items()
+            for before, after in self._timeline.changes(example[kind])
+            if before is None and after is not None and after.nbytes
+        )
+
+    def _add(self, items: Iterable[tuple[LiveItem, int]]) -> Counter[Stack]:
+        sums: Counter[Stack] = Counter()
+        for item, nbytes in items:
+            if item not in self._known:
+                site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+                self._known[item] = _stack(site, item)
+            sums[self._known[item]] += nbytes
+        return sums
+
+
+def peak_between(timeline: Timeline, calls: range) -> Instant:
+    """The first instant of ``calls``, of which there is one, with the most live bytes."""
+    peaks = timeline.bytes_over_time().peak[calls.start : calls.stop]
+    best = max(peaks)
+    call = calls.start + peaks.index(best)
+    deltas = (
+        (after.nbytes if after else 0) - (before.nbytes if before else 0)
+        for before, after in timeline.changes(call)
+    )
+    live = list(accumulate(deltas, initial=timeline.live_at(call, 0).nbytes))
+    return Instant(call, live.index(best), best)
+
+
+def data_flow_stacks(device: DataFlowDevice) -> Counter[Stack]:
+    """What was live at the peak of a data-flow profile, eager memory included."""
+    sums: Counter[Stack] = Counter()
+    for s in device.live:
+        module = _module(s.module) if s.module is not None else (Frame("(module unknown)"),)
+        op = s.op or f"({s.category.label})"
+        sums[(*module, Frame(op), *_source(s.frame))] += s.nbytes
+    return sums
+
+
+def account_stacks(account: DeviceAccount) -> Counter[Stack]:
+    """What was reserved: purpose → modules → FX nodes → source line. They add up to ``reserved``
+    but where more is explained than that, and what is no block has stacks of its own."""
+    sums: Counter[Stack] = Counter()
+    for r in account.rows:
+        modules = tuple(Frame(m) for m in r.modules.split(" > ") if m)
+        nodes = (Frame(r.nodes),) if r.nodes else ()
+        sums[(Frame(r.what), *modules, *nodes, *_source(r.frame))] += r.nbytes
+    for name, nbytes in account.other_parts():
+        sums[(Frame(f"({name})"),)] += max(nbytes, 0)
+    return +sums
+
+
+def _stack(site: Site, item: LiveItem) -> Stack:
+    if site.module is not None:
+        module = _module(site.module)
+    elif site.outside:
+        module = (Frame(f"({site.outside})"),)
+    else:
+        module = (Frame("(module unknown)"), Frame(f"({site.why.get(View.MODULE, 'unknown')})"))
+    if site.outside:
+        # A parameter of a known module stands below it, and is still no memory the module made.
+        node = Frame(f"({site.outside}) {site.fqn or site.node or item.storage.name}".strip())
+    elif site.node is not None:
+        node = Frame(f"{site.node} {site.op or ''}".strip())
+    else:
+        node = Frame(f"(node unknown: {site.why.get(View.NODE, 'unknown')})")
+    return (*module, node, *_source(site.frame))
+
+
+def _module(path: str) -> Stack:
+    parts = module_parts(path)
+    return (Frame("(root)"), *(Frame(".".join(parts[: i + 1])) for i in range(len(parts))))
+
+
+def _source(frame: SourceFrame | None) -> Stack:
+    if frame is None:
+        return ()
+    text = frame.code.strip() or frame.function
+    name = f"{frame.file.rpartition('/')[2]}:{frame.line} {text}".strip()
+    return (Frame(name, frame.file, frame.line),)
 
 
 def write_speedscope(profile: Profile, file: Output, part: Part) -> None:
@@ -27,17 +146,9 @@ def write_speedscope(profile: Profile, file: Output, part: Part) -> None:
 
     def add(name: str, sums: Counter[Stack]) -> None:
         samples = [[frames.setdefault(f, len(frames)) for f in stack] for stack in sums]
-        profiles.append(
-            {
-                "type": "sampled",
-                "name": name,
-                "unit": "bytes",
-                "startValue": 0,
-                "endValue": sums.total(),
-                "samples": samples,
-                "weights": list(sums.values()),
-            }
-        )
+        figures = {"startValue": 0, "endValue": sums.total(), "weights": list(sums.values())}
+        about = {"type": "sampled", "name": name, "unit": "bytes", "samples": samples}
+        profiles.append(about | figures)
 
     calls = part.calls(profile)
     for device in part.devices if calls else ():
@@ -79,7 +190,10 @@ def write_collapsed(profile: Profile, file: Output, part: Part, *, allocated: bo
     accounts = {a.device: a for a in profile.accounts if not a.present}
     for device in part.devices:
         if device in compiled:
-            sums = _at_peak_or_allocated(Timeline(profile, device), calls, allocated)
+            timeline = Timeline(profile, device)
+            stacks = Stacks(timeline)
+            at = None if allocated else peak_between(timeline, calls)
+            sums = stacks.live_at(at.call, at.instant) if at else stacks.allocated(calls)
         elif device in accounts and not allocated:
             sums = account_stacks(accounts[device])
         else:
@@ -91,14 +205,6 @@ def write_collapsed(profile: Profile, file: Output, part: Part, *, allocated: bo
             lines[";".join((device, *names))] += nbytes
         for line, nbytes in sorted(lines.items()):
             file.write(f"{line} {nbytes}\n".encode("utf-8", "backslashreplace"))
-
-
-def _at_peak_or_allocated(timeline: Timeline, calls: range, allocated: bool) -> Counter[Stack]:
-    stacks = Stacks(timeline)
-    if allocated:
-        return stacks.allocated(calls)
-    at = peak_between(timeline, calls)
-    return stacks.live_at(at.call, at.instant)
 
 
 def _frame(frame: Frame) -> dict[str, Any]:

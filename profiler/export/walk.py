@@ -4,13 +4,11 @@ Note [Times of events]
 ~~~~~~~~~~~~~~~~~~~~~~
 A profile knows when a call began and ended, and in which order memory was allocated and released
 inside, not when. Every export spreads the ``n`` events of a call evenly over it: instant ``i`` is
-at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``
-on.
-
-The timeline takes calls in order of return (Note [What is live between calls]). Where calls of
-several threads overlap, the stream keeps that order: the part of a call that lies before the end
-of the call that returned before it has no width. So times never run backwards, and the bytes of an
-instant are those of ``Timeline.live_at``, not a sum over threads that nobody measured.
+at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
+Calls come in order of return (Note [What is live between calls]); where calls of several threads
+overlap, the part of one that lies before the end of the one that returned before it has no width.
+So times never run backwards, and the bytes of an instant are those of ``Timeline.live_at``, not a
+sum over threads that nobody measured.
 
 Note [The same memory under two descriptions]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -39,60 +37,36 @@ _Memory = tuple[int, int] | tuple[int, Storage]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Live memory as one description has it.
+    """Live memory as one description has it."""
 
-    Attributes:
-        number: of the description, from 0 in order of first appearance in a walk.
-        memory: number of the memory; several descriptions of the same memory share it, and
-            so do several copies.
-        item: the description; its ``count`` says nothing here, a block stands for one.
-    """
-
-    number: int
-    memory: int
-    item: LiveItem
+    number: int  # of the description, from 0 in order of first appearance in a walk
+    memory: int  # number of the memory, which its descriptions and its copies share
+    item: LiveItem  # the description; its ``count`` says nothing here, a block stands for one
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the one block."""
         return self.item.storage.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one moment does.
-
-    Attributes:
-        freed: blocks that are gone.
-        allocated: blocks that are new.
-        reuse: the one block freed and the one allocated are the same memory, which changes
-            owner; it stays where it is.
-    """
+class Change(NamedTuple):
+    """The blocks that are gone after a moment, and those that are new. With ``reuse`` these are one
+    of each and the same memory, which changes owner and stays where it is."""
 
     freed: tuple[Block, ...] = ()
     allocated: tuple[Block, ...] = ()
     reuse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A change and where it stands.
+class Moment(NamedTuple):
+    """A change and where it stands."""
 
-    Attributes:
-        time_ns: clock of ``CallColumns``; never less than that of the moment before.
-        call: index in the call log.
-        instant: of the call's program, or ``AFTER``.
-        change: what happens.
-    """
-
-    time_ns: int
-    call: int
-    instant: int
-    change: Change
+    time_ns: int  # clock of ``CallColumns``; never less than that of the moment before
+    call: int  # index in the call log
+    instant: int  # of the call's program, or ``AFTER``
+    change: Change  # what happens
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(NamedTuple):
     """What all calls of a kind share."""
 
     entry: tuple[LiveItem, ...]
@@ -101,52 +75,38 @@ class _Inside:
     after: tuple[LiveItem, ...]
 
 
-def call_range(profile: Profile, first: int | None = None, last: int | None = None) -> range:
-    """Indices of the calls ``first`` to ``last`` of a log, both included; None is its end.
-
-    Raises:
-        IndexError: the log has no such calls.
-    """
-    n = len(profile.calls)
-    begin, end = 0 if first is None else first, n - 1 if last is None else last
-    asked = first is not None or last is not None
-    if (n or asked) and not 0 <= begin <= end < n:
-        has = f"has calls 0 to {n - 1}" if n else "has none"
-        raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
-    return range(begin, end + 1)
-
-
 class Part(NamedTuple):
-    """What of a profile is exported.
-
-    Attributes:
-        devices: whose memory.
-        first, last: calls of the log, both included; None is its end.
-    """
+    """What of a profile is exported: the memory of ``devices``, in the calls ``first`` to ``last``
+    of the log, both included; None is its end."""
 
     devices: Sequence[str]
     first: int | None = None
     last: int | None = None
 
     def calls(self, profile: Profile) -> range:
-        """See ``call_range``."""
-        return call_range(profile, self.first, self.last)
+        """Indices of the calls.
+
+        Raises:
+            IndexError: the log has no such calls.
+        """
+        n = len(profile.calls)
+        begin = 0 if self.first is None else self.first
+        end = n - 1 if self.last is None else self.last
+        if (n or (self.first, self.last) != (None, None)) and not 0 <= begin <= end < n:
+            has = f"has calls 0 to {n - 1}" if n else "has none"
+            raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
+        return range(begin, end + 1)
 
     def walk(self, profile: Profile, device: str) -> Walk:
-        """Changes of the memory of one of the devices."""
         return Walk(Timeline(profile, device), self.first, self.last)
 
 
 class Walk:
-    """Changes of the live memory of calls ``first`` to ``last``, both included.
+    """Changes of the live memory of one device in calls ``first`` to ``last``, see ``Part``.
 
     The first moment allocates everything that is live when the first call begins. From then on
     the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
     instant, and the bytes carried between calls after each ``AFTER``.
-
-    Args:
-        timeline: of one device.
-        first, last: indices in the call log; None is its end.
 
     Attributes:
         calls: indices of its calls.
@@ -158,7 +118,7 @@ class Walk:
 
     def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
         self.timeline = timeline
-        self.calls = call_range(timeline.profile, first, last)
+        self.calls = Part((), first, last).calls(timeline.profile)
         self.blocks: list[Block] = []
         self._block_of: dict[LiveItem, Block] = {}
         self._memories: dict[_Memory, int] = {}
@@ -186,28 +146,24 @@ class Walk:
 
     def inside(self, call: int) -> _Inside:
         """What happens in a call; computed once for all calls alike."""
-        kind = self.timeline.kind(call)
-        found = self._inside.get(kind)
-        if found is None:
-            timeline = self.timeline
+        timeline = self.timeline
+        kind = timeline.kind(call)
+        if kind not in self._inside:
             entry = timeline.live_at(call, 0).items
-            last = len(raw := timeline.changes(call))
-            events = tuple(self._event(before, after) for before, after in raw)
-            after = timeline.live_after(call)
-            leaving = timeline.live_at(call, last).items
-            found = _Inside(entry, events, self._difference(leaving, after), after)
-            self._inside[kind] = found
-        return found
+            changes = timeline.changes(call)
+            events = tuple(self._event(before, after) for before, after in changes)
+            leaving, after = timeline.live_at(call, len(changes)).items, timeline.live_after(call)
+            self._inside[kind] = _Inside(entry, events, self._difference(leaving, after), after)
+        return self._inside[kind]
 
     def _entry(self, call: int, kind: int) -> Change:
         if call == self.calls.start:
             return self._difference((), self.inside(call).entry)
         key = (self.timeline.kind(call - 1), kind)
-        found = self._between.get(key)
-        if found is None:
-            found = self._difference(self.inside(call - 1).after, self.inside(call).entry)
-            self._between[key] = found
-        return found
+        if key not in self._between:
+            between = self._difference(self.inside(call - 1).after, self.inside(call).entry)
+            self._between[key] = between
+        return self._between[key]
 
     def _block(self, item: LiveItem) -> Block:
         if item.count != 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from ..model import SourceFrame
@@ -11,32 +13,26 @@ from ..model import SourceFrame
 Cell = str | int | float | SourceFrame | None
 """A value in its column's unit; None where there is none."""
 
+Row = tuple[Cell, ...]
+
 
 class Unit(str, Enum):
     """What the cells of a column are, and so how they are written and aligned."""
 
     TEXT = "text"
-    CODE = "code"
-    """Names and source text."""
-    CATEGORY = "category"
-    """The value of a ``Category``, or other words joined by underscores."""
-    PATH = "path"
-    """A file and a line, of which the end says most."""
-    FRAME = "frame"
-    """A line of user code."""
-    TIME = "time"
-    """Nanoseconds since 1970, in UTC."""
+    CODE = "code"  # names and source text
+    CATEGORY = "category"  # the value of a ``Category``, or other words joined by underscores
+    PATH = "path"  # a file and a line, of which the end says most
+    FRAME = "frame"  # a line of user code
+    TIME = "time"  # nanoseconds since 1970, in UTC
+    # Those from here on are numbers: aligned at the right and never cut.
     BYTES = "bytes"
-    CHANGE = "change"
-    """Bytes with a sign."""
+    CHANGE = "change"  # bytes with a sign
     COUNT = "count"
-    TIMES = "times"
-    """A count that goes without saying where it is 1 and the table is one of lines."""
+    TIMES = "times"  # a count that goes without saying where it is 1, in a table of lines
     NS = "ns"
-    SHARE = "share"
-    """A part of ``Column.whole``."""
-    FIGURE = "figure"
-    """A number that is text already."""
+    SHARE = "share"  # a part of ``Column.whole``
+    FIGURE = "figure"  # a number that is text already
     ADDRESS = "address"
 
     @property
@@ -45,64 +41,67 @@ class Unit(str, Enum):
         return self in _NUMBERS
 
 
-_NUMBERS = frozenset(
-    {Unit.BYTES, Unit.CHANGE, Unit.COUNT, Unit.TIMES, Unit.NS, Unit.SHARE, Unit.FIGURE}
-    | {Unit.ADDRESS}
-)
+_NUMBERS = frozenset(list(Unit)[list(Unit).index(Unit.BYTES) :])
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        title: its heading; in a table of lines, what stands after a number.
-        unit: of its cells.
-        help: a longer explanation.
-        adds: cells of rows that are not shown are added up.
-        whole: for shares, of how much.
-        below: on a page these cells stand in smaller type below those of the column before.
-        fold: where there is no room for the text it goes on in the next line, else it is cut.
-        only: ``text`` or ``page`` where the other has no room for it, else "".
-    """
-
-    title: str
-    unit: Unit = Unit.TEXT
-    help: str = ""
-    adds: bool = False
-    whole: int = 0
+    title: str  # its heading; in a table of lines, what stands after a number
+    unit: Unit = Unit.TEXT  # of its cells
+    help: str = ""  # a longer explanation
+    adds: bool = False  # cells of rows that are not shown are added up
+    whole: int = 0  # for shares, of how much
+    # on a page these cells stand in smaller type below those of the column before
     below: bool = False
+    # where there is no room for the text it goes on in the next line, else it is cut
     fold: bool = False
-    only: str = ""
+    only: str = ""  # ``text`` or ``page`` where the other has no room for it, else ""
 
 
-def alike(unit: Unit, *titles: str, **more: Any) -> tuple[Column, ...]:
-    """Columns of one unit; ``more`` as of ``Column``, for each of them."""
-    return tuple(Column(title, unit, **more) for title in titles)
+Text = partial(Column, unit=Unit.TEXT)
+Code = partial(Column, unit=Unit.CODE)
+Words = partial(Column, unit=Unit.CATEGORY)
+Path = partial(Column, unit=Unit.PATH)
+Frame = partial(Column, unit=Unit.FRAME)
+Time = partial(Column, unit=Unit.TIME)
+Bytes = partial(Column, unit=Unit.BYTES)
+Change = partial(Column, unit=Unit.CHANGE)
+Count = partial(Column, unit=Unit.COUNT)
+Times = partial(Column, unit=Unit.TIMES)
+Ns = partial(Column, unit=Unit.NS)
+Share = partial(Column, unit=Unit.SHARE)
+Figure = partial(Column, unit=Unit.FIGURE)
+Address = partial(Column, unit=Unit.ADDRESS)
 
 
-BYTES = Column("bytes", Unit.BYTES, adds=True)
-BLOCKS = Column("blocks", Unit.COUNT, adds=True)
-CATEGORY = Column("category", Unit.CATEGORY)
-MODULE = Column("module", Unit.CODE)
-LINE = Column("source line", Unit.FRAME)
-TEXT = Column("", fold=True)
+def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:
+    """Columns of one kind; ``more`` as of ``Column``, for each of them."""
+    return tuple(of(title, **more) for title in titles)
+
+
+BYTES = Bytes("bytes", adds=True)
+BLOCKS = Count("blocks", adds=True)
+CATEGORY = Words("category")
+MODULE = Code("module")
+LINE = Frame("source line")
+TEXT = Text("", fold=True)
 """Sentences, each a line of its own."""
 
 
 def share(whole: int) -> Column:
     """The column of parts of ``whole``."""
-    return Column("share", Unit.SHARE, adds=True, whole=whole)
+    return Share("share", adds=True, whole=whole)
 
 
-def below(column: Column) -> Column:
-    """``column`` in small type below the one before it."""
-    return replace(column, below=True)
+def below(*columns: Column) -> tuple[Column, ...]:
+    """``columns`` in small type below the one before them."""
+    return tuple(replace(column, below=True) for column in columns)
 
 
 ASKED_FOR = (
-    Column("asked for by", Unit.FRAME),
-    below(MODULE),
-    Column("FX nodes of compiled code", Unit.CODE, below=True),
+    Frame("asked for by"),
+    *below(MODULE, Code("FX nodes of compiled code")),
 )
 """Where code asked for memory."""

@@ -23,22 +23,15 @@ def asked(f: Failure, show: Show) -> str:
 
 def asker(f: Failure) -> str:
     """Who asked, in a phrase that follows a verb."""
-    parts = []
-    if f.nodes:
-        parts.append(f"by {f.nodes}")
-    elif f.operation:
-        parts.append(f"by {f.operation}")
-    if f.frame is not None:
-        parts.append(f"at {place(f.frame)}")
-    if f.called_from is not None and f.called_from != f.frame:
-        parts.append(f"in the backward() of {place(f.called_from)}")
-    if f.graph:
-        parts.append(f"in {f.graph}")
-    elif f.modules:
-        parts.append(f"in {f.modules}")
-    if not parts:
-        parts.append(f"by C++ code in the thread {f.thread or 'of nobody'}")
-    return " ".join(parts)
+    called_from = f.called_from if f.called_from != f.frame else None
+    parts = (
+        ("by", f.nodes or f.operation),
+        ("at", place(f.frame)),
+        ("in the backward() of", place(called_from)),
+        ("in", f.graph or f.modules),
+    )
+    said = " ".join(f"{how} {what}" for how, what in parts if what)
+    return said or f"by C++ code in the thread {f.thread or 'of nobody'}"
 
 
 def why(a: DeviceAccount, f: Failure, show: Show) -> str:
@@ -63,12 +56,7 @@ def why(a: DeviceAccount, f: Failure, show: Show) -> str:
 
 
 def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
-    """A failure for a log.
-
-    Args:
-        account: of the moment; it has a failure.
-        kept: files that the whole report was written to.
-    """
+    """The failure of ``account`` for a log; ``kept`` are files that have the whole report."""
     f = account.failure
     assert f is not None
     text = f"Out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
@@ -82,6 +70,5 @@ def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
         text += f". It was {f.doing}: the call is made again without"
     if f.count > 1:
         text += f". The {f.count:,}th time here"
-    if kept:
-        return f"{text}. memprof report {' or '.join(kept)}"
-    return text + ". memprof.profile(on_oom=PATH) writes the whole report"
+    more = f"memprof report {' or '.join(kept)}" if kept else ""
+    return f"{text}. {more or 'memprof.profile(on_oom=PATH) writes the whole report'}"

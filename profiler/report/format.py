@@ -35,11 +35,12 @@ def format_share(part: int, whole: int) -> str:
 
 def format_ns(ns: float) -> str:
     """A duration, e.g. ``12.3 ms``."""
-    for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
-        if ns < 0.9995 * limit:  # else it would be rounded to 1000
-            value = ns / (limit / 1e3)
-            return f"{value:.0f} ns" if unit == "ns" else f"{value:.{_digits(value)}f} {unit}"
-    return f"{ns / 1e9:.{_digits(ns / 1e9)}f} s"
+    if ns < 999.5:  # else it would be rounded to 1000
+        return f"{ns:.0f} ns"
+    for size, unit in ((1e3, "us"), (1e6, "ms"), (1e9, "s")):
+        if ns < 999.5 * size or unit == "s":
+            break
+    return f"{ns / size:.{_digits(ns / size)}f} {unit}"
 
 
 def _digits(value: float) -> int:
@@ -48,12 +49,7 @@ def _digits(value: float) -> int:
 
 def shorten_path(path: str, roots: Sequence[str] | None = None) -> str:
     """``path`` relative to the working folder, to site-packages or to the standard library,
-    whichever contains it; else as it is.
-
-    Args:
-        path: as Python reported it.
-        roots: folders to use instead, first match wins.
-    """
+    whichever contains it, or to the first of ``roots`` that does; else as it is."""
     if "site-packages/" in path:
         # Also of another environment, where the profile was taken.
         return path.rpartition("site-packages/")[2]

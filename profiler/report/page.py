@@ -25,33 +25,23 @@ from .format import fit_path, format_bytes, shorten_path
 DEFAULT_WIDTH = 100
 """Characters a line where nobody says."""
 
-_MIN_WIDTH = 80
-_MIN_WIDTH_EXACT = 100
 _MIN_COLUMN = 12
-
 _ASCII_BOX = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 _ASCII = str.maketrans({"…": "~", "·": "|"})
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a text should look.
+    """How a text should look."""
 
-    Attributes:
-        top: rows in each table, at least 1; the rest is added up in one more row.
-        width: characters a line, at least 80 (100 with ``exact``): less is taken as that.
-            Tables of many numbers are wider: no number is cut.
-        color: with ANSI escape sequences.
-        ascii_only: no character beyond ASCII, for terminals and locales without UTF-8.
-        exact: bytes with all digits.
-        short: without details, so that a report fits a screen; it ends with what was left out.
-    """
-
-    top: int = 10
+    top: int = 10  # rows in each table, at least 1; the rest is added up in one more row
+    # characters a line, at least 80 (100 with ``exact``): less is taken as that. Tables of many
+    # numbers are wider: no number is cut.
     width: int = DEFAULT_WIDTH
-    color: bool = False
-    ascii_only: bool = False
-    exact: bool = False
+    color: bool = False  # with ANSI escape sequences
+    ascii_only: bool = False  # no character beyond ASCII, for terminals and locales without UTF-8
+    exact: bool = False  # bytes with all digits
+    # without details, so that a report fits a screen; it ends with what was left out
     short: bool = False
 
     def show(self, n: int) -> str:
@@ -68,10 +58,9 @@ def style_of(out: TextIO) -> Style:
     100; colour on terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
     terminal = bool(getattr(out, "isatty", bool)())
     width = os.environ.get("COLUMNS", "")
-    if width.isdecimal() and int(width):
-        columns = int(width)
-    else:
-        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if terminal else 0
+    columns = int(width) if width.isdecimal() else 0
+    if terminal and not columns:
+        columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     return Style(
         width=columns or DEFAULT_WIDTH,
         color=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
@@ -107,7 +96,7 @@ class Page:
     """Text under construction."""
 
     def __init__(self, style: Style) -> None:
-        self.width = max(style.width, _MIN_WIDTH_EXACT if style.exact else _MIN_WIDTH)
+        self.width = max(style.width, 100 if style.exact else 80)
         self.exact = style.exact
         self.top = max(style.top, 1)
         self._ascii = style.ascii_only
@@ -127,7 +116,6 @@ class Page:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands on the page yet."""
         return not self._out.tell()
 
     def bytes(self, n: int) -> str:

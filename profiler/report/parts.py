@@ -1,11 +1,47 @@
-"""What a report says of a profile's optional parts, as data: tracker and data flow."""
+"""What a report says of a profile's optional parts, as data: data flow, tracker, and what was
+reserved at the peak of a device that nobody watched.
+
+Note [A peak from two sources]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The allocator's counters say how much was reserved and allocated at most. What compiled code had at
+its own peak is known from its programs, replays included; what else the process holds from a look
+at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
+workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
+the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
+call needed them its program says.) What the allocator counts beyond is named by what is left:
+
+* *rounding*: the allocator counts what it handed out and what it was asked for; the difference of
+  the two peaks is rounding that was there when most was handed out, if not all of it;
+* *eager*: where every call of compiled code is known from the inside, the rest was asked for by
+  other code, or is an output that the program holds on to. It is at least that much, since compiled
+  code had no more at that instant than at its own peak. It is one row: to divide it, each of a
+  step's eager operations would have to be watched, which ``eager=True`` does;
+* *not attributed*: the same where there were compiled calls of which the inside is not known.
+
+Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
+counts it as a parameter. So the two are one sum, which is divided as the better informed says. The
+other way round, a cache that a graph has made and takes again is an input to the graphs, and state
+to the look, which counts writes: state that the graphs do not know is taken to be among their
+inputs and outputs. Where the two sources say more than the counter they cannot be of one instant,
+and no sum is made of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..attribution import Breakdown, View, data_flow_breakdown
-from ..model import Category, DataFlowLeak, DataFlowStorage, Profile, TensorInfo, TrackerRecord
+from ..model import (
+    Category,
+    DataFlowLeak,
+    DataFlowStorage,
+    DeviceAccount,
+    Profile,
+    Purpose,
+    TensorInfo,
+    TrackerRecord,
+)
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
@@ -14,117 +50,81 @@ _LEAKS = 10
 
 @dataclass(frozen=True, slots=True)
 class DataFlowPeak:
-    """The peak of one device in the data-flow profile: eager and compiled code together.
+    """The peak of one device in the data-flow profile: eager and compiled code together."""
 
-    Attributes:
-        device: e.g. ``cuda:0``.
-        nbytes: live bytes.
-        after_ns: time from the first entry of the profile.
-        categories: bytes, largest first.
-        times: number of entries.
-        unknown: bytes without a category, by reason, largest first.
-        leaks: the largest storages that outlived their training step.
-        reserved, allocated: what the caching allocator held then, None if it has none.
-        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held at the end.
-        notes: on the whole run.
-        views: what was live then, by line, module and operator.
-        live: the same one by one, largest first.
-        graphs: labels of the graphs that ``live`` names by their ids.
-    """
-
-    device: str
-    nbytes: int
-    after_ns: int
-    categories: dict[Category, int]
-    times: int
-    unknown: dict[str, int] = field(default_factory=dict)
-    leaks: list[DataFlowLeak] = field(default_factory=list)
-    reserved: int | None = None
-    allocated: int | None = None
-    replay_reserved: int = 0
-    notes: list[str] = field(default_factory=list)
-    views: dict[View, Breakdown] = field(default_factory=dict)
-    live: list[DataFlowStorage] = field(default_factory=list)
-    graphs: dict[int, str] = field(default_factory=dict)
+    device: str  # e.g. ``cuda:0``.
+    nbytes: int  # live bytes
+    after_ns: int  # time from the first entry of the profile
+    categories: dict[Category, int]  # bytes, largest first
+    times: int  # number of entries
+    unknown: dict[str, int]  # bytes without a category, by reason, largest first
+    leaks: list[DataFlowLeak]  # the largest storages that outlived their training step
+    # reserved, allocated: what the caching allocator held then, None if it has none
+    reserved: int | None
+    allocated: int | None
+    replay_reserved: int  # bytes that pools of CUDA graphs and the CPU arena held at the end
+    notes: list[str]  # on the whole run
+    views: dict[View, Breakdown]  # what was live then, by line, module and operator
+    live: list[DataFlowStorage]  # the same one by one, largest first
+    graphs: dict[int, str]  # labels of the graphs that ``live`` names by their ids
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """All invocations of one tracked operation at one place.
+    """All invocations of one tracked operation at one place."""
 
-    Attributes:
-        path: names from the root, joined by ``/``.
-        count: invocations that ended; ``failed`` of them with an exception.
-        total_ns: time in all of them.
-        tensor_bytes: what live tensors grew by, all of them together.
-        peaks: the most bytes inside an invocation, by device.
-    """
-
-    path: str
-    count: int
+    path: str  # names from the root, joined by ``/``
+    count: int  # invocations that ended; ``failed`` of them with an exception
     failed: int
-    total_ns: int
-    tensor_bytes: int
-    peaks: dict[str, int]
+    total_ns: int  # time in all of them
+    tensor_bytes: int  # what live tensors grew by, all of them together
+    peaks: dict[str, int]  # the most bytes inside an invocation, by device
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSummary:
-    """What the run-time tracker saw.
+    """What the run-time tracker saw."""
 
-    Attributes:
-        state, reason: how it ended.
-        span_ns: from its start to its end.
-        snapshots: that are in the profile.
-        tensors: the most bytes that live Python tensors referred to, all devices.
-        resident: the most bytes that were resident, None if unknown.
-        devices: the most bytes of each device's allocator, None if unknown.
-        largest: the largest tensors at the snapshot with most in tensors of those that have
-            any described.
-        operations: most time first.
-        problems: of the tracker itself.
-    """
-
+    # state, reason: how it ended
     state: str
     reason: str
-    span_ns: int
-    snapshots: int
-    tensors: int
-    resident: int | None
-    devices: dict[str, int | None]
-    operations: list[OperationRow]
-    problems: list[str]
-    largest: list[TensorInfo] = field(default_factory=list)
+    span_ns: int  # from its start to its end
+    snapshots: int  # that are in the profile
+    tensors: int  # the most bytes that live Python tensors referred to, all devices
+    resident: int | None  # the most bytes that were resident, None if unknown
+    devices: dict[str, int | None]  # the most bytes of each device's allocator, None if unknown
+    operations: list[OperationRow]  # most time first
+    problems: list[str]  # of the tracker itself
+    # the largest tensors at the snapshot with most in tensors of those that have any described
+    largest: list[TensorInfo]
 
 
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     """One entry a device that had bytes."""
     out = []
-    labels = {g.id: g.label for g in profile.graphs}
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
         if at is None:
             continue
-        shares = {c: column[at] for c, column in device.bytes.items() if column[at]}
+        shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
         named = {s.graph for s in device.live}
-        views = {v: data_flow_breakdown(device.live, v) for v in _VIEWS}
         out.append(
             DataFlowPeak(
-                device.device,
-                device.bytes_at(at),
-                device.time_ns[at] - device.time_ns[0],
-                dict(sorted(shares.items(), key=lambda s: -s[1])),
-                len(device.time_ns),
-                {share.key: share.nbytes for share in unknown},
-                device.leaks[:_LEAKS],
-                device.reserved,
-                device.allocated,
-                device.replay_reserved,
-                profile.dataflow.notes if profile.dataflow else [],
-                views,
-                sorted(device.live, key=lambda s: -s.nbytes),
-                {g: label for g, label in labels.items() if g in named},
+                device=device.device,
+                nbytes=device.bytes_at(at),
+                after_ns=device.time_ns[at] - device.time_ns[0],
+                categories=dict(sorted(shares, key=lambda s: -s[1])),
+                times=len(device.time_ns),
+                unknown={share.key: share.nbytes for share in unknown},
+                leaks=device.leaks[:_LEAKS],
+                reserved=device.reserved,
+                allocated=device.allocated,
+                replay_reserved=device.replay_reserved,
+                notes=profile.dataflow.notes if profile.dataflow else [],
+                views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
+                live=sorted(device.live, key=lambda s: -s.nbytes),
+                graphs={g.id: g.label for g in profile.graphs if g.id in named},
             )
         )
     return out
@@ -137,18 +137,15 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
     devices: dict[str, int | None] = {}
     for snapshot in record.snapshots:
         for name, memory in snapshot.devices.items():
-            known = devices.setdefault(name, None)
-            highest = memory.highest_bytes
-            if highest is None:
-                highest = memory.allocated_bytes
-            if highest is not None:
-                devices[name] = max(known or 0, highest)
+            known, highest = devices.get(name), memory.highest_bytes
+            highest = memory.allocated_bytes if highest is None else highest
+            devices[name] = known if highest is None else max(known or 0, highest)
     resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
     operations = []
     for i, o in enumerate(record.operation_summary):
         peaks = {name: d.max_peak for name, d in o.devices.items() if d.measured}
-        path, grew = record.path(i), o.tensor_bytes_delta
-        operations.append(OperationRow(path, o.count, o.failed, o.total_ns, grew, peaks))
+        figures = (o.count, o.failed, o.total_ns, o.tensor_bytes_delta)
+        operations.append(OperationRow(record.path(i), *figures, peaks))
     about, described = record.metadata, record.most_described()
     return TrackerSummary(
         state=about.state.value,
@@ -161,4 +158,96 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
         operations=sorted(operations, key=lambda o: -o.total_ns),
         problems=about.problems,
         largest=list(described.largest) if described is not None else [],
+    )
+
+
+_LASTING = {
+    Purpose.PARAMETER: Category.PARAMETER,
+    Purpose.PERSISTENT_STATE: Category.PERSISTENT_STATE,
+    Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+}
+"""What is there all the time, under the names of both sources."""
+
+EAGER = "eager tensors: made or kept outside of compiled calls"
+ROUNDING = "rounding: blocks are larger than what was asked for"
+FREE = "not allocated: free inside of segments"
+UNATTRIBUTED = "not attributed: eager code, compiled calls that nobody observed, libraries"
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The parts add up to ``reserved``."""
+
+    device: str  # e.g. ``cuda:0``.
+    reserved: int  # the most bytes that the allocator had from the device
+    parts: tuple[tuple[str, int], ...]  # what for, in words, and bytes; largest first
+    unattributed: int  # bytes that were allocated beyond those, for whatever
+    free: int  # bytes of ``reserved`` that were not allocated when most was
+    eager: int = 0  # bytes that were made or kept by other code than compiled
+    rounding: int = 0  # bytes of blocks beyond what was asked for
+
+    @property
+    def named(self) -> tuple[tuple[str, int], ...]:
+        """What ``reserved`` is made of, in words and bytes, but for what has no name."""
+        rest = ((EAGER, self.eager), (ROUNDING, self.rounding), (FREE, self.free))
+        return (*self.parts, *(part for part in rest if part[1]))
+
+
+def device_peak(
+    account: DeviceAccount,
+    compiled: Mapping[Category, int],
+    kept: int = 0,
+    *,
+    all_observed: bool = False,
+) -> DevicePeak | None:
+    """The peak of a device of which only the end was looked at; None if the sources do not fit.
+
+    Args:
+        account: with ``present``.
+        compiled: bytes live at the peak of compiled code on that device.
+        kept: bytes that libraries allocated in that call and did not give back, of which the live
+            ones know nothing.
+        all_observed: whether the inside of every compiled call is known.
+    """
+    now = account.by_purpose()
+    found: dict[str, int] = {}
+    for purpose, category in _LASTING.items():
+        found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
+    state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
+    of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
+    both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
+    found[parameter.label] = both - found[state.label]
+    found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
+    for category, nbytes in compiled.items():
+        if category not in _LASTING.values():
+            found[category.label] = nbytes
+    unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
+    for passed in (Category.INPUT, Category.OUTPUT):
+        if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
+            unknown_to_graphs -= same
+            found[passed.label] -= same
+    # Inputs and outputs of compiled code are the program's tensors, too.
+    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
+    counted = sum(found.get(c.label, 0) for c in (Category.INPUT, Category.OUTPUT))
+    found["other tensors"] = max(0, tensors - counted)
+    unattributed = account.most_allocated - sum(found.values())
+    # Some of them may be the same, and all may have been asked for when less was there.
+    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    if beyond <= unattributed:
+        found[Purpose.WORKSPACE.label] += beyond
+        unattributed -= beyond
+    if unattributed < 0:
+        return None
+    parts = sorted((p for p in found.items() if p[1]), key=lambda p: -p[1])
+    rounding = account.most_allocated - (account.most_requested or account.most_allocated)
+    rounding = max(0, min(unattributed, rounding))
+    rest = unattributed - rounding
+    return DevicePeak(
+        account.device,
+        account.reserved,
+        tuple(parts),
+        unattributed=0 if all_observed else rest,
+        free=account.reserved - account.most_allocated,
+        eager=rest if all_observed else 0,
+        rounding=rounding,
     )

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 from ..model import SourceFrame
-from .columns import Cell, Column
+from .columns import Cell, Column, Row
 from .format import shorten_path
 
 Show = Callable[[int], str]
@@ -41,7 +41,7 @@ class Tone(str, Enum):
 class Foot:
     """A row below the others, e.g. the total."""
 
-    cells: tuple[Cell, ...]
+    cells: Row
     tone: Tone = Tone.PLAIN
 
 
@@ -51,116 +51,78 @@ class Note:
 
     text: str
     tone: Tone = Tone.PLAIN
-    only: str = ""
-    """``text`` or ``page`` where the other has no room for it or says it elsewhere."""
-    detail: bool = False
-    """Left out of a short text."""
+    only: str = ""  # ``text`` or ``page`` where the other has no room for it or says it elsewhere
+    detail: bool = False  # left out of a short text
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells.
+    """Rows of cells."""
 
-    Attributes:
-        columns: of each row.
-        rows: in the order that matters most.
-        foot: below them, e.g. the remainder and the total.
-        caption: what the table is, "" where its section's title says so.
-        depth: of rows that are a tree in preorder, how far each is indented.
-        least: so many rows are shown however short the text is meant to be.
-        most: so many at most, however long.
-        largest: of a tree, the rows that are shown are those with most in this column, by its
-            index; by default the first ones are. No row has more than the one above it.
-        rest: what rows that are not shown are called after their number.
-        empty: said where there are no rows.
-        lines: each row is a line or a list item, not a row under headings.
-        folded: on a page, shown when it is asked for.
-        filtered: rows can be chosen by the value of this column, by its index.
-        only: ``text`` or ``page`` where the other has the same in another form, else "".
-        detail: left out of a short text.
-        brief: so many rows at most in a short text.
-    """
-
-    columns: tuple[Column, ...]
-    rows: Sequence[tuple[Cell, ...]] = ()
-    foot: tuple[Foot, ...] = ()
-    caption: str = ""
-    depth: Sequence[int] = ()
-    least: int = 1
-    most: int = EVERY
+    columns: tuple[Column, ...]  # of each row
+    rows: Sequence[Row] = ()  # in the order that matters most
+    foot: tuple[Foot, ...] = ()  # below them, e.g. the remainder and the total.
+    caption: str = ""  # what the table is, "" where its section's title says so
+    depth: Sequence[int] = ()  # of rows that are a tree in preorder, how far each is indented
+    least: int = 1  # so many rows are shown however short the text is meant to be
+    most: int = EVERY  # so many at most, however long
+    # of a tree, the rows that are shown are those with most in this column, by its index; by
+    # default the first ones are. No row has more than the one above it.
     largest: int | None = None
-    rest: str = "more"
-    empty: str = ""
-    lines: bool = False
-    folded: bool = False
-    filtered: int | None = None
-    only: str = ""
-    detail: bool = False
-    brief: int = EVERY
+    rest: str = "more"  # what rows that are not shown are called after their number
+    empty: str = ""  # said where there are no rows
+    lines: bool = False  # each row is a line or a list item, not a row under headings
+    folded: bool = False  # on a page, shown when it is asked for
+    filtered: int | None = None  # rows can be chosen by the value of this column, by its index
+    only: str = ""  # ``text`` or ``page`` where the other has the same in another form, else ""
+    detail: bool = False  # left out of a short text
+    brief: int = EVERY  # so many rows at most in a short text
 
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
         kept = [i for i, c in enumerate(self.columns) if c.only != medium]
-        if len(kept) == len(self.columns):
-            return self
+
+        def chosen(row: Row) -> Row:
+            return tuple(row[i] for i in kept)
+
         return replace(
             self,
             columns=tuple(self.columns[i] for i in kept),
-            rows=[tuple(row[i] for i in kept) for row in self.rows],
-            foot=tuple(replace(f, cells=tuple(f.cells[i] for i in kept)) for f in self.foot),
+            rows=[chosen(row) for row in self.rows],
+            foot=tuple(Foot(chosen(f.cells), f.tone) for f in self.foot),
         )
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; see ``html/assets/table.js``."""
+        of_column = ("title", "unit", "help", "whole", "below", "fold")
+        same = ("caption", "rest", "empty", "lines", "folded", "filtered")
         return {
-            "columns": [
-                {"title": c.title, "unit": c.unit.value, "help": c.help, "whole": c.whole}
-                | {"below": c.below, "fold": c.fold}
-                for c in self.columns
-            ],
+            "columns": [{name: getattr(c, name) for name in of_column} for c in self.columns],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
             "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
             "depth": list(self.depth),
-            "caption": self.caption,
-            "rest": self.rest,
-            "empty": self.empty,
-            "lines": self.lines,
-            "folded": self.folded,
-            "filtered": self.filtered,
+            **{name: getattr(self, name) for name in same},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is said of one subject.
+    """What is said of one subject."""
 
-    Attributes:
-        id: its name in addresses, "" where nothing leads to it.
-        title: a line, "" for none.
-        notes: before the tables.
-        tables: those without rows say why, or are left out.
-        parts: sections below this one.
-        tone: of all of it.
-        view: an interactive view that a page draws first, by the name it has there.
-        detail: left out of a short text, which names it at its end.
-        name: how it is named there, "" for not at all.
-        spare: left out of a short text that would not fit a screen, those with the highest number
-            first; 0 never is.
-    """
-
-    id: str
-    title: str
-    notes: tuple[Note, ...] = ()
-    tables: tuple[Table, ...] = ()
-    parts: tuple[Section, ...] = ()
-    tone: Tone = Tone.PLAIN
-    view: str = ""
-    detail: bool = False
-    name: str = ""
+    id: str  # its name in addresses, "" where nothing leads to it
+    title: str  # a line, "" for none
+    notes: tuple[Note, ...] = ()  # before the tables
+    tables: tuple[Table, ...] = ()  # those without rows say why, or are left out
+    parts: tuple[Section, ...] = ()  # sections below this one
+    tone: Tone = Tone.PLAIN  # of all of it
+    view: str = ""  # an interactive view that a page draws first, by the name it has there
+    detail: bool = False  # left out of a short text, which names it at its end
+    name: str = ""  # how it is named there, "" for not at all
+    # left out of a short text that would not fit a screen, those with the highest number first; 0
+    # never is
     spare: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to say."""
         return bool(self.notes or self.tables or self.parts or self.view)
 
     def without(self, medium: str) -> Section:
@@ -180,7 +142,7 @@ class Section:
         """The section without details, to which belongs what has ``least`` as its ``spare`` or
         more, and the names of those left out. Of one that has nothing else nothing is left."""
         if self.detail or self.spare >= least:
-            return Section("", ""), [self.name] if self.name else []
+            return NOTHING, [self.name] if self.name else []
         shorter = [part.short(least) for part in self.parts]
         kept = replace(
             self,
@@ -196,7 +158,7 @@ class Section:
         complete = len(kept.notes) == len(self.notes) and len(kept.tables) == len(self.tables)
         if self.name and not complete:
             names.insert(0, self.name)
-        return (kept, names) if kept else (Section("", ""), names)
+        return kept or NOTHING, names
 
     def plain(self, without: str = "text") -> dict[str, Any]:
         """As JSON values: for a page, or with nothing left out if ``without`` is empty."""
@@ -212,10 +174,13 @@ class Section:
         }
 
 
+NOTHING = Section("", "")
+
+
 def of_rows(
     title: str,
     columns: tuple[Column, ...],
-    rows: Sequence[tuple[Cell, ...]],
+    rows: Sequence[Row],
     *notes: Note,
     tone: Tone = Tone.PLAIN,
     **more: Any,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -28,54 +28,43 @@ from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
 from ..timeline import WARM_UPS, Timeline
 from ..trees import GraphedFunction, RecordedNode, graphed_functions, pool_bytes, recorded_nodes
-from .device_peak import DevicePeak, device_peak
-from .parts import DataFlowPeak, TrackerSummary, data_flow_peaks, tracker_summary
+from .parts import (
+    DataFlowPeak,
+    DevicePeak,
+    TrackerSummary,
+    data_flow_peaks,
+    device_peak,
+    tracker_summary,
+)
 
 _MADE = (LedgerKind.COMPILED, LedgerKind.CACHE_HIT, LedgerKind.RECOMPILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The instant with the most known live bytes.
+    """The instant with the most known live bytes."""
 
-    Attributes:
-        nbytes: live bytes.
-        call: index in the call log, from 0.
-        instant: of the call's program.
-        graph: label of the graph that ran.
-        after_ns: time from the start of the first logged call to the start of this one.
-        line: of the generated code, 0 at the entry of the call.
-        statement: text of that line, "" if not known.
-        node: FX node whose memory came to life last, None if not known.
-        frame: user code of that node.
-    """
-
-    nbytes: int
-    call: int
-    instant: int
-    graph: str
-    after_ns: int
-    line: int = 0
-    statement: str = ""
-    node: str | None = None
-    frame: SourceFrame | None = None
+    nbytes: int  # live bytes
+    call: int  # index in the call log, from 0
+    instant: int  # of the call's program
+    graph: str  # label of the graph that ran
+    after_ns: int  # time from the start of the first logged call to the start of this one
+    line: int = 0  # of the generated code, 0 at the entry of the call
+    statement: str = ""  # text of that line, "" if not known
+    node: str | None = None  # FX node whose memory came to life last, None if not known
+    frame: SourceFrame | None = None  # user code of that node
 
 
 @dataclass(frozen=True, slots=True)
 class SavedActivation:
-    """Memory that an FX node of a forward leaves for the backward.
+    """Memory that an FX node of a forward leaves for the backward."""
 
-    Attributes:
-        nbytes: bytes a call, of all the node's buffers.
-        lifetime_calls: calls from the forward to its backward, median; 1 is the very next
-            call. None if no backward in the log belongs to a forward in it.
-        cost: ``nbytes × lifetime_calls``, what the table is ordered by.
-        graph, node, op, module, frame: where it comes from; None is unknown.
-    """
-
-    nbytes: int
+    nbytes: int  # bytes a call, of all the node's buffers
+    # calls from the forward to its backward, median; 1 is the very next call. None if no backward
+    # in the log belongs to a forward in it.
     lifetime_calls: float | None
-    cost: float
+    cost: float  # ``nbytes × lifetime_calls``, what the table is ordered by
+    # graph, node, op, module, frame: where it comes from; None is unknown
     graph: str
     node: str | None
     op: str | None
@@ -85,38 +74,25 @@ class SavedActivation:
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One compiled graph. Bytes are those of its most called program.
+    """One compiled graph. Bytes are those of its most called program."""
 
-    Attributes:
-        id, label, kind: of the graph.
-        calls: in the log.
-        programs: number of observed programs.
-        median_ns: of a call, None without calls.
-        allocated: bytes that a call allocates, all allocations added up.
-        peak: the most bytes live inside a call, inputs included.
-        saved: bytes left for the backward.
-        unobserved: why some calls have no program, None if all have.
-        mutates: names of the inputs that a call writes to.
-        aliases: names of the inputs that it returns, as they are or as views.
-        donated: bytes of saved activations that nobody else holds, so that it may overwrite them;
-            None if no call was observed.
-        waiting: calls of a forward that had no backward.
-    """
-
+    # id, label, kind: of the graph
     id: int
     label: str
     kind: str
-    calls: int
-    programs: int
-    median_ns: float | None
-    allocated: int | None
-    peak: int | None
-    saved: int | None
-    unobserved: str | None
-    mutates: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    donated: int | None = None
-    waiting: int = 0
+    calls: int  # in the log
+    programs: int  # number of observed programs
+    median_ns: float | None  # of a call, None without calls
+    allocated: int | None  # bytes that a call allocates, all allocations added up
+    peak: int | None  # the most bytes live inside a call, inputs included
+    saved: int | None  # bytes left for the backward
+    unobserved: str | None  # why some calls have no program, None if all have
+    mutates: tuple[str, ...]  # names of the inputs that a call writes to
+    aliases: tuple[str, ...]  # names of the inputs that it returns, as they are or as views
+    # bytes of saved activations that nobody else holds, so that it may overwrite them; None if no
+    # call was observed
+    donated: int | None
+    waiting: int  # calls of a forward that had no backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,65 +112,40 @@ class LedgerSummary:
     recompiled: tuple[Reason, ...]
     not_observed: tuple[Reason, ...]
     fallbacks: tuple[Reason, ...]
-    not_graphed: tuple[Reason, ...] = ()
+    not_graphed: tuple[Reason, ...]
 
 
 @dataclass(slots=True)
 class Summary:
-    """A report.
+    """A report."""
 
-    Attributes:
-        profile: what it is about.
-        device: whose memory it is about.
-        device_peaks: bytes, for each device that programs use.
-        calls, dropped_calls, unobserved_calls: numbers of calls.
-        span_ns: from the start of the first logged call to the end of the last.
-        peak: None without calls.
-        views: the live set at the peak, by category, module, node, line and graph.
-        modules: the module view as a tree.
-        saved: largest cost first.
-        coverage: of all programs' allocations, each program once.
-        kept_bytes: what libraries allocated in observed calls and did not give back.
-        without_scratch: programs in which scratch memory inside kernels was not measured.
-        trees: functions that run in graph trees.
-        recordings: graphs that were recorded, in order of recording.
-        pools: bytes of their pools at their largest, by device.
-        unobserved: by graph.
-        dataflow: peaks of the data-flow profile, by device.
-        tracker: None if it did not run.
-        at_peak: what was reserved at the peak of devices that nobody watched.
-        advice: what could be changed, most bytes first.
-        out_of_memory: allocations that failed.
-        growth: what is held across steps and grows, most a step first.
-    """
-
-    profile: Profile
-    device: str
-    device_peaks: dict[str, int]
+    profile: Profile  # what it is about
+    device: str  # whose memory it is about
+    device_peaks: dict[str, int]  # bytes, for each device that programs use
     graphs: int
     calls: int
     dropped_calls: int
     unobserved_calls: int
-    span_ns: int
-    peak: Peak | None
-    views: dict[View, Breakdown]
-    modules: ModuleNode
-    saved: list[SavedActivation]
+    span_ns: int  # from the start of the first logged call to the end of the last
+    peak: Peak | None  # None without calls
+    views: dict[View, Breakdown]  # the live set at the peak
+    modules: ModuleNode  # the module view as a tree
+    saved: list[SavedActivation]  # largest cost first
     table: list[GraphRow]
     ledger: LedgerSummary
-    coverage: Coverage
-    kept_bytes: int = 0
-    without_scratch: int = 0
-    trees: list[GraphedFunction] = field(default_factory=list)
-    recordings: list[RecordedNode] = field(default_factory=list)
-    pools: dict[str, int] = field(default_factory=dict)
-    at_peak: list[DevicePeak] = field(default_factory=list)
-    unobserved: list[UnobservedCalls] = field(default_factory=list)
-    dataflow: list[DataFlowPeak] = field(default_factory=list)
-    tracker: TrackerSummary | None = None
-    advice: list[Finding] = field(default_factory=list)
-    out_of_memory: list[OutOfMemory] = field(default_factory=list)
-    growth: list[Growth] = field(default_factory=list)
+    coverage: Coverage  # of all programs' allocations, each program once
+    kept_bytes: int  # what libraries allocated in observed calls and did not give back
+    without_scratch: int  # programs in which scratch memory inside kernels was not measured
+    trees: list[GraphedFunction]  # functions that run in graph trees
+    recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
+    pools: dict[str, int]  # bytes of their pools at their largest, by device
+    at_peak: list[DevicePeak]  # what was reserved at the peak of devices that nobody watched
+    unobserved: list[UnobservedCalls]  # by graph
+    dataflow: list[DataFlowPeak]  # peaks of the data-flow profile, by device
+    tracker: TrackerSummary | None  # None if it did not run
+    advice: list[Finding]  # what could be changed, most bytes first
+    out_of_memory: list[OutOfMemory]  # allocations that failed
+    growth: list[Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
         """What ``memprof report --json`` has as data, by name."""
@@ -292,10 +243,8 @@ def _device_peaks(
             continue
         live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
-        calls = profile.calls
-        program = profile.graph(calls.graph[at.call]).programs[calls.program[at.call]]
-        # What libraries allocated in that call and kept.
-        kept = program.kept_bytes
+        graph = profile.graph(profile.calls.graph[at.call])
+        kept = graph.programs[profile.calls.program[at.call]].kept_bytes
         if peak := device_peak(account, compiled, kept, all_observed=every):
             yield peak
 
@@ -375,14 +324,14 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
     """One row a graph, in the order of the profile; bytes are those of its most called program."""
     reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
-    times: dict[int, list[int]] = {}
+    times: defaultdict[int, list[int]] = defaultdict(list)
     for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
-        times.setdefault(g, []).append(end - start)
+        times[g].append(end - start)
     best, waiting = most_called(timeline), forwards_that_wait(timeline.profile)
     rows = []
     for graph in timeline.profile.graphs:
         unit = timeline.units[best[graph.id]] if graph.id in best else None
-        ns = times.get(graph.id, [])
+        ns = times[graph.id]
         rows.append(
             GraphRow(
                 id=graph.id,
@@ -407,11 +356,8 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
 def _donated(unit: PreparedProgram) -> int:
     """Storages are counted, not tensors: several may be views of one."""
     inputs = unit.graph.inputs
-    return sum(
-        s.nbytes
-        for s in unit.program.storages
-        if s.inputs and all(inputs[i].donated for i in s.inputs)
-    )
+    donated = (s for s in unit.program.storages if s.inputs)
+    return sum(s.nbytes for s in donated if all(inputs[i].donated for i in s.inputs))
 
 
 def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
@@ -426,11 +372,9 @@ def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
 
 
 def _ledger(profile: Profile) -> LedgerSummary:
-    counts: Counter[str] = Counter()
     labels = {g.id: g.label for g in profile.graphs}
     found: dict[LedgerKind, dict[str, list[LedgerEntry]]] = {kind: {} for kind in LedgerKind}
     for e in profile.ledger:
-        counts[e.kind.value] += e.count
         found[e.kind].setdefault(e.reason, []).append(e)
 
     def reasons(kind: LedgerKind) -> tuple[Reason, ...]:
@@ -442,7 +386,7 @@ def _ledger(profile: Profile) -> LedgerSummary:
         return tuple(sorted(every, key=lambda r: (-r.count, r.reason)))
 
     return LedgerSummary(
-        counts={k.value: counts[k.value] for k in LedgerKind},
+        counts={k.value: sum(r.count for r in reasons(k)) for k in LedgerKind},
         recompiled=reasons(LedgerKind.RECOMPILED),
         not_observed=reasons(LedgerKind.NOT_OBSERVED),
         fallbacks=reasons(LedgerKind.FALLBACK),

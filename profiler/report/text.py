@@ -13,9 +13,9 @@ from ..diff_model import ProfileDiff
 from ..model import DeviceAccount, Profile, SourceFrame
 from . import sections
 from .columns import Cell, Column, Unit
-from .device_peak import DevicePeak
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
+from .parts import DevicePeak
 from .section import EVERY, Section, Table, Tone
 from .sections.diff import of_diff
 from .summary import Summary
@@ -64,23 +64,20 @@ def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     return text
 
 
-def _render(
-    said: Iterable[Section], style: Style, most: int | None = None, least: int = EVERY
-) -> str:
-    """Sections as text; of the names of what is left out so many, None for all."""
+def _render(said: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
+    """Sections as text; of the names of what is left out so many."""
     page = Page(style)
-    left: list[str] = []
+    left: dict[str, None] = {}
     for shown in said:
         if style.short:
             shown, names = shown.short(least)
-            left += names
+            left |= dict.fromkeys(names)
         if shown:
             _section(page, shown)
     if left:
-        names = list(dict.fromkeys(left))
-        rest = f" and {len(names) - most:,} more" if most is not None and most < len(names) else ""
+        rest = f" and {len(left) - most:,} more" if most < len(left) else ""
         page.line()
-        page.line(f"{_MORE}: {', '.join(names[:most])}{rest}", _STYLES[Tone.DIM])
+        page.line(f"{_MORE}: {', '.join([*left][:most])}{rest}", _STYLES[Tone.DIM])
     return page.text()
 
 
@@ -114,12 +111,13 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
         for row, _ in _shown(page, t):
             page.indented(_line(page, t.columns, row), indent, _STYLES.get(tone, ""))
         return
-    dated = _is_dated(t)
+    times = [i for i, c in enumerate(t.columns) if c.unit is Unit.TIME]
+    dated = len({cast(int, row[i]) // _DAY_NS for row in t.rows for i in times}) > 1
     table = page.table(
         *(f"{'>' if c.unit.is_number else ''}{c.title}" for c in t.columns),
         fold=any(c.fold for c in t.columns),
     )
-    name = next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
+    name = _named(t)
     for row, depth in _shown(page, t):
         cells = [_cell(page, c, v, dated) for c, v in zip(t.columns, row, strict=True)]
         if depth:
@@ -131,29 +129,26 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
     page.show(table)
 
 
-def _is_dated(t: Table) -> bool:
-    """Whether its times are of more than one day."""
-    at = [i for i, c in enumerate(t.columns) if c.unit is Unit.TIME]
-    return len({cast(int, row[i]) // _DAY_NS for row in t.rows for i in at}) > 1
-
-
 def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
     """The rows that there is room for with their depths, and one more for all others."""
     limit = min(max(page.top, t.least), t.most)
     order = list(range(len(t.rows)))
-    largest = t.largest
-    if largest is not None:
+    if (largest := t.largest) is not None:
         order.sort(key=lambda i: -cast(int, t.rows[i][largest]))
     for i in sorted(order[:limit]):
         yield t.rows[i], t.depth[i] if t.depth else 0
     if rest := order[limit:]:
-        out: list[Cell] = ["" for _ in t.columns]
-        for k, c in enumerate(t.columns):
-            if c.adds:
-                out[k] = sum(cast(int, t.rows[i][k] or 0) for i in rest)
-        name = next(k for k, c in enumerate(t.columns) if not c.unit.is_number)
-        out[name] = f"{len(rest):,} {t.rest}"
+        out: list[Cell] = [
+            sum(cast(int, t.rows[i][k] or 0) for i in rest) if c.adds else ""
+            for k, c in enumerate(t.columns)
+        ]
+        out[_named(t)] = f"{len(rest):,} {t.rest}"
         yield tuple(out), 0
+
+
+def _named(t: Table) -> int:
+    """The column that says what rows are: the first that is no number."""
+    return next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
 
 
 def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str:

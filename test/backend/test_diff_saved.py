@@ -16,7 +16,7 @@ from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import SavedKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report.html.pages import diff_payload
+from memprof.profiler.report.html.page import diff_payload
 from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.text import render_diff
 

@@ -45,7 +45,7 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
         """index => {
           const { model, view, lanes } = memprof.chart;
           const [lane, i] = model.order[index];
-          const box = lanes.canvas.node.getBoundingClientRect();
+          const box = lanes.canvas.getBoundingClientRect();
           const [top, bottom] = lanes.extent([lane, i]);
           const middle = lane.start[i] + lane.duration[i] / 2;
           return {x: box.left + view.x(middle), y: box.top + (top + bottom) / 2 - lanes.scroll,
@@ -320,7 +320,7 @@ def test_it_fits_both_widths_and_both_schemes(
             colors.add(data.slice(i, i + 3).join());
           const { model } = memprof.chart;
           return model.payload.legend.flatMap(([, list]) => list).map(({ variable }) =>
-            colors.has(memprof.theme.color(variable).match(/\\d+/g).slice(0, 3).join()));
+            colors.has(memprof.color(variable).match(/\\d+/g).slice(0, 3).join()));
         }"""
     )
     assert all(drawn)

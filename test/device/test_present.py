@@ -26,7 +26,7 @@ from memprof.profiler.model import (
     Profile,
     Purpose,
 )
-from memprof.profiler.report.device_peak import device_peak
+from memprof.profiler.report.parts import device_peak
 from memprof.profiler.report.summary import summarize
 from memprof.profiler.report.text import render_accounts
 

@@ -28,7 +28,7 @@ from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.report import render_ledger, render_text, summarize
 from memprof.profiler.report.html.payload import ranks_payload
 from memprof.profiler.report.page import PLAIN
-from memprof.profiler.report.sections.ranks import of_ranks
+from memprof.profiler.report.sections.processes import of_ranks
 from memprof.profiler.report.text import render, render_accounts, render_diff
 from memprof.profiler.snapshot.enrich import enrich, write_snapshot
 from memprof.profiler.snapshot.names import CodeNames

@@ -20,8 +20,7 @@ from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.export.memory_viz import write_memory_viz
 from memprof.profiler.export.parquet import table_paths, write_parquet
 from memprof.profiler.export.perfetto import write_perfetto
-from memprof.profiler.export.speedscope import write_collapsed, write_speedscope
-from memprof.profiler.export.stacks import Stacks
+from memprof.profiler.export.speedscope import Stacks, write_collapsed, write_speedscope
 from memprof.profiler.export.walk import AFTER, Change, Part, Walk
 from memprof.profiler.model import Profile
 from memprof.profiler.timeline import Timeline

@@ -15,8 +15,13 @@ from profile_builder import training
 from memprof.cli import main
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
-from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
-from memprof.profiler.report.html.payload_gantt import KINDS, gantt_payload
+from memprof.profiler.report.html.payload_gantt import (
+    KINDS,
+    Bar,
+    gantt_payload,
+    nested_rows,
+    packed_rows,
+)
 from memprof.profiler.trees import CallMode, call_modes
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
@@ -41,9 +46,7 @@ def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int, int]]) -> None:
 def test_what_is_inside_stands_below() -> None:
     bars = [Bar(*t, "operation", 0) for t in ((2, 3, "c"), (0, 9, "a"), (1, 5, "b"), (6, 8, "d"))]
     assert nested_rows(bars) == 3
-    assert [(b.name, b.row, b.outermost) for b in bars] == [
-        ("a", 0, True), ("b", 1, False), ("c", 2, False), ("d", 1, False),
-    ]  # fmt: skip
+    assert [(b.name, b.row) for b in bars] == [("a", 0), ("b", 1), ("c", 2), ("d", 1)]
 
 
 def test_tasks_take_the_first_free_rows() -> None:

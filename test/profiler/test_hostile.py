@@ -41,7 +41,7 @@ from memprof.profiler.file import (
     write_profiles,
 )
 from memprof.profiler.model import Profile
-from memprof.profiler.report.html.gantt_lanes import Bar, nested_rows, packed_rows
+from memprof.profiler.report.html.payload_gantt import Bar, nested_rows, packed_rows
 
 ENDS = {
     "deep JSON": "ProfileInvalidError",

@@ -46,8 +46,7 @@ from memprof.profiler.model import (
 from memprof.profiler.report import summarize
 from memprof.profiler.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.report.html import build_page, report_page, write_report
-from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.report.html.payload_curves import MAX_POINTS
+from memprof.profiler.report.html.payload import MAX_POINTS, report_payload
 from memprof.profiler.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -177,13 +176,13 @@ def test_columns_keep_the_highest_and_the_lowest(page: Page, report: Path) -> No
     show(page, report)
     found = page.evaluate(
         """() => {
-          const m = memprof.report.model, { Axis, columns } = memprof.columns, out = [];
+          const m = memprof.report.model, { Axis, pixelColumns } = memprof, out = [];
           for (const mode of ["time", "calls"]) {
             const axis = new Axis(m, mode);
             for (const [a, b] of [[0, 1], [0.2, 0.7], [0.5, 0.52], [0.9, 1]]) {
               for (const width of [3, 40, 1000]) {
                 const from = a * axis.end, to = b * axis.end;
-                const c = columns(m, axis, from, to, width);
+                const c = pixelColumns(m, axis, from, to, width);
                 const high = new Array(width).fill(-1), low = new Array(width).fill(Infinity);
                 for (let k = 0; k < m.length; k++) {
                   for (let p = 0; p <= m.lastInstant(k) + 1; p++) {
@@ -237,8 +236,8 @@ def test_numbers_read_as_at_the_terminal(page: Page, report: Path) -> None:
     times += [999_499, 999_500, 999_600_000]
     shares = [(0, 0), (0, 10), (1, 10**6), (1, 3), (999_999, 10**6), (10, 10), (1, 16)]
     found = page.evaluate(
-        "([b, t, s]) => [b.map(memprof.format.bytes), t.map(memprof.format.ns),"
-        " s.map(([p, w]) => memprof.format.share(p, w))]",
+        "([b, t, s]) => [b.map(memprof.bytes), t.map(memprof.ns),"
+        " s.map(([p, w]) => memprof.share(p, w))]",
         [sizes, times, shares],
     )
     assert found[0] == [format_bytes(n) for n in sizes]
@@ -446,7 +445,7 @@ def test_categories_can_be_told_apart(page: Page, report: Path, dark: bool) -> N
         page.click("#theme")
     names: list[str] = page.evaluate("memprof.STACK")
     assert sorted(names) == sorted(c.value for c in Category)
-    colors = {n: page.evaluate("n => memprof.theme.category(n)", n) for n in names}
+    colors = {n: page.evaluate("n => memprof.categoryColor(n)", n) for n in names}
     rgb = {n: [int(v) / 255 for v in re.findall(r"\d+", c)[:3]] for n, c in colors.items()}
     for vision in (NORMAL, PROTANOPIA, DEUTERANOPIA):
         lab = {n: _lab(_seen(c, vision)) for n, c in rgb.items()}
@@ -465,7 +464,7 @@ def test_text_can_be_read(page: Page, report: Path, dark: bool) -> None:
         page.click("#theme")
 
     def luminance(variable: str) -> float:
-        color = page.evaluate("v => memprof.theme.color(v)", variable)
+        color = page.evaluate("v => memprof.color(v)", variable)
         linear = _seen([int(v) / 255 for v in re.findall(r"\d+", color)[:3]], NORMAL)
         return sum(k * c for k, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -604,7 +603,7 @@ def test_the_address_map_follows_the_instant(page: Page, tmp_path: Path) -> None
     for instant in range(6):
         page.evaluate(f"memprof.report.select(4, {instant}, true)")
         placed = page.evaluate(
-            "memprof.placement.instantOf(memprof.report.payload.placements[0],"
+            "memprof.instantOf(memprof.report.payload.placements[0],"
             f" memprof.report.model, 4, {instant})"
         )
         nbytes = int(page.get_attribute("#address-title strong", "data-bytes") or -1)

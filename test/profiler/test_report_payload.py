@@ -34,11 +34,11 @@ from memprof.profiler.model import (
 from memprof.profiler.report import summarize
 from memprof.profiler.report.html.payload import (
     MAX_LEDGER,
+    MAX_POINTS,
     MAX_RANKS,
     ranks_payload,
     report_payload,
 )
-from memprof.profiler.report.html.payload_curves import MAX_POINTS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 

@@ -21,7 +21,7 @@ from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
-from memprof.profiler.report.sections.top import of_present
+from memprof.profiler.report.sections.processes import of_present
 from memprof.profiler.report.text import render
 from memprof.profiler.running_job import STALLED_NS, JobFile, Present, Writer
 

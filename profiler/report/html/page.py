@@ -1,16 +1,17 @@
-"""One self-contained HTML file of a title, a payload and assets.
+"""Pages for the browser: one self-contained HTML file each, opened without a server or a network.
+``payload.py`` says what the report knows, as plain data; ``assets/`` draws it.
 
 Note [What a page may do]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 A page is opened from disk, mailed and attached to bug reports, so it loads nothing and tells
 nobody anything: its content security policy forbids every connection and every script other
-than those written into it here, each named by its SHA-256. What comes from a profile (source
+than the one written into it here, named by its SHA-256. What comes from a profile (source
 lines, paths, module names, reasons) is data from elsewhere, and stays data:
 
 * it is in the file as base64 of gzip of JSON, an alphabet in which no tag can be written;
 * the title and the description, the only text of a profile in the markup, are escaped;
 * scripts put it into the document as text nodes and attributes, never as markup
-  (``assets/dom.js``), and if one ever did, the policy keeps it from running.
+  (``assets/page.js``), and if one ever did, the policy keeps it from running.
 
 Styles may be inline, because charts and tables set widths and positions.
 """
@@ -30,39 +31,80 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from ...diff_model import ProfileDiff
+from ...model import Profile
 from ...writing import write_whole
+from ..sections.diff import of_diff
+from .payload import ranks_payload
 
-SHARED_STYLES = ("assets/base.css", "assets/table.css")
-
-
-def script_paths(*names: str) -> tuple[str, ...]:
-    """Paths of assets."""
-    return tuple(f"assets/{name}.js" for name in names)
-
-
-SHARED_SCRIPTS = script_paths("format", "dom", "theme", "tooltip", "table", "start")
-"""Helpers in the namespace ``memprof``, in order of need; every page has them."""
-
+_STYLES = ("base", "report")
+_SHARED = ("page", "table")
+_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt_lanes", "gantt", "report"]
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page is made of.
+    """What a page is made of."""
 
-    Attributes:
-        title: in the tab and the first heading.
-        payload: JSON values; ``memprof.start(draw)`` calls ``draw`` with them.
-        styles: paths below this folder, after the shared ones, e.g. ``assets/report.css``.
-        scripts: likewise; the last one calls ``memprof.start``.
-        description: one sentence on the content, for the page's metadata.
-    """
-
-    title: str
-    payload: Any
+    title: str  # in the tab and the first heading
+    payload: Any  # JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them
+    # names in ``assets/``, after those that every page has, in order of need: they are the parts of
+    # one function. The last one calls ``start``.
     scripts: Sequence[str]
-    styles: Sequence[str] = ()
-    description: str = ""
+    description: str = ""  # one sentence on the content, for the page's metadata
+
+
+def report_page(
+    profile: Profile | Sequence[Profile],
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
+) -> Page:
+    """The report of a profile, or of one of each rank of a job, as a page.
+
+    Args:
+        profile: a valid one.
+        device: which one the page shows first; by default the one with the highest peak,
+            accelerators before the CPU.
+        source: path of the file that it comes from; its name is in the title.
+        calls: the page opens at its bars, with these calls of the log in sight; of one profile.
+
+    Raises:
+        ValueError: no program uses ``device``.
+    """
+    profiles = [profile] if isinstance(profile, Profile) else profile
+    title = f"Memory of {os.path.basename(source) or 'compiled code'}"
+    about = "Where the memory of compiled PyTorch code goes, taken by memprof."
+    return Page(title, ranks_payload(profiles, device, calls), _REPORT, about)
+
+
+def write_report(
+    profile: Profile | Sequence[Profile],
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    source: str = "",
+    calls: range | None = None,
+) -> int:
+    """Write the report as one HTML file, whole or not at all, and return its bytes; see
+    ``report_page`` and ``write_page``."""
+    return write_page(report_page(profile, device, source, calls), path)
+
+
+def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
+    """The payload of a comparison: the sections that the text has."""
+    return {"sections": [s.plain() for s in of_diff(diff)]}
+
+
+def write_diff(
+    diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
+) -> int:
+    """Write a comparison as one HTML file, see ``write_page``; the names of the files ``before``
+    and ``after`` are in its title."""
+    names = " → ".join(os.path.basename(p) for p in (before, after) if p)
+    title = f"What grew: {names}" if names else "What grew"
+    about = "Two memory profiles of PyTorch code compared, taken by memprof."
+    return write_page(Page(title, diff_payload(diff), ("diff",), about), path)
 
 
 def build_page(page: Page) -> str:
@@ -72,12 +114,12 @@ def build_page(page: Page) -> str:
         ValueError: an asset would end its own element, or the payload has no JSON form.
         FileNotFoundError: there is no such asset.
     """
-    scripts = [_asset(path) for path in (*SHARED_SCRIPTS, *page.scripts)]
-    styles = (_asset(path) for path in (*SHARED_STYLES, *page.styles))
-    hashes = " ".join(f"'sha256-{_base64(sha256(text.encode()).digest())}'" for text in scripts)
+    parts = "\n".join(_asset(f"{name}.js") for name in (*_SHARED, *page.scripts))
+    styles = "\n".join(_asset(f"{name}.css") for name in _STYLES)
+    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{_base64(sha256(script.encode()).digest())}'; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     title = escape(page.title)
     return f"""<!doctype html>
@@ -91,9 +133,11 @@ def build_page(page: Page) -> str:
 <meta name="description" content="{escape(page.description)}">
 <title>{title}</title>
 <link rel="icon" href="data:,">
-{"".join(f"<style>{chr(10)}{text}</style>{chr(10)}" for text in styles)}</head>
+<style>
+{styles}</style>
+</head>
 <body>
-<a class="skip" href="#main">Skip to the content</a>
+<a class="skip visually-hidden" href="#main">Skip to the content</a>
 <header class="page-header">
 <h1>{title}</h1>
 <div class="page-tools"><button type="button" id="theme" class="quiet"></button></div>
@@ -105,7 +149,8 @@ It needs no network.</p></noscript>
 <div id="tooltip" class="tooltip" aria-hidden="true" hidden></div>
 <div id="announcer" class="visually-hidden" aria-live="polite"></div>
 <script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
-{"".join(f"<script>{text}</script>{chr(10)}" for text in scripts)}</body>
+<script>{script}</script>
+</body>
 </html>
 """
 
@@ -134,9 +179,9 @@ def _base64(data: bytes) -> str:
 
 
 @cache
-def _asset(path: str) -> str:
-    # Line ends as a browser reads them, or the hashes would not match.
-    text = files(__package__).joinpath(path).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    # Line ends as a browser reads them, or the hash would not match.
+    text = files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
     if found := _ENDS.search(text):
-        raise ValueError(f"{path} cannot stand in a page: it contains {found[0]!r}")
+        raise ValueError(f"{name} cannot stand in a page: it contains {found[0]!r}")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,19 +1,15 @@
-"""What the page knows: a profile as plain data. No torch, no HTML.
+"""What the page knows: a profile as plain data.
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What does not depend on the reader is a section (``section.py``), decided and worded in Python: the
-page draws its tables and notes and knows nothing of them.
-
-The page shows the live set of any instant of any call, and there are millions of instants, so
-live sets are not in the payload. What they are made of is, each once (``payload_live.py``): for
-every distinct *step* of the timeline what is live when such a call begins and what is between it
-and the next, for every program its events. The page replays events. Everything that takes
-knowledge to decide is decided here: a site has its place in each view, so the page adds up and
-never attributes; and the columns of the tables that it fills are in ``templates``.
-
-Bytes are bytes, times nanoseconds. A column of texts has each once (``distinct``), and so have the
-lines of generated code (``texts``), of which many are alike.
+page draws its tables and notes and knows nothing of them. Live sets of any instant are not in the
+payload, there are millions; what they are made of is, each once (``payload_live.py``): for every
+distinct *step* of the timeline what is live when such a call begins and what is between it and the
+next, for every program its events, which the page replays. What takes knowledge to decide is
+decided here: a site has its place in each view, so the page adds up and never attributes; the
+columns of the tables that it fills are in ``templates``. Bytes are bytes, times nanoseconds. A
+column of texts has each once (``distinct``), and so have the lines of generated code (``texts``).
 """
 
 from __future__ import annotations
@@ -24,14 +20,12 @@ from typing import Any
 
 from ...attribution import Attribution, View
 from ...devices import timelines
-from ...model import Category, Profile
+from ...model import Category, Profile, TrackerRecord
 from ...ranks import compare_ranks, ranks_of
-from .. import sections
 from ..format import format_bytes
 from ..section import Note, Section
-from ..sections.ranks import of_ranks
+from ..sections import about, account, dataflow, ledger, live, of_device, processes, tracker
 from ..summary import Summary, on_device, summarize
-from .payload_curves import dataflow_curves, tracker_curve
 from .payload_gantt import gantt_payload
 from .payload_live import Each, Sites, live_payload, placement_payload
 
@@ -41,6 +35,9 @@ MAX_LEDGER = 5_000
 MAX_RANKS = 16
 """Ranks in one page with all their views: of more, those with the highest peaks. The comparison
 has all."""
+
+MAX_POINTS = 2_000
+"""Points of a curve in the page, more than it has pixels."""
 
 _SNAPSHOTS = 12
 """Of the tracker in the page's table; its curve has more."""
@@ -60,12 +57,9 @@ def ranks_payload(
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
     shown = sorted(r.rank for r in highest)
+    section = processes.of_ranks(compared, format_bytes).plain()
     return {
-        "ranks": {
-            "section": of_ranks(compared, format_bytes).plain(),
-            "shown": shown,
-            "first": shown.index(highest[0].rank),
-        },
+        "ranks": {"section": section, "shown": shown, "first": shown.index(highest[0].rank)},
         "profiles": [report_payload(profiles[numbers.index(r)], device) for r in shown],
     }
 
@@ -83,21 +77,15 @@ def report_payload(
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
-        timeline = found[name]
-        of = on_device(summary, timeline, attribution)
-        said = sections.of_device(of, format_bytes)
-        devices.append(
-            {
-                "device": name,
-                **live_payload(timeline, sites, start),
-                "figures": sections.live.figures(of, format_bytes),
-                "sections": {s.id: s.plain() for s in said},
-            }
-        )
+        of = on_device(summary, found[name], attribution)
+        said = {s.id: s.plain() for s in of_device(of, format_bytes)}
+        figures = live.figures(of, format_bytes)
+        live_sets = live_payload(found[name], sites, start)
+        devices.append({"device": name, **live_sets, "figures": figures, "sections": said})
     return {
-        "header": sections.about.header(summary).plain(),
+        "header": about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary) if s],
-        "templates": {n: t.plain() for n, t in sections.live.live_templates().items()},
+        "templates": {n: t.plain() for n, t in live.live_templates().items()},
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
         "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
@@ -109,56 +97,53 @@ def report_payload(
         "placements": [
             placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
-        "no_addresses": sections.trees.why_no_addresses(profile),
+        "no_addresses": ledger.why_no_addresses(profile),
         "sites": sites.columns(),  # last: everything above adds to them
         "places": sites.places(),
     }
 
 
 def _sections(summary: Summary) -> Iterator[Section]:
-    """In the order of the page. Those of ``sections.of_device`` hold the place of each device's."""
-    profile, grows = summary.profile, sections.growth.of_growth(summary.growth, format_bytes)
+    """In the order of the page. Those of ``of_device`` hold the place of each device's."""
+    profile, grows = summary.profile, about.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
     if grows and not failed:
         yield grows
-    accounts = sections.account.of_accounts(profile.accounts, format_bytes, summary.at_peak)
+    accounts = account.of_accounts(profile.accounts, format_bytes, summary.at_peak)
     yield Section("accounts", "Device memory", parts=accounts)
-    pools = tuple(sections.graph_pools.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
+    pools = tuple(account.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
-    yield sections.totals.totals(summary)
+    yield about.totals(summary)
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:
-        yield sections.about.advice(summary, format_bytes)
-    yield from sections.live.of_instant(profile)
+        yield about.advice(summary, format_bytes)
+    yield from live.of_instant(profile)
     yield _operations(profile)
-    saved, graphs, not_counted = sections.of_device(summary, format_bytes)
+    saved, graphs, not_counted = of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, sections.trees.trees(summary, format_bytes))
-    counts = sections.ledger.ledger_counts(summary)
-    ledger = sections.ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
-    yield replace(ledger, notes=(*counts.notes, *ledger.notes), parts=counts.parts)
+        yield from (saved, graphs, ledger.trees(summary, format_bytes))
+    counts = ledger.ledger_counts(summary)
+    entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
+    yield replace(entries, notes=(*counts.notes, *entries.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        flow = sections.dataflow.dataflow(summary.dataflow, format_bytes)
-        yield flow if flow.parts else sections.dataflow.no_dataflow()
+        yield dataflow.dataflow(summary.dataflow, format_bytes) or dataflow.no_dataflow()
     if profile.tracker is not None:
-        said = sections.tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
+        said = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
         yield Section("tracker", "Tracker", parts=tuple(filter(None, said)), view=view)
     if profile.graphs:
         yield not_counted
-    yield sections.words.words()
+    yield about.words()
 
 
 def _operations(profile: Profile) -> Section:
     tracked = profile.tracker is not None and profile.tracker.operation_summary
     title = "Operations and calls" if tracked else "Calls"
-    dropped = profile.calls.dropped
-    said = f"{dropped:,} calls before the first one shown are no longer in the log."
-    notes = (Note(said),) if dropped else ()
-    anything = tracked or len(profile.calls)
-    return Section("operations", title, notes, view="gantt" if anything else "")
+    said = f"{profile.calls.dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(said),) if profile.calls.dropped else ()
+    return Section("operations", title, notes, view="gantt" * bool(tracked or len(profile.calls)))
 
 
 def _first_time(profile: Profile) -> int:
@@ -178,3 +163,68 @@ def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
         lines = {str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used}
         out.append({"id": g.id, "label": g.label, "statements": lines})
     return out
+
+
+def thinned(totals: Sequence[int], points: int = MAX_POINTS) -> list[int]:
+    """Which entries of a curve to keep, in order: all of a short one; of a long one the first,
+    the last, and the first highest and first lowest of each of ``points / 2`` equal stretches.
+    """
+    n = len(totals)
+    if n <= points:
+        return list(range(n))
+    keep = {0, n - 1}
+    stretches = points // 2
+    for i in range(stretches):
+        stretch = range(i * n // stretches, (i + 1) * n // stretches)
+        keep |= {most(stretch, key=totals.__getitem__) for most in (max, min)}
+    return sorted(keep)
+
+
+def dataflow_curves(profile: Profile, start: int) -> dict[str, Any]:
+    """Live bytes of each device of the data-flow profile by category; times since ``start``."""
+    out = {}
+    for d in profile.dataflow.devices if profile.dataflow else ():
+        keep = thinned([d.bytes_at(i) for i in range(len(d.time_ns))])
+        out[f"dataflow {d.device}"] = {
+            "label": f"Memory of {d.device} over time by category",
+            "time_ns": [d.time_ns[i] - start for i in keep],
+            "peak": None if d.peak is None else d.time_ns[d.peak] - start,
+            "stacked": True,
+            "lines": [
+                {"name": c.value, "values": [of[i] for i in keep]} for c, of in d.bytes.items()
+            ],
+        }
+    return out
+
+
+def tracker_curve(record: TrackerRecord | None, start: int) -> dict[str, Any]:
+    """What the tracker's snapshots say of the whole process; times since ``start``."""
+    snapshots = record.snapshots if record is not None else []
+    lines: list[tuple[str, list[int | None]]] = [
+        ("resident", [s.resident_bytes for s in snapshots]),
+        ("live Python tensors", [s.total_bytes for s in snapshots]),
+    ]
+    for device in sorted({d for s in snapshots for d in s.devices} - {"cpu"}):
+        found = [s.devices.get(device) for s in snapshots]
+        lines += [
+            (f"{device} allocated", [m.allocated_bytes if m else None for m in found]),
+            (f"{device} reserved", [m.reserved_bytes if m else None for m in found]),
+        ]
+    lines = [(name, values) for name, values in lines if any(values)]
+    if not lines:
+        return {}
+    keep = list(range(len(snapshots)))
+    if len(keep) > MAX_POINTS:
+        # They share their times: each curve has its part of the points.
+        each = MAX_POINTS // len(lines)
+        chosen = (i for _, values in lines for i in thinned([v or 0 for v in values], each))
+        keep = sorted({0, keep[-1], *chosen})
+    return {
+        "tracker": {
+            "label": "Memory of the process over time",
+            "time_ns": [snapshots[i].time_ns - start for i in keep],
+            "peak": None,
+            "stacked": False,
+            "lines": [{"name": n, "values": [values[i] for i in keep]} for n, values in lines],
+        }
+    }

@@ -1,20 +1,27 @@
 """Operations, calls and compilations of the page as bars, as columns of numbers.
 
-Times are nanoseconds from the first thing recorded. Bars are placed here (``gantt_lanes.py``); the
-page only draws. Live bytes of calls are those of the page's devices.
-Rows hold sorted bars that do not overlap, so both drawing and finding are binary searches there; a
-plotting library, which tests every shape, took ten times as long for 20,000 bars.
+Times are nanoseconds from the first thing recorded. Bars are placed here, in rows of which no two
+overlap; the page only draws. Live bytes of calls are those of the page's devices. As rows are
+sorted, both drawing and finding are binary searches there; a plotting library, which tests every
+shape, took ten times as long for 20,000 bars.
+
+In a lane of a thread a bar that begins while another runs stands below it: nested operations, and
+the calls inside them, hang from what called them. In a lane of asyncio tasks, which take turns on
+one thread, each task's outermost operation with all that is in it takes the first rows that are
+free: a server with a thousand requests, eight at a time, has eight rows and not a thousand.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
-from ...model import GraphRecord, LaneKind, LedgerKind, Profile, TrackerRecord
+from ...model import LaneKind, LedgerKind, Profile, TrackerRecord
 from ...trees import CallMode, call_modes
-from .gantt_lanes import Bar, nested_rows, packed_rows
 
 KINDS = (
     "operation",
@@ -30,6 +37,20 @@ KINDS = (
 _OPERATION_COLORS = 7
 
 
+@dataclass(slots=True)
+class Bar:
+    """One thing that took time."""
+
+    # start_ns, end_ns: when
+    start_ns: int
+    end_ns: int
+    name: str  # what to write on it
+    kind: str  # decides its colour
+    detail: int  # position among the details of its kind
+    task: int = 0  # in a lane of tasks, which one; 0 elsewhere
+    row: int = 0  # where it stands in its lane, from 0 at the top
+
+
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
     """What the page's bars are, as JSON values; None where there is none. ``calls`` are shown
     first, by default everything."""
@@ -37,13 +58,14 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
     bars = [b for _, _, lane in lanes for b in lane]
     if not bars:
         return None
-    tracker = profile.tracker
-    operations = []
-    if tracker is not None:
+    base, log = min(b.start_ns for b in bars), profile.calls
+    operations: list[Any] = []
+    pauses: list[Any] = []
+    if (tracker := profile.tracker) is not None:
         operations = [_facts(tracker, i) for i in range(len(tracker.operation_allocations))]
-    recorded = [tracker.metadata.start_ns] if tracker and tracker.metadata.start_ns > 0 else []
-    base = min([*recorded, *(b.start_ns for b in bars)])
-    log = profile.calls
+        pauses = tracker.metadata.pauses
+        if tracker.metadata.start_ns > 0:
+            base = min(base, tracker.metadata.start_ns)
 
     def window(calls: range | None) -> list[int] | None:
         if not calls:
@@ -76,10 +98,7 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
         ],
         "modes": [mode.value for mode in call_modes(profile)],
         "operations": operations,
-        "pauses": [
-            [p.start_ns - base, p.end_ns - base]
-            for p in (tracker.metadata.pauses if tracker else ())
-        ],
+        "pauses": [[p.start_ns - base, p.end_ns - base] for p in pauses],
     }
 
 
@@ -99,42 +118,43 @@ def _colors(bars: list[Bar]) -> tuple[Callable[[Bar], str], list[tuple[str, list
     counts = Counter(map(color, bars))
     others = "other operations" if len(own) < len(time) else "operation"
     operations = [*own.items(), (others, plain["operation"]), ("failed", plain["failed operation"])]
-    parts = (("Operations", operations), ("Compiled calls", [(k, plain[k]) for k in KINDS[2:]]))
-    legend = [
-        (title, [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]])
-        for title, of in parts
-    ]
-    return color, [(title, entries) for title, entries in legend if entries]
+    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
+    legend = []
+    for title, of in (("Operations", operations), ("Compiled calls", calls)):
+        shown = [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]]
+        if shown:
+            legend.append((title, shown))
+    return color, legend
 
 
 def _lanes(profile: Profile) -> list[tuple[str, int, list[Bar]]]:
     """Name, rows and bars of each lane: threads that run compiled code first, each group in order
     of time; then compilations, then tasks."""
-    threads: dict[tuple[str, int], list[Bar]] = {}
-    names: dict[tuple[str, int], str] = {}
-    tasks: dict[int, list[Bar]] = {}
+    threads: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
+    tasks: defaultdict[int, list[Bar]] = defaultdict(list)
     lanes = profile.tracker.metadata.lanes if profile.tracker else []
-    keys: list[tuple[str, int]] = []
-    for i, lane in enumerate(lanes):
-        key = ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
-        keys.append(key)
-        if lane.kind is LaneKind.THREAD:
-            names[key] = lane.name
+    keys = [
+        ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
+        for i, lane in enumerate(lanes)
+    ]
+    names = {
+        key: lane.name
+        for key, lane in zip(keys, lanes, strict=True)
+        if lane.kind is LaneKind.THREAD
+    }
     for i, bar in _operations(profile):
         if lanes[i].kind is LaneKind.TASK:
             bar.task = i
-            tasks.setdefault(lanes[i].thread, []).append(bar)
+            tasks[lanes[i].thread].append(bar)
         else:
-            threads.setdefault(keys[i], []).append(bar)
+            threads[keys[i]].append(bar)
     for thread, bar in _calls(profile):
-        threads.setdefault(("thread", thread), []).append(bar)
+        threads["thread", thread].append(bar)
     called = {("thread", t) for t in profile.calls.thread}
-    out = [
-        (names.get(key, f"thread {key[1]}"), nested_rows(bars), bars)
-        for key, bars in sorted(
-            threads.items(), key=lambda item: (item[0] not in called, item[1][0].start_ns)
-        )
-    ]
+    out = []
+    for key in sorted(threads, key=lambda key: (key not in called, threads[key][0].start_ns)):
+        bars = threads[key]
+        out.append((names.get(key, f"thread {key[1]}"), nested_rows(bars), bars))
     if compilations := list(_compilations(profile)):
         out.append(("compilation", nested_rows(compilations), compilations))
     for thread, bars in sorted(tasks.items()):
@@ -148,15 +168,12 @@ def _calls(profile: Profile) -> Iterator[tuple[int, Bar]]:
     graphs = {g.id: g for g in profile.graphs}
     for k, mode in enumerate(call_modes(profile)):
         graph = graphs[calls.graph[k]]
-        bar = Bar(calls.start_ns[k], calls.end_ns[k], graph.label, _kind(graph, mode), k)
-        yield calls.thread[k], bar
-
-
-def _kind(graph: GraphRecord, mode: CallMode) -> str:
-    if mode in (CallMode.WARM_UP, CallMode.RECORD):
-        return str(mode.value)
-    replays = mode in (CallMode.REPLAY, CallMode.REPLAY_OR_RUN)
-    return f"{graph.kind.value} replay" if replays else str(graph.kind.value)
+        kind = str(graph.kind.value)
+        if mode in (CallMode.WARM_UP, CallMode.RECORD):
+            kind = mode.value
+        elif mode in (CallMode.REPLAY, CallMode.REPLAY_OR_RUN):
+            kind += " replay"
+        yield calls.thread[k], Bar(calls.start_ns[k], calls.end_ns[k], graph.label, kind, k)
 
 
 def _operations(profile: Profile) -> Iterator[tuple[int, Bar]]:
@@ -164,13 +181,11 @@ def _operations(profile: Profile) -> Iterator[tuple[int, Bar]]:
     if tracker is None:
         return
     rows = tracker.operation_allocations
-    for i in range(len(rows)):
-        end = rows.end_ns[i]
-        if end < 0:
-            end = max(tracker.metadata.end_ns, rows.start_ns[i])
+    for i, (start, end) in enumerate(zip(rows.start_ns, rows.end_ns, strict=True)):
+        end = end if end >= 0 else max(tracker.metadata.end_ns, start)
         kind = "failed operation" if rows.failed[i] else "operation"
         name = tracker.operation_summary[rows.summary[i]].name
-        yield rows.lane[i], Bar(rows.start_ns[i], end, name, kind, i)
+        yield rows.lane[i], Bar(start, end, name, kind, i)
 
 
 def _compilations(profile: Profile) -> Iterator[Bar]:
@@ -201,3 +216,69 @@ def _facts(tracker: TrackerRecord, i: int) -> list[tuple[str | int, ...]]:
         said.append(("Path", tracker.path(rows.summary[i])))
     # What nobody measured is -1.
     return [fact for fact in said if -1 not in fact]
+
+
+def nested_rows(bars: list[Bar]) -> int:
+    """Sort bars by start and place each below those that still run; the number of rows."""
+    bars.sort(key=lambda b: (b.start_ns, -b.end_ns))
+    # Rows in use, from the top: end and how many rows in a row have it. Ends do not grow downwards.
+    ends: list[tuple[int, int]] = []
+    used = 0
+    for bar in bars:
+        while ends and ends[-1][0] <= bar.start_ns:
+            used -= ends.pop()[1]
+        # Bars of a thread nest. Those that do not (calls that the log has on one thread number
+        # after it was given to another) go further down and hide nothing: what is above them stays
+        # in use for as long as they are.
+        bar.row = used
+        count = 1
+        while ends and ends[-1][0] <= bar.end_ns:
+            count += ends.pop()[1]
+        ends.append((bar.end_ns, count))
+        used += 1
+    return 1 + max((b.row for b in bars), default=-1)
+
+
+def packed_rows(bars: list[Bar]) -> int:
+    """Place the bars of several tasks, each outermost one with its inside as one block; the
+    number of rows."""
+    blocks: list[list[Bar]] = []
+    by_task: defaultdict[int, list[Bar]] = defaultdict(list)
+    for bar in bars:
+        by_task[bar.task].append(bar)
+    for own in by_task.values():
+        nested_rows(own)
+        for bar in own:
+            if not bar.row:  # nothing else of its task is around it
+                blocks.append([])
+            blocks[-1].append(bar)
+    blocks.sort(key=lambda block: block[0].start_ns)
+    free: list[int] = []  # rows, in order
+    busy: list[tuple[int, int]] = []  # until when, and which row: a heap
+    rows = 0
+    for block in blocks:
+        while busy and busy[0][0] <= block[0].start_ns:
+            insort(free, heappop(busy)[1])
+        height = 1 + max(b.row for b in block)
+        base = _first_free(free, rows, height)
+        at = bisect_left(free, base)
+        del free[at : at + min(height, rows - base)]
+        end = max(b.end_ns for b in block)
+        for row in range(base, base + height):
+            heappush(busy, (end, row))
+        rows = max(rows, base + height)
+        for bar in block:
+            bar.row += base
+    bars.sort(key=lambda b: (b.start_ns, b.row))
+    return rows
+
+
+def _first_free(free: Sequence[int], rows: int, height: int) -> int:
+    """The first of ``height`` free rows side by side; below the last row all are free."""
+    run, before = 0, -1
+    for row in free:
+        run = run + 1 if row == before + 1 else 1
+        if run == height:
+            return row + 1 - height
+        before = row
+    return rows - run if before == rows - 1 else rows

@@ -16,7 +16,7 @@ Between call ``k`` and the next, ``lists[s.between]`` is live. ``Timeline.live_a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
@@ -50,10 +50,8 @@ def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
 
 
 class Sites:
-    """Where storages come from, each place once.
-
-    In each view a site has a place, by its number: a part of the view by its name, or, if it is
-    not ``known``, a reason why it is in the remainder.
+    """Where storages come from, each place once. In each view a site has a place, by its number: a
+    part of the view by its name, or, if it is not ``known``, a reason why it is in the remainder.
     """
 
     def __init__(self, attribution: Attribution) -> None:
@@ -64,17 +62,15 @@ class Sites:
         self._places = {view: {} for view in View}
 
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
-        """The number of the site of a storage."""
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
-        number = self._numbers.get(id(site))
-        if number is None:
+        if id(site) not in self._numbers:
             places = tuple(self._place(site, view) for view in View)
             module = module_name(site.module)
             texts = (module if name == "module" else getattr(site, name) for name in _TEXTS)
             row = (site.category.value, places, site.frame, *texts)
-            number = self._numbers[id(site)] = self._rows[row]
-        return number
+            self._numbers[id(site)] = self._rows[row]
+        return self._numbers[id(site)]
 
     def _place(self, site: Site, view: View) -> int:
         named = self.attribution.named(site, view)
@@ -117,19 +113,17 @@ class Items:
         self._sites = sites
         self._rows: Each[tuple[int, int, str | None, str]] = Each()
         self._known: dict[tuple[int, int, str | None, int, Hold], int] = {}
-        self._lists: Each[tuple[int, ...]] = Each()
+        self.lists: Each[tuple[int, ...]] = Each()
 
     def item(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
         # Profiles keep their storages: no other one can get this one's id.
         key = (x.graph, id(x.storage), x.owner, x.line, x.hold)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self.new(x.graph, x.storage, x.owner, x.line, x.hold)
-        return found
+        if key not in self._known:
+            self._known[key] = self.new(x.graph, x.storage, x.owner, x.line, x.hold)
+        return self._known[key]
 
     def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
-        """The number of the item that a storage is with this owner."""
         site = self._sites.of(graph, storage, owner, line)
         return self._rows[site, storage.nbytes, owner, hold.value]
 
@@ -138,16 +132,9 @@ class Items:
         return self.list(n for x in items for n in (self.item(x), x.count))
 
     def list(self, numbers: Iterable[int]) -> int:
-        """The number of a list."""
-        return self._lists[tuple(numbers)]
-
-    @property
-    def lists(self) -> Sequence[Sequence[int]]:
-        """By number."""
-        return [*self._lists]
+        return self.lists[tuple(numbers)]
 
     def columns(self) -> dict[str, Any]:
-        """All items, one entry an item in each column."""
         site, nbytes, owner, hold = zip(*self._rows, strict=True) if self._rows else [()] * 4
         return {"site": site, "nbytes": nbytes, "owner": distinct(owner), "hold": distinct(hold)}
 
@@ -158,13 +145,10 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
     items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
-    number: Each[int] = Each()
-    kinds = [number[timeline.kind(k)] for k in range(len(timeline))]
-    first: dict[int, int] = {}
-    for k, kind in enumerate(kinds):
-        first.setdefault(kind, k)
+    kinds = distinct(timeline.kind(k) for k in range(len(timeline)))["at"]
+    first = {kinds[k]: k for k in reversed(range(len(kinds)))}
     steps = []
-    for k in first.values():
+    for _, k in sorted(first.items()):
         live = timeline.live_at(k, 0).items
         steps.append(
             {
@@ -178,7 +162,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
     return {
         "units": [_unit(u, timeline.device, items) for u in timeline.units],
         "steps": steps,
-        "lists": items.lists,
+        "lists": list(items.lists),
         "items": items.columns(),
         "calls": {
             "graph": calls.graph,

@@ -10,33 +10,21 @@ from dataclasses import replace
 
 from ..section import Section, Show
 from ..summary import Summary
-from . import (
-    about,
-    account,
-    dataflow,
-    graph_pools,
-    growth,
-    ledger,
-    live,
-    totals,
-    tracker,
-    trees,
-    words,
-)
+from . import about, account, dataflow, ledger, live, tracker
 
 
 def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
     """All that there is to say of a profile, what matters most first; at most so many
     ``snapshots`` of the tracker."""
-    profile, grows = s.profile, growth.of_growth(s.growth, show)
+    profile, grows = s.profile, about.of_growth(s.growth, show)
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)
     if not failed:
         yield grows
-    yield totals.totals(s)
+    yield about.totals(s)
     yield from account.of_accounts(profile.accounts, show, s.at_peak)
     for n, pool in enumerate(profile.graph_pools):
-        yield replace(graph_pools.of_graph_pool(pool, show), spare=4 if n else 0)
+        yield replace(account.of_graph_pool(pool, show), spare=4 if n else 0)
     if failed:
         yield grows
     others = profile.accounts or profile.graph_pools or profile.tracker
@@ -46,7 +34,7 @@ def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
         yield about.advice(s, show)
     if profile.tracker is not None:
         yield from tracker.of_tracker(profile.tracker, show, snapshots)
-    yield words.words()
+    yield about.words()
 
 
 def of_report(s: Summary, show: Show) -> Iterator[Section]:
@@ -62,7 +50,7 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
     if s.graphs:
         yield from by_device
     if s.trees:
-        yield trees.trees(s, show)
+        yield ledger.trees(s, show)
     if s.graphs or s.ledger.fallbacks or s.ledger.not_observed:
         yield ledger.ledger_counts(s)
     yield from dataflow.dataflow(s.dataflow, show).parts

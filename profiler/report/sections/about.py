@@ -1,15 +1,19 @@
-"""Whose profile it is, what failed, what to change, and what the figures leave out."""
+"""Whose profile it is, what failed, what grows, what to change, and what the figures leave out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 
 from ...advice import Finding
 from ...attribution import View
-from ..columns import LINE, MODULE, TEXT, Column, Unit
+from ...model import Category, Growth, GrowthSource
+from .. import columns as col
+from ..failure import place
 from ..format import format_bytes, format_ns, format_share
-from ..section import Note, Section, Show, Table, Tone, of_rows
+from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
 VIEW_TITLES = {
@@ -19,11 +23,45 @@ VIEW_TITLES = {
     View.LINE: "source line",
     View.GRAPH: "graph",
 }
+MEANING = {
+    Category.PARAMETER: "parameters and buffers of modules",
+    Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
+    Category.GRADIENT: "gradients of parameters",
+    Category.ACTIVATION: "kept by a forward for its backward",
+    Category.TEMPORARY: "made and let go of inside one call",
+    Category.INPUT: "what the program hands in",
+    Category.OUTPUT: "what the program gets back",
+    Category.AUTOGRAD_DETAIL: "gradients of outputs, random-number state",
+    Category.CONSTANT: "baked into the code",
+    Category.UNKNOWN: "nobody knows what for",
+}
+"""What each category is, in a few words."""
+
+_WORDS = (
+    ("0/0 forward", "graph 0 of the function that Dynamo compiled first (0), compiled first (/0)"),
+    ("call", "one run of such a graph; calls are numbered in the order in which they returned"),
+    ("program", "what a call allocates and frees, one for each combination of sizes"),
+    ("observed", "watched allocation by allocation, once a program; later calls are not slowed"),
+    ("instant", "a place in a program, between two of its allocations and frees"),
+    ("storage", "memory of one tensor and of all views of it, counted once"),
+    ("live", "allocated and not freed yet"),
+    ("reserved", "what torch's allocator has from the device; nvidia-smi adds CUDA's own"),
+    ("attributed", "known whose it is; what is not known is always a row of its own"),
+    ("tangent", "the gradient of an output, with which a compiled backward begins"),
+    ("pool", "memory that CUDA graphs, or the CPU's arena, have for themselves"),
+    ("recorded again", "a CUDA graph of the same sizes was there, and did not fit"),
+)
 _SHORT = 3
 """Findings of a short text."""
-_EVIDENCE = 3
-"""Rows of evidence under a finding of a text; pages and the JSON report have all."""
-_REASON = (Column("", Unit.BYTES, adds=True), TEXT)
+_MOST_GROWTH = 5
+"""Findings of a report; ``memprof leaks`` has all."""
+_REASON = (col.Bytes("", adds=True), col.TEXT)
+
+
+def words() -> Section:
+    """What the words of reports mean, said where somebody meets them first."""
+    table = Table((col.Text(""), col.Text("", fold=True)), _WORDS, lines=True, least=EVERY)
+    return Section("words", "Words", tables=(table,), detail=True, name="words")
 
 
 def module_name(path: str | None) -> str | None:
@@ -33,8 +71,7 @@ def module_name(path: str | None) -> str | None:
 
 def header(s: Summary) -> Section:
     """Versions, machine, rank; what was left out and what ran out of memory."""
-    p = s.profile
-    m = p.machine
+    p, m, of = s.profile, s.profile.machine, s.profile.process
     where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
     where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else "", *m.accelerators]
     calls = f"{s.graphs:,} graphs, {s.calls:,} calls in {format_ns(s.span_ns)}"
@@ -45,7 +82,6 @@ def header(s: Summary) -> Section:
     if any(where):
         notes.append(Note(" · ".join(w for w in where if w), detail=True))
     notes.append(Note(calls, detail=True))
-    of = p.process
     if of is not None and of.world_size > 1:
         who = f"local rank {of.local_rank}, host {of.host}, process {of.pid}"
         notes.append(Note(f"rank {of.rank} of {of.world_size} ({who})"))
@@ -67,7 +103,7 @@ def _left_out(s: Summary) -> Section:
     title = "left out, since the file is damaged or contradicts itself: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.profile.left_out]
-    said = of_rows(title, (TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
+    said = of_rows(title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
     return replace(said, id="left-out")
 
 
@@ -81,52 +117,121 @@ def _out_of_memory(s: Summary) -> Section:
         for e in s.out_of_memory
     ]
     columns = (
-        Column("times", Unit.TIMES, adds=True),
-        *(Column("what failed"), MODULE, LINE, Column("device")),
-        Column("live", Unit.BYTES),
-        Column("time", Unit.TIME),
-        Column("who says so"),
-        Column("error", fold=True),
+        *(col.Times("times", adds=True), col.Text("what failed"), col.MODULE, col.LINE),
+        *(col.Text("device"), col.Bytes("live"), col.Time("time"), col.Text("who says so")),
+        col.Text("error", fold=True),
     )
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
-    said = of_rows(
-        title, columns, rows, rest="more: report --json", lines=True, brief=2, tone=Tone.ERROR
-    )
+    rest = "more: report --json"
+    said = of_rows(title, columns, rows, rest=rest, lines=True, brief=2, tone=Tone.ERROR)
     return replace(said, id="out-of-memory")
+
+
+def totals(s: Summary) -> Section:
+    """What each part of the profile has as its peak, most first; nothing where there is one alone.
+
+    A part sees what another does not: compiled code, all code under ``torch.profiler``, the tensors
+    of a process. None of these figures is wrong, and the largest is what must fit.
+    """
+    rows = sorted((row for row in _peaks(s) if row[0]), key=lambda row: -row[0])
+    if len(rows) < 2 or not (s.dataflow or s.tracker):
+        return NOTHING
+    columns = (col.Bytes("bytes"), col.Text("what"), col.Text("seen by"))
+    table = Table(columns, rows, least=len(rows), brief=4)
+    return Section("totals", "Peaks", tables=(table,), name="peaks side by side", spare=1)
+
+
+def _peaks(s: Summary) -> Iterator[tuple[int, str, str]]:
+    for a in s.profile.accounts:
+        yield a.reserved, f"reserved on {a.device}", "torch's allocator"
+        yield a.most_allocated, f"allocated on {a.device}", "torch's allocator"
+    for p in s.dataflow:
+        after = f"the data flow, {format_ns(p.after_ns)} into the torch.profiler run"
+        yield p.nbytes, f"live on {p.device}, eager code included", after
+    for device, nbytes in s.device_peaks.items():
+        yield nbytes, f"live on {device}, of compiled code", "the backend, replays included"
+    if s.tracker is None:
+        return
+    if s.tracker.resident is not None:
+        yield s.tracker.resident, "resident in the process", "the tracker's snapshots"
+    yield s.tracker.tensors, "live Python tensors, all devices", "the tracker's snapshots"
+    known = {a.device for a in s.profile.accounts} | {"cpu"}
+    for device, highest in s.tracker.devices.items():
+        if highest and device not in known:
+            yield highest, f"allocated on {device}", "the tracker's snapshots"
+
+
+def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> Section:
+    """What is held across steps and grows, most a step first: the first thing that a report says;
+    nothing where nothing does."""
+    parts = tuple(
+        replace(_grows(n, g, show), detail=n > _SHORT) for n, g in enumerate(found[:most], 1)
+    )
+    more = f"{len(found) - most:,} more: memprof leaks FILE"
+    notes = (Note(more, Tone.DIM),) if len(found) > most else ()
+    total = sum(g.nbytes for g in found)
+    title = f"Memory grows: {show(total)} are held that every step adds to"
+    return Section("growth", title if found else "", notes, parts=parts, tone=Tone.WARN)
+
+
+def _grows(number: int, g: Growth, show: Show) -> Section:
+    who = g.holder or (f"what {place(g.frame)} makes" if g.frame is not None else "unknown")
+    title = f"{number}. {show(g.a_step)} per {g.step}, {show(g.nbytes)} by now: {who}"
+    notes = []
+    if g.frame is not None:
+        code = f": {g.frame.code}" if g.frame.code else ""
+        notes.append(Note(f"made at {place(g.frame)}{code}"))
+    step = "snapshot" if g.source is GrowthSource.TRACKER else g.step
+    notes.append(Note(f"on {g.device}, since {step} {g.since:,} of {g.steps:,}; {_SEEN[g.source]}"))
+    columns = (
+        *(col.Bytes("", adds=True), col.Count("blocks", adds=True), *col.alike(col.Code, "", "")),
+        col.Frame(""),
+    )
+    rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
+    held = "What is held"
+    return of_rows(
+        title, columns, rows, *notes, caption=held, most=4, lines=True, folded=True, detail=True
+    )
+
+
+_SEEN = {
+    GrowthSource.ALLOCATOR: "every block that is still there was counted",
+    GrowthSource.DATA_FLOW: "seen by torch.profiler",
+    GrowthSource.COMPILED: "forwards without a backward, whose saved memory is still held",
+    GrowthSource.TRACKER: "seen in the tracker's snapshots; eager=True names lines",
+}
 
 
 def advice(s: Summary, show: Show) -> Section:
     """What could be changed, most bytes first."""
-    parts = []
-    for n, f in enumerate(s.advice, 1):
-        name = "further findings" if n > _SHORT else "evidence of findings"
-        parts.append(replace(_finding(n, f, show), detail=n > _SHORT, name=name))
+    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
-    return Section("advice", "What to change", () if parts else (none,), parts=tuple(parts))
+    return Section("advice", "What to change", () if parts else (none,), parts=parts)
 
 
 def _finding(number: int, f: Finding, show: Show) -> Section:
     columns = (
-        Column("", Unit.BYTES, adds=True),
-        Column("what"),
-        Column("times", Unit.TIMES),
-        *(Column("graph", Unit.CODE), Column("FX node", Unit.CODE), MODULE, LINE),
+        *(col.Bytes("", adds=True), col.Text("what"), col.Times("times")),
+        *(*col.alike(col.Code, "graph", "FX node"), col.MODULE, col.LINE),
     )
     rows = [
         (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)
         for e in f.evidence
     ]
     caption = f"Evidence ({len(rows):,})"
-    table = Table(
-        columns, rows, caption=caption, most=_EVIDENCE, lines=True, folded=True, detail=True
-    )
+    # A page and the JSON report have all of it.
+    table = Table(columns, rows, caption=caption, most=3, lines=True, folded=True, detail=True)
     title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
-    return Section("", title, (Note(f.change),), (table,))
+    further = number > _SHORT
+    name = "further findings" if further else "evidence of findings"
+    return Section("", title, (Note(f.change),), (table,), detail=further, name=name)
 
 
 def not_counted(s: Summary, show: Show) -> Section:
     """What is not in the figures, and why."""
     c = s.coverage
+    # Whoever follows the allocator counts these, too.
+    counted = any(a.device == s.device for a in s.profile.accounts)
     notes, special = [], []
     if c.allocated:
         notes.append(
@@ -134,6 +239,13 @@ def not_counted(s: Summary, show: Show) -> Section:
             f"{format_share(c.to_node, c.allocated)} have an FX node and "
             f"{format_share(c.to_source, c.allocated)} a source line or module."
         )
+    notes += [
+        "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager "
+        "loss, gradients between a backward and an eager optimizer, outputs that the program "
+        "keeps. What is live between calls is a lower bound.",
+        "A program is observed once and stands for all later calls with the same sizes, replays "
+        "included: their memory is reconstructed, not measured again.",
+    ]
     if s.kept_bytes:
         special.append(
             f"{show(s.kept_bytes)} that libraries allocated in observed calls and kept "
@@ -145,37 +257,18 @@ def not_counted(s: Summary, show: Show) -> Section:
             f"{sum(r.programs for r in s.table):,} programs is not counted: another profiler ran "
             "when they were observed."
         )
-    notes.append(
-        "Tensors that eager code makes or keeps outside compiled calls are never seen: an eager "
-        "loss, gradients between a backward and an eager optimizer, outputs that the program "
-        "keeps. What is live between calls is a lower bound."
-    )
-    notes.append(
-        "A program is observed once and stands for all later calls with the same sizes, replays "
-        "included: their memory is reconstructed, not measured again."
-    )
-    missing = sorted(c.missing.items(), key=lambda m: -m[1])
-    tables = [
-        Table(
-            _REASON,
-            [(r.nbytes, r.key) for r in b.remainder],
-            caption=f"unattributed at the peak by {VIEW_TITLES[view]}: {show(b.unattributed)} "
-            f"({format_share(b.unattributed, b.total)})",
-            lines=True,
-            rest="more reasons",
-            only="text",
-            detail=not b.unattributed,
-        )
-        for view, b in s.views.items()
-    ]
-    if missing:
+
+    reasons = partial(Table, _REASON, lines=True, rest="more reasons")
+    tables = []
+    for view, b in s.views.items():
+        left = f"{show(b.unattributed)} ({format_share(b.unattributed, b.total)})"
+        caption = f"unattributed at the peak by {VIEW_TITLES[view]}: {left}"
+        rows = [(r.nbytes, r.key) for r in b.remainder]
+        tables.append(reasons(rows, caption=caption, only="text", detail=not b.unattributed))
+    if c.missing:
         caption = "of what is allocated, without an FX node or a source line:"
-        rows = [(n, reason) for reason, n in missing]
-        tables.append(
-            Table(_REASON, rows, caption=caption, lines=True, rest="more reasons", detail=True)
-        )
-    # Whoever follows the allocator counts these, too.
-    counted = any(a.device == s.device for a in s.profile.accounts)
+        rows = [(n, reason) for reason, n in c.missing.items()]
+        tables.append(reasons(rows, caption=caption, detail=True))
     said = (
         *(Note(n, detail=True) for n in notes),
         *(Note(n, detail=counted) for n in special),

@@ -1,21 +1,31 @@
-"""All that was reserved on a device: the first line is what must fit, the rows add up to it."""
+"""All that was reserved: on a device, where the first line is what must fit and the rows add up to
+it; and in pools of CUDA graphs, what each capture added, who shares what, and what stays."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ...model import BEFORE, AccountRow, DeviceAccount, Failure
+from ...graph_pools import label, left_behind, numbers
+from ...model import (
+    BEFORE,
+    AccountRow,
+    CapturedGraph,
+    CaptureRow,
+    DeviceAccount,
+    Failure,
+    GraphPool,
+)
+from .. import columns as col
 from .. import failure as words
-from ..columns import ASKED_FOR, BLOCKS, BYTES, LINE, MODULE, Cell, Column, Unit, share
-from ..device_peak import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
-from ..format import format_ns, shorten_path
-from ..section import Foot, Note, Section, Show, Table, Tone, of_rows
+from ..format import format_ns
+from ..parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
+from ..section import NOTHING, Foot, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 6
 """Uses of memory in a short text."""
-_Part = tuple[int, int, str]
-"""Bytes, the same for their share, and of what."""
+_NO_PYTHON = "(no Python was running)"
 _AUTOGRAD = "(no Python was running: autograd)"
 
 
@@ -40,21 +50,17 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
     elif a.snapshot:
         every += (*_of_snapshot(a), *_peak_of_history(a, show))
     else:
+        modules = _groups(a, "module", lambda r: r.modules or "(outside of modules)")
         every += (
-            replace(
-                _groups(a, "module", lambda r: r.modules or "(outside of modules)"),
-                detail=True,
-                name="modules of all reserved memory",
-            ),
+            replace(modules, detail=True, name="modules of all reserved memory"),
             replace(_groups(a, "source line", _location), name="its source lines", spare=1),
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
     parts = tuple(p for p in every if p.tables or p.parts)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
-    title = f"{a.name or a.device}, {show(a.total)}{simulated}"
-    if a.snapshot:
-        title = f"Snapshot of {a.device}"
+    named = f"{a.name or a.device}, {show(a.total)}{simulated}"
+    title = f"Snapshot of {a.device}" if a.snapshot else named
     if a.failure is None:
         return Section("", title, *_about(a, show), parts=parts)
     return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
@@ -72,12 +78,10 @@ def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
 
 def _pools(a: DeviceAccount) -> Section:
     columns = (
-        Column("reserved", Unit.BYTES, adds=True),
-        Column("free", Unit.BYTES, "In no block", adds=True),
-        Column("largest", Unit.BYTES, "The largest free range: what fits without a new segment"),
-        Column("in pieces", Unit.FIGURE, "Free bytes that are not in the largest range"),
-        Column("segments", Unit.COUNT, adds=True),
-        Column("pool"),
+        *(col.Bytes("reserved", adds=True), col.Bytes("free", help="In no block", adds=True)),
+        col.Bytes("largest", help="The largest free range: what fits without a new segment"),
+        col.Figure("in pieces", help="Free bytes that are not in the largest range"),
+        *(col.Count("segments", adds=True), col.Text("pool")),
     )
     rows = []
     for p in a.pools:
@@ -97,36 +101,29 @@ def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
 
 def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
     """Title and notes about the allocation that failed."""
-    code = f.frame.code if f.frame is not None else ""
-    notes = [Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR)]
-    if code:
-        notes.insert(0, Note(code, Tone.STRONG))
+    notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
+    notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
     if f.doing:
         said = f"memprof was {f.doing}; a call that fails there is made again without"
         notes.append(Note(said, Tone.WARN))
-    if f.count > 1 or f.earlier:
-        notes.append(Note(_before(f), Tone.WARN))
+    here = f"failed {f.count:,} times here" if f.count > 1 else ""
+    others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
+    if here or others:
+        notes.append(Note("; ".join(filter(None, (here, others))), Tone.WARN))
     notes += [
         Note(f"{device}{_in_phase(a)}"),
         Note(f"{show(a.reserved)} ({a.reserved:,} B) reserved, {show(f.device_free)} left"),
     ]
     if f.outside:
-        notes.append(
-            Note(f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others")
-        )
+        said = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
+        notes.append(Note(said))
     notes += [Note(note, Tone.WARN) for note in a.notes]
     title = f"Out of memory on {a.device}: {words.asked(f, show)} asked for {words.asker(f)}"
     return title, tuple(notes)
 
 
-def _before(f: Failure) -> str:
-    here = f"failed {f.count:,} times here" if f.count > 1 else ""
-    others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
-    return "; ".join(text for text in (here, others) if text)
-
-
 def _helps(f: Failure) -> Section:
-    columns = (Column("", Unit.BYTES), Column("", fold=True), Column("", Unit.FRAME))
+    columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
     return of_rows(title, columns, rows, least=len(rows), lines=True)
@@ -152,7 +149,7 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
         steps = f"{a.steps:,} optimizer step{'s' if a.steps != 1 else ''} in " if a.steps else ""
         notes.append(Note(f"{steps}{format_ns(a.elapsed_ns)}; ended: {a.ended}"))
     notes += [Note(note, Tone.WARN) for note in a.notes]
-    columns = (Column(""), Column("times", Unit.TIMES, adds=True), MODULE, LINE)
+    columns = (col.Text(""), col.Times("times", adds=True), col.MODULE, col.LINE)
     failed = [
         (f"out of memory: {show(f.nbytes)} asked for", f.count, f.modules, f.frame)
         for f in a.failed
@@ -169,31 +166,37 @@ def _in_phase(a: DeviceAccount) -> str:
 
 def _purposes(a: DeviceAccount) -> Section:
     uses = {p.label for p in a.by_purpose()}
-    parts = [(n, n, what) for what, n in a.parts() if n or what == "not explained"]
-    rows = [row for row in parts if row[2] in uses]
-    others = [row for row in parts if row[2] not in uses]
+    parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
+    rows = [row for row in parts if row[1] in uses]
+    others = [row for row in parts if row[1] not in uses]
     return Section("", f"What is reserved {_when(a)}", tables=(_sum(a.reserved, rows, others),))
 
 
-def _sum(reserved: int, rows: Sequence[_Part], others: Sequence[_Part]) -> Table:
-    """What ``reserved`` is made of, with a foot of what has no name."""
-    columns = (BYTES, share(reserved), Column("what"))
-    foot = tuple(map(Foot, (*others, (reserved, reserved, "total reserved"))))
-    return Table(columns, rows, foot, least=len(rows), brief=_BRIEF)
+def _sum(
+    reserved: int, rows: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]
+) -> Table:
+    """What ``reserved`` is made of, as bytes and of what, with a foot of what has no name."""
+    foot = (*others, (reserved, "total reserved"))
+    return Table(
+        (col.BYTES, col.share(reserved), col.Text("what")),
+        [(n, n, what) for n, what in rows],
+        tuple(Foot((n, n, what)) for n, what in foot),
+        least=len(rows),
+        brief=_BRIEF,
+    )
 
 
 def _peak(peak: DevicePeak) -> Section:
-    rows = [(n, n, what) for what, n in peak.parts]
-    some = [(n, n, what) for what, n in ((EAGER, peak.eager), (ROUNDING, peak.rounding)) if n]
-    every = [(n, n, what) for what, n in ((UNATTRIBUTED, peak.unattributed), (FREE, peak.free))]
+    some = [(n, what) for n, what in ((peak.eager, EAGER), (peak.rounding, ROUNDING)) if n]
+    others = [*some, (peak.unattributed, UNATTRIBUTED), (peak.free, FREE)]
     note = Note("compiled code at its own peak; parameters, state and tensors as they are now")
-    table = _sum(peak.reserved, rows, some + every)
+    table = _sum(peak.reserved, [(n, what) for what, n in peak.parts], others)
     return Section("", "What was reserved at the peak", (note,), tables=(table,))
 
 
 def _holders(a: DeviceAccount) -> Section:
-    tensors = Column("tensors", Unit.COUNT, adds=True)
-    columns = (BYTES, tensors, Column("what"), Column("who has it"))
+    tensors = col.Count("tensors", adds=True)
+    columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
     said = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
     return replace(said, name="who has what is live now", spare=2)
@@ -210,35 +213,33 @@ def _when(a: DeviceAccount) -> str:
 
 def _outside(a: DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
-    columns = (BYTES, Column("what"), Column("from", fold=True))
+    columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
     said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
     # Its sum stands above.
     return replace(said, name="what is outside of the allocator", spare=5)
 
 
 def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for r in a.rows:
-        found[key(r)] = found.get(key(r), 0) + r.nbytes
-    rows = [(n, n, name) for name, n in sorted(found.items(), key=lambda item: -item[1])]
-    columns = (BYTES, share(a.live), Column(by, Unit.PATH))
+        found[key(r)] += r.nbytes
+    rows = [(n, n, name) for name, n in found.most_common()]
+    columns = (col.BYTES, col.share(a.live), col.Path(by))
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
 
 def _location(r: AccountRow) -> str:
-    return _nowhere(r) if r.frame is None else f"{shorten_path(r.frame.file)}:{r.frame.line}"
+    return words.place(r.frame) or _nowhere(r)
 
 
 def _nowhere(r: AccountRow) -> str:
     """What to say of a row without a line."""
-    if r.holder:
-        return r.holder
-    return f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD
+    return r.holder or (f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD)
 
 
 def _blocks(a: DeviceAccount) -> Section:
-    columns = (BYTES, BLOCKS, Column("what"), Column("code"), *ASKED_FOR)
-    rows: list[tuple[Cell, ...]] = []
+    columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
+    rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
@@ -251,5 +252,102 @@ def _host_reads(a: DeviceAccount) -> Section:
     count = sum(r.count for r in a.host_reads)
     times = "once" if count == 1 else f"{count:,} times"
     rows = [(r.count, r.nbytes, r.frame or _AUTOGRAD) for r in a.host_reads]
-    columns = (Column("times", Unit.COUNT, adds=True), BYTES, LINE)
+    columns = (col.Count("times", adds=True), col.BYTES, col.LINE)
     return of_rows(f"The program looked at values {times}; kernels computed none", columns, rows)
+
+
+def of_graph_pool(pool: GraphPool, show: Show) -> Section:
+    """One pool, and the graphs that were captured into it."""
+    outside = (_rows(pool.outside),) if pool.outside else ()
+    parts = (
+        *(_shares(pool), _left(pool, show), _at_peak(pool, show)),
+        Section("", "What is in the pool that no capture asked for", tables=outside),
+    )
+    title = f"CUDA graphs in pool {pool.name} on {pool.device}"
+    captures = (_captures(pool),) if pool.graphs else ()
+    shown = tuple(p for p in parts if p.tables)
+    return Section("", title, tuple(_about_pool(pool, show)), captures, shown)
+
+
+def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
+    notes = [Note(f"Reserved: {show(pool.reserved)} ({pool.reserved:,} B)")]
+    if not pool.graphs:
+        return [*notes, Note("nothing was captured into it")]
+    if pool.gone:
+        said = "as it was after the last capture: by the end all its graphs were deleted, "
+        notes.append(Note(f"{said}{show(pool.at_end)} of it are left"))
+    alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
+    said = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
+    notes.append(Note(said + "a graph costs by how much smaller the pool were without it"))
+    return notes + [Note(note, Tone.WARN) for note in pool.notes]
+
+
+def _captures(pool: GraphPool) -> Table:
+    columns = (
+        col.Bytes("pool grew", help="By how much, during the capture", adds=True),
+        col.Bytes("costs", help="By how much smaller the pool were without this graph"),
+        col.Bytes("at once", help="The most that it had asked for at one instant"),
+        col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
+        col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
+        *(col.Code("graph"), *col.below(col.Text("captured by", only="page"), col.Frame("at"))),
+    )
+    rows: list[col.Row] = [
+        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame) for g in pool.graphs
+    ]
+    none = (None,) * 4
+    foot = (
+        Foot((pool.grew_outside, *none, "outside of captures", "", None)),
+        Foot((pool.reserved, *none, "total reserved", "", None)),
+    )
+    return Table(columns, rows, foot)
+
+
+def _state(g: CapturedGraph) -> str:
+    if g.failed:
+        return f"{label(g)} (failed: {g.failed})"
+    return f"{label(g)} (deleted)" if g.deleted else label(g)
+
+
+def _shares(pool: GraphPool) -> Section:
+    every = [g.number for g in pool.graphs]
+    rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
+    graphs = col.Count("graphs")
+    columns = (col.BYTES, col.share(pool.reserved), graphs, col.Text("which", fold=True))
+    others = (
+        (pool.other_shares, "further combinations of graphs"),
+        (pool.live_outside, "in use, asked for outside of captures"),
+        (pool.unused, "in use by nobody"),
+        (pool.reserved, "total reserved"),
+    )
+    foot = tuple(Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1])
+    return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
+
+
+def _left(pool: GraphPool, show: Show) -> Section:
+    found = left_behind(pool)
+    columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
+    rows = [
+        (r.nbytes, len(x.graphs), r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes)
+        for x in found
+        for r in (x.row,)
+    ]
+    leaks = sum(x.row.nbytes for x in found if x.leaks)
+    said = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
+    notes = (Note(said, Tone.WARN),) if leaks else ()
+    return of_rows("What captures left in the pool", columns, rows, *notes)
+
+
+def _at_peak(pool: GraphPool, show: Show) -> Section:
+    graph = max(pool.graphs, key=lambda g: g.peak, default=None)
+    if graph is None or not graph.at_peak:
+        return NOTHING
+    title = f"What graph {label(graph)} had asked for at its peak, {show(graph.peak)}"
+    return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
+
+
+def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
+    rows = [
+        (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
+    ]
+    foot = (Foot((rounding, None, "rounding", None, None, None)),) if rounding else ()
+    return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from ...attribution import View
-from ..columns import BYTES, CATEGORY, LINE, MODULE, Column, Unit, alike, below, share
+from .. import columns as col
 from ..format import format_ns
 from ..parts import DataFlowPeak
 from ..section import Foot, Note, Section, Show, Table
@@ -21,15 +22,13 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
-        tables = [_categories(p), *(_by(p, of, caption) for of, caption in _VIEWS.items())]
-        tables += [_live(p), _unknown(p), _leaks(p)]
-        view = f"curve dataflow {p.device}"
+        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _live(p), _unknown(p), _leaks(p))
         shown = tuple(table for table in tables if table.rows)
+        view = f"curve dataflow {p.device}"
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
-    title = "Data flow, eager code included"
-    return Section("dataflow", title, parts=tuple(parts))
+    return Section("dataflow", "Data flow, eager code included", parts=tuple(parts))
 
 
 def no_dataflow() -> Section:
@@ -39,17 +38,13 @@ def no_dataflow() -> Section:
 
 
 def _categories(p: DataFlowPeak) -> Table:
-    columns = (BYTES, share(p.nbytes), CATEGORY)
+    columns = (col.BYTES, col.share(p.nbytes), col.CATEGORY)
     rows = [(n, n, category.value) for category, n in p.categories.items()]
     foot = (Foot((p.nbytes, p.nbytes, "total")),)
     return Table(columns, rows, foot, least=len(rows))
 
 
-_VIEWS = {
-    View.LINE: "By source line at that peak",
-    View.MODULE: "By module at that peak",
-    View.NODE: "By operator at that peak",
-}
+_VIEWS = {View.LINE: "source line", View.MODULE: "module", View.NODE: "operator"}
 
 
 def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
@@ -66,9 +61,10 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
         yield Note(f"{note}.", detail=True)
 
 
-def _by(p: DataFlowPeak, view: View, caption: str) -> Table:
+def _by(p: DataFlowPeak, view: View) -> Table:
     found = p.views[view]
-    columns = (BYTES, share(found.total), Column(view.value, Unit.CODE))
+    caption = f"By {_VIEWS[view]} at that peak"
+    columns = (col.BYTES, col.share(found.total), col.Code(view.value))
     rows = [
         *((s.nbytes, s.nbytes, s.key or "(root)") for s in found.parts),
         *((s.nbytes, s.nbytes, f"({s.key})") for s in found.remainder),
@@ -79,16 +75,15 @@ def _by(p: DataFlowPeak, view: View, caption: str) -> Table:
 
 
 def _unknown(p: DataFlowPeak) -> Table:
-    columns = (Column("bytes", Unit.BYTES), Column("why", fold=True))
+    columns = (col.Bytes("bytes"), col.Text("why", fold=True))
     rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
     return Table(columns, rows, caption="Without a category", detail=True)
 
 
 def _leaks(p: DataFlowPeak) -> Table:
     columns = (
-        Column("bytes", Unit.BYTES),
-        *alike(Unit.COUNT, "made in step", "steps it outlived"),
-        *(CATEGORY, Column("made by", Unit.CODE), below(MODULE), below(LINE)),
+        *(col.Bytes("bytes"), *col.alike(col.Count, "made in step", "steps it outlived")),
+        *(col.CATEGORY, col.Code("made by"), *col.below(col.MODULE, col.LINE)),
     )
     rows = [
         (
@@ -98,15 +93,14 @@ def _leaks(p: DataFlowPeak) -> Table:
         for leak in p.leaks
         for s in (leak.storage,)
     ]
-    title = "Outlives its training step, the largest"
-    return Table(columns, rows, caption=title, detail=True)
+    return Table(columns, rows, caption="Outlives its training step, the largest", detail=True)
 
 
 def _live(p: DataFlowPeak) -> Table:
     live, total = p.live[:_MOST], p.nbytes
     columns = (
-        *(BYTES, share(total), CATEGORY, Column("made by", Unit.CODE)),
-        *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),
+        *(col.BYTES, col.share(total), col.CATEGORY, col.Code("made by")),
+        *col.below(col.Code("graph"), col.MODULE, col.LINE),
     )
     rows = [
         (
@@ -116,8 +110,8 @@ def _live(p: DataFlowPeak) -> Table:
         for s in live
     ]
     rest = sum(s.nbytes for s in p.live[_MOST:])
-    smaller = (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None)
-    foot: tuple[Foot, ...] = (Foot((total, total, "", "total", "", "", None)),)
+    sums: list[col.Row] = [(total, total, "", "total", "", "", None)]
+    if rest:
+        sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None))
     caption = f"Live on {p.device} at that peak"
-    foot = (Foot(smaller), *foot) if rest else foot
-    return Table(columns, rows, foot, caption, rest="smaller", detail=True)
+    return Table(columns, rows, tuple(map(Foot, sums)), caption, rest="smaller", detail=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
-from ..columns import Cell, Column, Unit, alike
+from .. import columns as col
 from ..format import format_bytes
 from ..section import EVERY, Note, Section, Table, Tone, of_rows
 
@@ -31,24 +31,19 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     title = f"Memory on {both}" if both else ""
     yield Section("", title, tables=(compared,) if diff.quantities else ())
     if diff.operations:
-        rows = sorted(
-            (q for q in diff.operations if q.change), key=lambda q: (-abs(q.change), q.label)
-        )
-        same = len(diff.operations) - len(rows)
-        table = _quantities([(q.label, q) for q in rows], 1)
-        note = Note(f"{same:,} figures did not change.")
-        yield Section("", "Operations", (note,), (table,) if rows else ())
+        rows = [(q.label, q) for q in diff.operations if q.change]
+        rows.sort(key=lambda row: (-abs(row[1].change), row[0]))
+        note = Note(f"{len(diff.operations) - len(rows):,} figures did not change.")
+        yield Section("", "Operations", (note,), (_quantities(rows, 1),) if rows else ())
     if diff.notes:
-        yield Section(
-            "", "", tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
-        )
+        notes = tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
+        yield Section("", "", notes)
     yield from _saved(diff)
     for q in diff.quantities:
         for view, changes in q.views.items():
             columns = (
-                Column("change", Unit.CHANGE, adds=True),
-                *alike(Unit.BYTES, "before", "after"),
-                Column(view, Unit.CODE),
+                *(col.Change("change", adds=True), *col.alike(col.Bytes, "before", "after")),
+                col.Code(view),
             )
             cells = [(c.change, c.before, c.after, c.key) for c in changes]
             title = f"{_title(q)}: what changed, by {view}"
@@ -58,21 +53,19 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
 
 def _saved(diff: ProfileDiff) -> Iterator[Section]:
     """Values that are saved for the backward on one side alone, or otherwise."""
-    sides = {SavedKind.NEW: "after", SavedKind.GONE: "before"}
+    after = ["after"]
+    sides = {SavedKind.NEW: after, SavedKind.OPERATOR: after, SavedKind.GONE: ["before"]}
     for device in dict.fromkeys(c.device for c in diff.saved):
         for kind in SavedKind:
             found = [c for c in diff.saved if c.kind is kind and c.device == device]
             if not found:
                 continue
             sums = {"before": sum(c.before for c in found), "after": sum(c.after for c in found)}
-            shown = [sides[kind]] if kind in sides else ["before", "after"]
-            if kind is SavedKind.OPERATOR:
-                shown = ["after"]
+            shown = sides.get(kind, ["before", "after"])
             columns = (
-                *alike(Unit.BYTES, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
-                Column("tensors", Unit.COUNT),
-                Column("type"),
-                *alike(Unit.CODE, "operator", "module", "line"),
+                *col.alike(col.Bytes, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
+                *(col.Count("tensors"), col.Text("type")),
+                *col.alike(col.Code, "operator", "module", "line"),
             )
             where = "" if device == diff.devices[1] else f", {device}"
             said = " → ".join(format_bytes(sums[s]) for s in shown)
@@ -80,17 +73,15 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             yield of_rows(title, columns, [_row(c, shown) for c in found])
 
 
-def _row(c: SavedChange, shown: list[str]) -> tuple[Cell, ...]:
+def _row(c: SavedChange, shown: list[str]) -> col.Row:
     sizes = {"before": c.before, "after": c.after}
     return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
 
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
     columns = (
-        Column(""),
-        *alike(Unit.BYTES, "before", "after"),
-        Column("change", Unit.CHANGE),
-        Column("", Unit.FIGURE),
+        *(col.Text(""), *col.alike(col.Bytes, "before", "after"), col.Change("change")),
+        col.Figure(""),
     )
     cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
     return Table(columns, cells, least=least, rest="smaller changes")

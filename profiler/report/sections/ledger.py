@@ -1,36 +1,36 @@
-"""Everything that memprof did and declined, and why."""
+"""What memprof did and declined, and why: the ledger, and the recordings of trees and arenas."""
 
 from __future__ import annotations
 
-from ...model import GraphRecord, LedgerEntry, Profile
-from ...trees import pool_growth, short_reason
-from ..columns import Column, Unit
-from ..section import EVERY, Note, Section, Show, Table, Tone
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...model import GraphRecord, LedgerEntry, LedgerKind, Profile
+from ...trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
+from .. import columns as col
+from ..section import EVERY, Foot, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
 _NAMED = 3
-"""Graphs that a reason names."""
+"""Graphs that a reason names, and reasons that stand in for trees where there are none."""
+_MORE_REASONS = "more reasons: memprof ledger FILE"
 
 
 def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
     """One row an entry in order of time; of many the ``latest``."""
     graphs = {g.id: g for g in profile.graphs}
-    entries = profile.ledger[-latest:]
     rows = []
-    for e in entries:
+    for e in profile.ledger[-latest:]:
         graph = graphs[e.graph] if e.graph is not None else None
         label = graph.label if graph else e.tree.function if e.tree else "-"
         rows.append((e.time_ns, e.kind.value, label, e.count, _why(e, graph, show)))
     columns = (
-        Column("time (UTC)", Unit.TIME),
-        Column("what", Unit.CATEGORY),
-        Column("graph", Unit.CODE),
-        Column("count", Unit.COUNT),
-        Column("why", fold=True),
+        *(col.Time("time (UTC)"), col.Words("what"), col.Code("graph"), col.Count("count")),
+        col.Text("why", fold=True),
     )
     empty = "The ledger is empty: nothing was compiled."
     table = Table(columns, rows, least=EVERY, empty=empty, filtered=1)
-    left = len(profile.ledger) - len(entries)
+    left = len(profile.ledger) - len(rows)
     said = f"{left:,} earlier entries are left out here; memprof ledger prints them."
     return Section("ledger", "Ledger", (Note(said),) if left else (), (table,))
 
@@ -51,7 +51,7 @@ def ledger_counts(s: Summary) -> Section:
         f"compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
         f"cache {c['recompiled']:,}, observed {c['observed']:,}, reset {c['reset']:,}"
     )
-    columns = (Column("times", Unit.TIMES, adds=True), Column("why"), Column("graphs"))
+    columns = (col.Times("times", adds=True), col.Text("why"), col.Text("graphs"))
     parts = []
     for title, reasons, tone in (
         ("not observed", s.ledger.not_observed, Tone.WARN),
@@ -62,13 +62,128 @@ def ledger_counts(s: Summary) -> Section:
             (r.count, r.reason, ", ".join(r.graphs[:_NAMED]) + ", …" * (len(r.graphs) > _NAMED))
             for r in reasons
         ]
-        table = Table(columns, rows, rest="more reasons: memprof ledger FILE", lines=True)
-        if rows:
-            count = sum(r.count for r in reasons)
-            plain = tone is Tone.PLAIN
-            told = f"{title}: {count:,}"
-            parts.append(Section("", told, tables=(table,), tone=tone, detail=plain))
-    notes = [Note(done, detail=True)]
-    if not s.ledger.fallbacks:
-        notes.append(Note("no fallbacks to plain Inductor", detail=True))
-    return Section("", "Ledger", tuple(notes), parts=tuple(parts), name="ledger", spare=3)
+        told = f"{title}: {sum(r.count for r in reasons):,}"
+        part = of_rows(told, columns, rows, rest=_MORE_REASONS, lines=True, tone=tone)
+        if part:
+            parts.append(replace(part, detail=tone is Tone.PLAIN))
+    fallbacks = () if s.ledger.fallbacks else ("no fallbacks to plain Inductor",)
+    notes = tuple(Note(said, detail=True) for said in (done, *fallbacks))
+    return Section("", "Ledger", notes, parts=tuple(parts), name="ledger", spare=3)
+
+
+def trees(s: Summary, show: Show) -> Section:
+    """The recordings, the functions that they are of, and what did not go the straight way."""
+    notes = []
+    if s.pools:
+        pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))
+        notes.append(Note(f"Largest pools: {pools}."))
+        notes.append(Note(_WHAT_POOLS_ARE[bool(s.recordings)]))
+    if not s.recordings:
+        notes.append(Note(_why_none(s), only="page"))
+    tables = (_recordings(s.recordings), _functions(s), _reasons(s))
+    title = "Graph trees and arenas"
+    shown = tuple(t for t in tables if t.rows)
+    return Section("trees", title, tuple(notes), shown, detail=True, name=title.lower())
+
+
+_WHAT_POOLS_ARE = {
+    True: "A recording costs by how much it made its pool grow; one that fits into what others "
+    "left costs nothing.",
+    False: "Functions have the scratch memory that their arenas planned; outputs, activations for "
+    "the backward among them, have blocks of their own in the pool.",
+}
+
+
+def _recordings(nodes: list[RecordedNode]) -> Table:
+    columns = (
+        col.Code("recording"),
+        *col.alike(col.Text, "device", "sizes", "what happened", below=True),
+        col.Count("replays", adds=True),
+        col.Bytes("pool", help="By how much recording it made its pool grow", adds=True),
+        col.Ns("recording took", adds=True),
+    )
+    rows, depths = [], []
+    for n, depth in _in_tree_order(nodes):
+        sizes = f"sizes {', '.join(map(str, n.key))}" if n.key else ""
+        again = f"recorded again: {n.reason}" if n.rerecorded else ""
+        fate = "; ".join(filter(None, [again, f"dropped: {n.evicted}" if n.evicted else ""]))
+        figures = (n.replays, n.marginal_bytes, n.record_ns or None)
+        rows.append((f"{n.function} #{n.node}", n.device, sizes, fate, *figures))
+        depths.append(depth)
+    caption = "Recorded graphs, each below the one that runs before it"
+    return Table(columns, rows, caption=caption, depth=depths, only="page")
+
+
+def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:
+    """Each recording after the one that runs before it, with its depth; once, whatever a file
+    says of parents."""
+    known = {(n.device, n.node) for n in nodes}
+    below: dict[tuple[str, int] | None, list[RecordedNode]] = {}
+    for n in nodes:
+        parent = None if n.parent is None else (n.device, n.parent)
+        below.setdefault(parent if parent in known and n.parent != n.node else None, []).append(n)
+    done: set[int] = set()
+    # Those in a circle of parents, which no valid tree has, come last.
+    for root in (*below.get(None, []), *nodes):
+        stack = [(root, 0)]
+        while stack:
+            node, depth = stack.pop()
+            if id(node) in done:
+                continue
+            done.add(id(node))
+            yield node, depth
+            stack += [(n, depth + 1) for n in reversed(below.get((node.device, node.node), []))]
+
+
+def _functions(s: Summary) -> Table:
+    columns = (
+        *(col.Code("function"), col.Text("device", below=True), col.Count("sizes")),
+        *col.alike(col.Count, "warm-ups", "recorded", adds=True),
+        col.Count("again", help="Recorded where others exist and none fitted", adds=True),
+        *(*col.alike(col.Count, "replays", "skips", adds=True), col.Bytes("pool", adds=True)),
+    )
+    rows = [
+        (
+            *(f.function, "CPU arena" if f.device == "cpu" else f.device, f.keys, f.warm_ups),
+            *(f.recordings, f.rerecordings, f.replays, f.skips, f.marginal_bytes),
+        )
+        for f in s.trees
+    ]
+    foot = tuple(
+        Foot((name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes))
+        for device, rest in pool_rest(s.trees, s.pools).items()
+        for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
+    )
+    return Table(columns, rows, foot, caption="Functions")
+
+
+def _reasons(s: Summary) -> Table:
+    columns = (
+        *(col.Count("times", adds=True), col.Words("what"), col.Text("why", fold=True)),
+        col.Code("function"),
+    )
+    found = [(r.count, r.kind.value, r.reason, f.function) for f in s.trees for r in f.reasons]
+    found.sort(key=lambda row: -row[0])
+    caption = "What did not go the straight way"
+    return Table(columns, found, caption=caption, rest=_MORE_REASONS, lines=True)
+
+
+def _why_none(s: Summary) -> str:
+    said = "No CUDA graph was recorded."
+    if set(s.device_peaks) <= {"cpu"}:
+        said = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU, where "
+        said += "graphs may get an arena instead."
+    told = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
+    return f"{said} Reasons: {told}." if told else said
+
+
+def why_no_addresses(profile: Profile) -> dict[str, str]:
+    """Why graphs have no fixed addresses, as far as the ledger knows: by label, "" for any."""
+    labels = {g.id: g.label for g in profile.graphs}
+    found: dict[str, dict[str, None]] = {"": {}}
+    for e in profile.ledger:
+        if e.kind in (LedgerKind.NOT_GRAPHED, LedgerKind.SKIP, LedgerKind.TREE_FAILURE):
+            label = labels[e.graph] if e.graph is not None else e.tree.function if e.tree else ""
+            for key in ("", label):
+                found.setdefault(key, {})[e.reason] = None
+    return {key: "; ".join([*reasons][:_NAMED]) for key, reasons in found.items() if reasons}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
-from ..columns import BYTES, CATEGORY, LINE, MODULE, Cell, Column, Unit, alike, below, share
+from .. import columns as col
 from ..format import format_bytes, format_ns, format_share, shorten_path
 from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
-from ..summary import Summary
-from .about import VIEW_TITLES, module_name
-from .trees import why_no_addresses
-from .words import MEANING
+from ..summary import GraphRow, Summary
+from .about import MEANING, VIEW_TITLES, module_name
+from .ledger import why_no_addresses
 
 _BRIEF = 4
 """Source lines of a short text."""
@@ -27,8 +26,8 @@ def peak(s: Summary, show: Show) -> Section:
     """When live memory was highest and what ran then."""
     p = s.peak
     if p is None:
-        none = Note("No call of a compiled graph was recorded, so there is no peak.")
-        return Section("peak", "", (none,))
+        none = "No call of a compiled graph was recorded, so there is no peak."
+        return Section("peak", "", (Note(none),))
     after = f"{format_ns(p.after_ns)} after the first call began"
     notes = [Note(f"in call {p.call + 1:,} of {s.calls:,}, {p.graph}, {after}")]
     if p.line:
@@ -50,10 +49,10 @@ def peak(s: Summary, show: Show) -> Section:
         held = row.waiting * (row.saved or 0)
         if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
             said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
-            said += (
-                f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as long "
+            said += f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as "
+            notes.append(
+                Note(f"{said}long as their outputs are, and is not in this peak", Tone.WARN)
             )
-            notes.append(Note(said + "as their outputs are, and is not in this peak", Tone.WARN))
     known = f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)}"
     return Section("peak", f"{known} ({p.nbytes:,} B)", tuple(notes))
 
@@ -62,16 +61,15 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
     """The numbers that a page begins with: what, how much, and a remark."""
     if s.peak is None:
         return [("Peak", "-", "no call of a compiled graph was recorded")]
-    largest = next(iter(s.views[View.CATEGORY].parts), None)
     total, line = s.peak.nbytes, s.views[View.LINE].unattributed
-    at = f"in call {s.peak.call + 1:,} of {s.calls:,}, {s.peak.graph}"
     graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
     if s.dropped_calls:
         graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
     most = ("unknown", "")
-    if largest is not None:
+    for largest in s.views[View.CATEGORY].parts[:1]:
         part = f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}"
         most = (largest.key.replace("_", " "), part)
+    at = f"in call {s.peak.call + 1:,} of {s.calls:,}, {s.peak.graph}"
     none = f"{format_share(line, total)} has no source line"
     out = [
         (f"Peak on {s.device}", show(total), at),
@@ -88,10 +86,9 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
 def of_instant(profile: Profile) -> Iterator[Section]:
     """What a page shows of the instant that is chosen, or why there is none."""
     if not len(profile.calls):
-        none = (
-            "No call of a compiled graph was recorded: nothing that torch.compile made ran while "
-        )
-        yield Section("over-time", "Memory over time", (Note(none + "the profile was taken."),))
+        none = "No call of a compiled graph was recorded: nothing that torch.compile made ran "
+        none += "while the profile was taken."
+        yield Section("over-time", "Memory over time", (Note(none),))
         return
     yield Section("over-time", "Memory over time", view="timeline")
     yield Section("live-set", "Live set", view="live")
@@ -106,40 +103,34 @@ def of_instant(profile: Profile) -> Iterator[Section]:
         yield Section("addresses", "Address map", (Note(said),), view="addresses")
         return
     why = why_no_addresses(profile).get("", "")
-    said = (
-        "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph and "
-    )
-    said += "none has an arena." + (f" The ledger says: {why}." if why else "")
+    said = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph "
+    said += "and none has an arena." + (f" The ledger says: {why}." if why else "")
     yield Section("addresses", "Address map", (Note(said),))
 
 
-def _below(*titles: str) -> tuple[Column, ...]:
-    return alike(Unit.CODE, *titles, below=True)
+_NAMES = {
+    View.CATEGORY: (col.CATEGORY,),
+    View.MODULE: (col.MODULE,),
+    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
+    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
+    View.GRAPH: (col.Code("graph"),),
+}
 
 
-def live_columns(view: View, total: int = 0) -> tuple[Column, ...]:
+def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
     """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
-    names = {
-        View.CATEGORY: (CATEGORY,),
-        View.MODULE: (MODULE,),
-        View.NODE: (Column("FX node", Unit.CODE), *_below("graph", "operator or name")),
-        View.LINE: (Column("source line", Unit.PATH), Column("code", Unit.CODE, below=True)),
-        View.GRAPH: (Column("graph", Unit.CODE),),
-    }
-    return (BYTES, share(total), Column("storages", Unit.COUNT, adds=True), *names[view])
+    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *_NAMES[view])
 
 
 def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
-
-    storage = (Column("copies", Unit.COUNT), Column("storage", Unit.CODE), below(CATEGORY))
-    address = (Column("address", Unit.ADDRESS), BYTES, Column("what", Unit.CODE), below(CATEGORY))
-    return {view.value: Table(live_columns(view)) for view in View} | {
-        "storage": Table((BYTES, share(0), *storage, *_below("graph", "FX node", "name"))),
-        "addresses": Table(
-            (*address, *_below("module", "made by", "source line")),
-            empty="Nothing is there at this instant.",
-        ),
+    storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
+    names = col.alike(col.Code, "graph", "FX node", "name", below=True)
+    address = (col.Address("address"), col.BYTES, col.Code("what"), *col.below(col.CATEGORY))
+    where = col.alike(col.Code, "module", "made by", "source line", below=True)
+    return {view.value: Table(_live_columns(view)) for view in View} | {
+        "storage": Table((col.BYTES, col.share(0), *storage, *names)),
+        "addresses": Table((*address, *where), empty="Nothing is there at this instant."),
     }
 
 
@@ -147,19 +138,18 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
     """The live set at the peak, for a text; a page shows that of any instant."""
     if s.peak is None:
         return
-    labels = {row.id: row.label for row in s.table}
+    labels: dict[int | None, str] = {row.id: row.label for row in s.table}
 
-    def row(view: View, p: Share, total: int) -> tuple[Cell, ...]:
+    def row(view: View, p: Share) -> col.Row:
         key = p.key
-        if view is View.LINE and not key.startswith("("):
-            key = shorten_path(key)
-        more: tuple[Cell, ...] = ()
+        more: col.Row = ()
         if view is View.NODE:
-            more = (labels.get(-1 if p.graph is None else p.graph, "-"), p.note or "-")
+            more = (labels.get(p.graph, "-"), p.note or "-")
         elif view is View.CATEGORY:
-            more = (MEANING.get(Category(p.key), ""),)
+            more = (MEANING.get(Category(key), ""),)
         elif view is View.LINE:
             more = (p.note,)
+            key = key if key.startswith("(") else shorten_path(key)
         return (p.nbytes, p.nbytes, p.storages, key, *more)
 
     # Where the device has an account, that says what the peak is made of.
@@ -167,36 +157,31 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
     told = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
-        name = VIEW_TITLES[view]
         detail = view not in told or s.device in told[view]
-        title, name = f"Live at the peak, by {name}", f"compiled code by {name}"
+        title = f"Live at the peak, by {VIEW_TITLES[view]}"
+        name = f"compiled code by {VIEW_TITLES[view]}"
         if view is View.MODULE:
             tables = (_modules(b, s.modules),)
             yield Section("", title, tables=tables, detail=detail, name=name)
             continue
-        columns = live_columns(view, b.total)
+        columns = _live_columns(view, b.total)
         if view is View.CATEGORY:
-            columns += (Column("that is"),)
+            columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
-        foot: tuple[Foot, ...] = (
+        foot = (
             Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
             Foot((b.total, b.total, "", "total", *blank)),
         )
-        rows = [row(view, p, b.total) for p in b.parts]
-        least = len(Category) if view is View.CATEGORY else 1
-        brief = EVERY if view is View.CATEGORY else _BRIEF
+        rows = [row(view, p) for p in b.parts]
+        least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
         tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
         notes: tuple[Note, ...] = ()
-        if view is View.LINE and (none := without(b)):
-            share = format_share(none, b.total)
-            notes = (Note(f"{show(none)}, {share}, have no line: compiled code did not make them"),)
+        none = sum(p.nbytes for p in b.parts if p.key.startswith("("))
+        if view is View.LINE and none:
+            part = f"{show(none)}, {format_share(none, b.total)}"
+            notes = (Note(f"{part}, have no line: compiled code did not make them"),)
         spare = 2 if view is View.LINE else 1
         yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
-
-
-def without(b: Breakdown) -> int:
-    """Bytes in parts that have no line, module or node: what compiled code has not made."""
-    return sum(p.nbytes for p in b.parts if p.key.startswith("("))
 
 
 def _tone(b: Breakdown) -> Tone:
@@ -204,34 +189,28 @@ def _tone(b: Breakdown) -> Tone:
 
 
 def _modules(b: Breakdown, root: ModuleNode) -> Table:
-    nodes = [n for n in _walk(root, 0) if n[0] is not root or root.nbytes]
-    columns = (
-        Column("with children", Unit.BYTES),
-        Column("share", Unit.SHARE, whole=b.total),
-        Column("own", Unit.BYTES, adds=True),
-        Column("module", Unit.CODE),
-    )
+    rows: list[col.Row] = []
+    depths = []
+
+    def add(node: ModuleNode, depth: int) -> None:
+        if node is not root or root.nbytes:
+            rows.append(
+                (node.nbytes, node.nbytes, node.own, "(root)" if node is root else node.name)
+            )
+            depths.append(depth)
+        for child in node.children:
+            add(child, depth + 1)
+
+    add(root, 0)
+    whole = col.Share("share", whole=b.total)
+    columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
     outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
     foot = (
         *outside,
         Foot(("", b.unattributed, b.unattributed, "unattributed"), _tone(b)),
         Foot(("", b.total, b.total, "total")),
     )
-    return Table(
-        columns,
-        [(n.nbytes, n.nbytes, n.own, "(root)" if n is root else n.name) for n, _ in nodes],
-        foot,
-        depth=[depth for _, depth in nodes],
-        largest=0,
-        least=3,
-        rest="smaller",
-    )
-
-
-def _walk(node: ModuleNode, depth: int) -> Iterable[tuple[ModuleNode, int]]:
-    yield node, depth
-    for child in node.children:
-        yield from _walk(child, depth + 1)
+    return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
 
 
 def saved(s: Summary, show: Show) -> Section:
@@ -239,11 +218,9 @@ def saved(s: Summary, show: Show) -> Section:
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
-        BYTES,
-        Column("calls", Unit.COUNT, calls),
-        Column("cost", Unit.SHARE, "Bytes x calls, as a share of all", whole=cost, only="page"),
-        Column("FX node", Unit.CODE),
-        *(below(Column("graph", Unit.CODE)), below(MODULE), below(LINE)),
+        *(col.BYTES, col.Count("calls", help=calls)),
+        col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
+        *(col.Code("FX node"), *col.below(col.Code("graph"), col.MODULE, col.LINE)),
     )
     rows = [
         (
@@ -253,69 +230,64 @@ def saved(s: Summary, show: Show) -> Section:
         for a in s.saved
     ]
     foot = (Foot((total, "", "", "total", "", "", "")),) if rows else ()
-    notes = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
-    notes += "held long is what recomputing or offloading it saves most on."
+    said = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
+    said += "held long is what recomputing or offloading it saves most on."
+    notes = (Note(said, only="page"),) if rows else ()
     none = "No forward with a backward was observed, so nothing is saved from one to the other."
-    return Section(
-        "saved",
-        "Saved activations, by bytes x calls until the backward",
-        (Note(notes, only="page"),) if rows else (),
-        (Table(columns, rows, foot, rest="smaller", empty=none),),
-        detail=True,
-        name="saved activations",
-    )
+    tables = (Table(columns, rows, foot, rest="smaller", empty=none),)
+    title = "Saved activations, by bytes x calls until the backward"
+    return Section("saved", title, notes, tables, detail=True, name="saved activations")
 
 
 def graphs(s: Summary) -> Section:
     """One row a compiled graph, and which calls were not observed."""
     columns = (
-        Column("graph", Unit.CODE),
-        Column("calls", Unit.COUNT, adds=True),
-        Column("median", Unit.NS, "Duration of a call on the host"),
-        Column("allocated", Unit.BYTES, "All allocations of a call added up"),
-        Column("peak", Unit.BYTES, "Most bytes live inside a call, its inputs included"),
-        Column("saved", Unit.BYTES, "Left for the backward"),
-        Column("programs", Unit.COUNT, "One for each combination of sizes"),
+        *(col.Code("graph"), col.Count("calls", adds=True)),
+        col.Ns("median", help="Duration of a call on the host"),
+        col.Bytes("allocated", help="All allocations of a call added up"),
+        col.Bytes("peak", help="Most bytes live inside a call, its inputs included"),
+        col.Bytes("saved", help="Left for the backward"),
+        col.Count("programs", help="One for each combination of sizes"),
     )
     ordered = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
     rows = [
         (r.label, r.calls, r.median_ns, r.allocated, r.peak, r.saved, r.programs) for r in ordered
     ]
+    none = "No graph was compiled while the profile was taken."
+    tables = (Table(columns, rows, least=10, empty=none), _others(ordered), _unobserved(s))
+    shown = tuple(t for t in tables if t.rows or t.empty)
+    title = "Graphs; bytes of one call of the most called program"
+    return Section("graphs", title, tables=shown, detail=True, name="graphs")
+
+
+def _unobserved(s: Summary) -> Table:
     labels = {r.id: r.label for r in s.table}
-    missing = Table(
-        (Column("calls", Unit.COUNT, adds=True), Column("graph"), Column("why", fold=True)),
+    return Table(
+        (col.Count("calls", adds=True), col.Text("graph"), col.Text("why", fold=True)),
         [(u.calls, labels[u.graph], u.reason) for u in s.unobserved],
         caption="Calls that were not observed: what they allocate is not counted",
         rest="more graphs",
         lines=True,
     )
-    none = "No graph was compiled while the profile was taken."
-    tables = [Table(columns, rows, least=10, empty=none)]
-    others = [
-        (r.label, _names(r.mutates), _names(r.aliases), r.donated or None)
-        for r in ordered
-        if r.mutates or r.aliases or r.donated
-    ]
-    if others:
-        tables.append(_others(others))
-    if s.unobserved:
-        tables.append(missing)
-    title = "Graphs; bytes of one call of the most called program"
-    return Section("graphs", title, tables=tuple(tables), detail=True, name="graphs")
 
 
-def _others(rows: Sequence[tuple[Cell, ...]]) -> Table:
+def _others(graphs: Sequence[GraphRow]) -> Table:
     """What calls do with memory that is not theirs."""
     columns = (
-        Column("graph", Unit.CODE),
-        Column("writes to", Unit.CODE, "Inputs that a call changes in place", fold=True),
-        Column("returns", Unit.CODE, "Inputs that are its outputs too, or that these view"),
-        Column("may overwrite", Unit.BYTES, "Saved activations that nobody else holds"),
+        col.Code("graph"),
+        col.Code("writes to", help="Inputs that a call changes in place", fold=True),
+        col.Code("returns", help="Inputs that are its outputs too, or that these view"),
+        col.Bytes("may overwrite", help="Saved activations that nobody else holds"),
     )
+    rows = [
+        (g.label, _names(g.mutates), _names(g.aliases), g.donated or None)
+        for g in graphs
+        if g.mutates or g.aliases or g.donated
+    ]
     return Table(columns, rows, caption="Memory that graphs were given", rest="more graphs")
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:
     """The first of ``names``, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from ...model import (
-    DeviceSummary,
     MemorySnapshot,
     OperationSummary,
     RunState,
@@ -17,9 +16,9 @@ from ...model import (
     TensorInfo,
     TrackerRecord,
 )
-from ..columns import BYTES, Cell, Column, Unit, alike, share
+from .. import columns as col
 from ..format import format_ns, format_share
-from ..section import Note, Section, Show, Table, Tone
+from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 5
 """Operations of a short text."""
@@ -67,42 +66,32 @@ def _about(record: TrackerRecord) -> Section:
         after = format_ns(pause.start_ns - m.start_ns)
         said = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
         notes.append(Note(said, detail=True))
-    problems = [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
-    return Section("", "", (*notes, *problems))
+    notes += [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
+    return Section("", "", tuple(notes))
 
 
 def _memory(record: TrackerRecord, limit: int) -> Section:
     shown = _choose(record.snapshots, limit)
     if not shown:
         return Section("", "Memory over time", (Note("No snapshot was taken."),))
-    devices = list(
-        dict.fromkeys(
-            d for s in shown for d, m in s.devices.items() if d != "cpu" and m.allocated_bytes
-        )
-    )
-    if any(s.devices["cpu"].allocated_bytes for s in shown if "cpu" in s.devices):
-        devices.insert(0, "cpu")
+    used = (d for s in shown for d, m in s.devices.items() if m.allocated_bytes)
+    devices = sorted(dict.fromkeys(used), key=lambda d: d != "cpu")
     columns = (
-        Column("after", Unit.NS),
-        Column("snapshot"),
-        Column("live tensors", Unit.COUNT),
-        *alike(Unit.BYTES, "bytes", "resident"),
-        *alike(Unit.BYTES, *("CPU allocated" if d == "cpu" else d for d in devices)),
-        Column("in operation"),
+        *(col.Ns("after"), col.Text("snapshot"), col.Count("live tensors")),
+        *col.alike(col.Bytes, "bytes", "resident"),
+        *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
+        col.Text("in operation"),
     )
     peak = max(record.snapshots, key=_height)
-    rows = []
+    rows: list[col.Row] = []
     for s in shown:
         what = f"{s.kind.value} {s.name}".strip() + (" *" if s is peak else "")
+        what += "" if s.complete else " (old)"
         found = (s.devices.get(d) for d in devices)
-        rows.append(
-            (
-                *(s.time_ns - record.metadata.start_ns, what + ("" if s.complete else " (old)")),
-                *(s.total_tensors, s.total_bytes, s.resident_bytes),
-                *(m.allocated_bytes if m else None for m in found),
-                ", ".join(s.operations) or "-",
-            )
-        )
+        allocated = (m.allocated_bytes if m else None for m in found)
+        figures = (s.total_tensors, s.total_bytes, s.resident_bytes, *allocated)
+        after = s.time_ns - record.metadata.start_ns
+        rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
     notes = (Note(said),) if hidden else ()
@@ -126,10 +115,8 @@ def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
     chosen = {0, peak, len(snapshots) - 1}
     marked = (SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY)
     named = [i for i, s in enumerate(snapshots) if s.kind in marked]
-    steps = (
-        [round(i * (len(snapshots) - 1) / (limit - 1)) for i in range(limit)] if limit > 1 else []
-    )
-    for i in (*named, *steps):
+    step = (len(snapshots) - 1) / max(limit - 1, 1)
+    for i in (*named, *(round(i * step) for i in range(limit))):
         if len(chosen) < limit:
             chosen.add(i)
     return [snapshots[i] for i in sorted(chosen)]
@@ -138,23 +125,22 @@ def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
 def _largest(record: TrackerRecord, show: Show) -> Section:
     s = record.most_described()
     if s is None:
-        return Section("", "")
+        return NOTHING
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = [BYTES, share(s.total_bytes)]
-    columns += alike(Unit.TEXT, "device", "dtype", "shape", "what", "made in")
+    columns = [col.BYTES, col.share(s.total_bytes)]
+    columns += col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
     held = any(t.holder for t in s.largest)
     if held:
-        columns.append(Column("held by", Unit.CODE, below=True))
+        columns.append(col.Code("held by", below=True))
     # Those alike in all of this are one row: a leak is many of them.
-    counts: dict[TensorInfo, int] = Counter(s.largest)
-    rows: list[tuple[Cell, ...]] = []
-    for t, count in counts.items():
-        shape = str(list(t.shape)) if t.dtype else "?"
-        shape = f"{count} x {shape}" if count > 1 else shape
+    grouped = sorted(Counter(s.largest).items(), key=lambda of: -of[0].nbytes * of[1])
+    rows: list[col.Row] = []
+    for t, count in grouped:
+        shape = f"{count} x " * (count > 1) + (str(list(t.shape)) if t.dtype else "?")
         nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
-        row = (nbytes, nbytes, t.device, dtype, shape, _what(t), t.operation or "-")
-        rows.append((*row, t.holder) if held else row)
-    rows.sort(key=lambda row: -int(str(row[0])))
+        holder = (t.holder,) if held else ()
+        what = (t.device, dtype, shape, _what(t), t.operation or "-")
+        rows.append((nbytes, nbytes, *what, *holder))
     title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
     rest = s.total_bytes - sum(t.nbytes for t in s.largest)
     note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
@@ -176,28 +162,21 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
         none = "No operation was tracked: put tracker.track_operation(name) around what you want "
         return Section("", "Operations", (Note(none + "to see."),))
     columns = (
-        Column("operation", Unit.CODE),
-        *alike(Unit.COUNT, "times", "failed"),
-        *alike(Unit.NS, "total", "mean", "max"),
-        *alike(Unit.FIGURE, "tensors grew", "memory grew", "highest inside"),
+        *(col.Code("operation"), *col.alike(col.Count, "times", "failed")),
+        *col.alike(col.Ns, "total", "mean", "max"),
+        *col.alike(col.Figure, "tensors grew", "memory grew", "highest inside"),
     )
-    children: dict[int, list[int]] = {}
-    for i, o in enumerate(record.operation_summary):
-        children.setdefault(o.parent, []).append(i)
-
-    def by_time(parent: int, depth: int) -> list[tuple[int, int]]:
-        """Least first: what is popped from the end is the one with most time."""
-        below = children.get(parent, [])
-        below.sort(key=lambda i: record.operation_summary[i].total_ns)
-        return [(i, depth) for i in below]
-
-    stack, rows, depths = by_time(-1, 0), [], []
+    every = record.operation_summary
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for i in sorted(range(len(every)), key=lambda i: every[i].total_ns):
+        children[every[i].parent].append(i)
+    stack, rows, depths = [(i, 0) for i in children[-1]], [], []
     while stack:
-        i, depth = stack.pop()
-        stack += by_time(i, depth + 1)
-        rows.append(_operation(record.operation_summary[i], show))
+        i, depth = stack.pop()  # of those side by side, the one with most time
+        stack += [(child, depth + 1) for child in children[i]]
+        rows.append(_operation(every[i], show))
         depths.append(depth)
-    names = dict.fromkeys(d for o in record.operation_summary for d in o.devices)
+    names = dict.fromkeys(d for o in every for d in o.devices)
     devices = [d for d in names if d != "cpu"] or list(names)
     what = "resident memory" if devices == ["cpu"] else "allocated on " + " ".join(devices)
     note = Note(f"Memory is {what}; figures are of as many times as `in N` says.")
@@ -205,64 +184,54 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
     return Section("", "Operations", (note,) if devices else (), (table,))
 
 
-def _operation(o: OperationSummary, show: Show) -> tuple[Cell, ...]:
-    devices: dict[str, DeviceSummary] = dict(o.devices)
-    if len(devices) > 1:
-        devices.pop("cpu", None)
-    measured = [d for d in devices.values() if d.measured]
-    grew = [show(d.total_delta) + _partly(d.measured, o.count) for d in measured]
-    tensors = None
-    if o.tensors_measured:
-        tensors = show(o.tensor_bytes_delta) + _partly(o.tensors_measured, o.count)
+def _operation(o: OperationSummary, show: Show) -> col.Row:
+    def grew(nbytes: int, known: int) -> str:
+        return show(nbytes) + ("" if known == o.count else f" in {known:,}")
+
+    alone = len(o.devices) == 1
+    devices = [d for name, d in o.devices.items() if d.measured and (alone or name != "cpu")]
+    tensors = grew(o.tensor_bytes_delta, o.tensors_measured) if o.tensors_measured else None
     return (
         *(o.name, o.count, o.failed, o.total_ns, o.mean_ns, o.max_ns, tensors),
-        " ".join(grew) or None,
-        " ".join(show(d.max_peak) for d in measured) or None,
+        " ".join(grew(d.total_delta, d.measured) for d in devices) or None,
+        " ".join(show(d.max_peak) for d in devices) or None,
     )
-
-
-def _partly(known: int, count: int) -> str:
-    return "" if known == count else f" in {known:,}"
 
 
 def _operators(record: TrackerRecord, show: Show) -> Section:
     o = record.pytorch_operations
     if not o.windows:
-        return Section("", "")
+        return NOTHING
     span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
     peak = f", at most {show(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
-    count = len(o.windows)
-    windows = f"a window of {span}" if count == 1 else f"{count:,} windows of {span} together"
+    windows = f"{len(o.windows):,} windows of {span} together"
+    windows = f"a window of {span}" if len(o.windows) == 1 else windows
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
     columns = [
-        Column("operator", Unit.CODE),
-        Column("calls", Unit.COUNT, adds=True),
-        Column("self CPU", Unit.NS, adds=True),
-        Column("CPU", Unit.NS),
-        Column("CPU bytes", Unit.BYTES, adds=True),
+        *(col.Code("operator"), col.Count("calls", adds=True), col.Ns("self CPU", adds=True)),
+        *(col.Ns("CPU"), col.Bytes("CPU bytes", adds=True)),
     ]
     if device:
-        columns += [Column("self device", Unit.NS, adds=True)]
-        columns += [Column("device bytes", Unit.BYTES, adds=True)]
-    rows: list[tuple[Cell, ...]] = []
+        columns.append(col.Ns("self device", adds=True))
+        columns.append(col.Bytes("device bytes", adds=True))
+    rows: list[col.Row] = []
     for s in o.operators:
         common = s.shapes[0] if s.shapes else None
         shapes = " ".join(str(list(x)) for x in common.shapes if x) if common else ""
-        figures: tuple[Cell, ...] = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
+        figures: col.Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
         if device:
             figures += (s.self_device_ns, s.self_device_bytes)
         said = f"{shapes} ({common.count:,})" if common and shapes else "-"
         rows.append((s.name, *figures, said))
-    table = Table((*columns, Column("most frequent shapes")), rows)
+    table = Table((*columns, col.Text("most frequent shapes")), rows)
     return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
 
 
 def _sources(record: TrackerRecord) -> Section:
     sources = record.metadata.sources
     if not sources:
-        return Section("", "")
+        return NOTHING
     used = [(f"{s.name}: {s.sees}. Not: {s.misses}.",) for s in sources if s.used]
     unused = "; ".join(f"{s.name} ({s.misses})" for s in sources if not s.used)
     rows = used + ([(f"Not used: {unused}.",)] if unused else [])
-    table = Table((Column("", fold=True),), rows, least=len(rows), lines=True)
-    return Section("", "What the figures are", tables=(table,))
+    return of_rows("What the figures are", (col.TEXT,), rows, least=len(rows), lines=True)

@@ -2,216 +2,315 @@
 //
 // A *position* of a call is an instant of its program, 0 to n, or n + 1: between the call and
 // the next one. A call that was not observed has n = 0.
-(function (memprof) {
-  "use strict";
 
-  /** The program of a call that was not observed. */
-  const NOTHING = { line: [], before: [], after: [] };
+/** The program of a call that was not observed. */
+const NOTHING = { line: [], before: [], after: [] };
 
-  /** What a column has at a place; one of texts has each once. */
-  function cell(column, i) {
-    return column.of ? column.of[column.at[i]] : column[i];
+/** What a column has at a place; one of texts has each once. */
+function cellAt(column, i) {
+  return column.of ? column.of[column.at[i]] : column[i];
+}
+
+/** What all of `columns` have at a place. */
+function rowAt(columns, i) {
+  return Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, cellAt(c, i)]));
+}
+
+/** One device of the payload. */
+class DeviceModel {
+  constructor(payload, device) {
+    const { device: name, calls } = device;
+    Object.assign(this, { payload, device, name, calls, categories: payload.categories });
+    this.length = calls.step.length;
+    this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
+    this._sums = new Map();
+    this._curves = new Map();
+    this._extents = [];
+    const { of, at } = payload.sites.category;
+    const categories = of.map((name) => this.categories.indexOf(name));
+    this._category = device.items.site.map((s) => categories[at[s]]);
   }
 
-  /** What all of `columns` have at a place. */
-  function row(columns, i) {
-    return Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, cell(c, i)]));
+  _step(k) {
+    return this.device.steps[this.calls.step[k]];
   }
 
-  /** One device of the payload. */
-  class DeviceModel {
-    constructor(payload, device) {
-      this.payload = payload;
-      this.device = device;
-      this.name = device.device;
-      this.categories = payload.categories;
-      this.calls = device.calls;
-      this.length = device.calls.step.length;
-      this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
-      this._sums = new Map();
-      this._curves = new Map();
-      this._extents = [];
-      const { of, at } = payload.sites.category;
-      const categories = of.map((name) => this.categories.indexOf(name));
-      this._category = device.items.site.map((s) => categories[at[s]]);
-    }
+  /** The program that call `k` runs, null if it was not observed. */
+  unit(k) {
+    return this.device.units[this._step(k).unit] ?? null;
+  }
 
-    _step(k) {
-      return this.device.steps[this.calls.step[k]];
-    }
+  /** The last instant of call `k`; its positions are 0 to this + 1. */
+  lastInstant(k) {
+    return this.unit(k)?.line.length ?? 0;
+  }
 
-    /** The program that call `k` runs, null if it was not observed. */
-    unit(k) {
-      return this.device.units[this._step(k).unit] ?? null;
-    }
+  isBetween(k, position) {
+    return position > this.lastInstant(k);
+  }
 
-    /** The last instant of call `k`; its positions are 0 to this + 1. */
-    lastInstant(k) {
-      return this.unit(k)?.line.length ?? 0;
-    }
+  graph(k) {
+    return this.graphs.get(this.calls.graph[k]);
+  }
 
-    isBetween(k, position) {
-      return position > this.lastInstant(k);
-    }
+  /** Items that events of a program take out or put in, -1 for none. */
+  _items(step, numbers) {
+    const own = this.device.lists[step.own];
+    return numbers.map((n) => (n < -1 ? own[-2 - n] : n));
+  }
 
-    graph(k) {
-      return this.graphs.get(this.calls.graph[k]);
-    }
+  /** What is live: a Map from item to count. */
+  live(k, position) {
+    const { lists } = this.device;
+    const step = this._step(k);
+    const out = new Map();
+    const add = (item, count) => {
+      if (item < 0) return;
+      const now = (out.get(item) ?? 0) + count;
+      if (now) out.set(item, now);
+      else out.delete(item);
+    };
+    const between = this.isBetween(k, position);
+    const pairs = lists[between ? step.between : step.rest];
+    for (let i = 0; i < pairs.length; i += 2) add(pairs[i], pairs[i + 1]);
+    if (between) return out;
+    const { before, after } = this.unit(k) ?? NOTHING;
+    for (const item of lists[step.own]) add(item, 1);
+    for (const item of this._items(step, after.slice(0, position))) add(item, 1);
+    for (const item of this._items(step, before.slice(0, position))) add(item, -1);
+    return out;
+  }
 
-    /** Items that events of a program take out or put in, -1 for none. */
-    _items(step, numbers) {
-      const own = this.device.lists[step.own];
-      return numbers.map((n) => (n < -1 ? own[-2 - n] : n));
+  /** Bytes by category of a list of items with counts. */
+  _sum(list) {
+    const known = this._sums.get(list);
+    if (known) return known;
+    const items = this.device.lists[list];
+    const sum = new Float64Array(this.categories.length);
+    for (let i = 0; i < items.length; i += 2) {
+      sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
     }
+    this._sums.set(list, sum);
+    return sum;
+  }
 
-    /** What is live: a Map from item to count. */
-    live(k, position) {
-      const { lists } = this.device;
-      const step = this._step(k);
-      const out = new Map();
-      const add = (item, count) => {
-        if (item < 0) return;
-        const now = (out.get(item) ?? 0) + count;
-        if (now) out.set(item, now);
-        else out.delete(item);
-      };
-      const between = this.isBetween(k, position);
-      const pairs = lists[between ? step.between : step.rest];
-      for (let i = 0; i < pairs.length; i += 2) add(pairs[i], pairs[i + 1]);
-      if (between) return out;
-      const { before, after } = this.unit(k) ?? NOTHING;
-      for (const item of lists[step.own]) add(item, 1);
-      for (const item of this._items(step, after.slice(0, position))) add(item, 1);
-      for (const item of this._items(step, before.slice(0, position))) add(item, -1);
-      return out;
+  /**
+   * What a program holds itself: bytes by category at each instant, one row an instant, their
+   * totals, and where these are highest and lowest. Calls with the same inputs share it.
+   */
+  _curve(step) {
+    const { units, lists, items } = this.device;
+    const key = step.own * (units.length + 1) + step.unit + 1;
+    const known = this._curves.get(key);
+    if (known) return known;
+    const unit = units[step.unit] ?? NOTHING;
+    const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
+    const now = new Float64Array(this.categories.length);
+    const totals = new Float64Array(unit.line.length + 1);
+    const rows = new Float64Array(totals.length * now.length);
+    const found = { rows, totals, highest: 0, lowest: 0 };
+    let total = 0;
+    const put = (item, sign) => {
+      if (item < 0) return;
+      now[this._category[item]] += sign * items.nbytes[item];
+      total += sign * items.nbytes[item];
+    };
+    for (const item of lists[step.own]) put(item, 1);
+    for (let i = 0; i < totals.length; i++) {
+      if (i) put(before[i - 1], -1);
+      if (i) put(after[i - 1], 1);
+      rows.set(now, i * now.length);
+      totals[i] = total;
+      if (total > totals[found.highest]) found.highest = i;
+      if (total < totals[found.lowest]) found.lowest = i;
     }
+    this._curves.set(key, found);
+    return found;
+  }
 
-    /** Bytes by category of a list of items with counts. */
-    _sum(list) {
-      let sum = this._sums.get(list);
-      if (!sum) {
-        const items = this.device.lists[list];
-        sum = new Float64Array(this.categories.length);
-        for (let i = 0; i < items.length; i += 2) {
-          sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
-        }
-        this._sums.set(list, sum);
+  /** Bytes by category at a position, written to `out`. */
+  categoryBytes(k, position, out) {
+    const step = this._step(k);
+    const between = this.isBetween(k, position);
+    out.set(this._sum(between ? step.between : step.rest));
+    if (between) return out;
+    const { rows } = this._curve(step);
+    for (let c = 0; c < out.length; c++) out[c] += rows[position * out.length + c];
+    return out;
+  }
+
+  /** What all positions of a call hold beside its own program's memory, and what that does. */
+  extent(k) {
+    const step = this._step(k);
+    const total = (list) => this._sum(list).reduce((a, b) => a + b, 0);
+    return (this._extents[this.calls.step[k]] ??= {
+      ...this._curve(step),
+      rest: total(step.rest),
+      between: total(step.between),
+    });
+  }
+
+  /** Live bytes at a position. */
+  bytes(k, position) {
+    const { totals, rest, between } = this.extent(k);
+    return this.isBetween(k, position) ? between : rest + totals[position];
+  }
+
+  /** One of the payload's views of a live set, the largest part first. */
+  breakdown(live, view) {
+    const { site, nbytes } = this.device.items;
+    const placeOf = this.payload.sites[`by_${view}`];
+    const found = [...Map.groupBy(live, ([item]) => placeOf[site[item]])].map(([place, of]) => ({
+      ...rowAt(this.payload.places[view], place),
+      nbytes: of.reduce((n, [item, count]) => n + nbytes[item] * count, 0),
+      storages: of.reduce((n, [, count]) => n + count, 0),
+      items: of.map(([item]) => item),
+    }));
+    found.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
+    const parts = found.filter((entry) => entry.known);
+    const remainder = found.filter((entry) => !entry.known);
+    const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);
+    const [attributed, unattributed] = [sum(parts), sum(remainder)];
+    return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
+  }
+
+  /** What an item is, in words. */
+  describe(item) {
+    const { site, nbytes, owner, hold } = rowAt(this.device.items, item);
+    return this.describeSite(site, nbytes, owner, hold);
+  }
+
+  /** What memory of a site is, in words. */
+  describeSite(site, nbytes, owner, hold) {
+    const found = rowAt(this.payload.sites, site);
+    return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
+  }
+
+  /** The event that leads to a position: its line of generated code and the text of that. */
+  eventBefore(k, position) {
+    const unit = this.unit(k);
+    if (!unit || position < 1 || this.isBetween(k, position)) return null;
+    const i = position - 1;
+    const [before, after] = this._items(this._step(k), [unit.before[i], unit.after[i]]);
+    const line = unit.line[i];
+    const statement = this.payload.texts[this.graphs.get(unit.graph).statements[line]];
+    return { kind: cellAt(unit.kind, i), line, statement, item: after >= 0 ? after : before };
+  }
+}
+
+// Memory over time, one entry a pixel column, exact at every zoom: each column has the highest
+// and the lowest total of all positions that fall into it.
+
+// Columns by which an edge may be off: what only touches a column does not fall into it.
+const ROUNDING = 1e-6;
+
+/** The share of the run in which compiled calls were under way. */
+function busyShare(model) {
+  const axis = new Axis(model, "time");
+  let busy = 0;
+  for (let k = 0; k < model.length; k++) {
+    if (model.unit(k)) busy += axis.ends[k] - axis.starts[k];
+  }
+  return axis.end ? busy / axis.end : 0;
+}
+
+/** Where positions lie on the horizontal axis: by the clock, or all calls alike. */
+class Axis {
+  constructor(model, mode) {
+    this.model = model;
+    this.mode = mode;
+    const n = model.length;
+    this.starts = new Float64Array(n + 1);
+    this.ends = new Float64Array(n);
+    const { start_ns: start, duration_ns: duration } = model.calls;
+    let last = 0;
+    for (let k = 0; k < n; k++) {
+      if (mode === "calls") {
+        const m = model.lastInstant(k) + 1;
+        this.starts[k] = k;
+        this.ends[k] = k + m / (m + 1);
+        continue;
       }
-      return sum;
+      // Calls are in order of return; one that ran beside another is drawn after it.
+      this.starts[k] = Math.max(start[k], last);
+      last = this.ends[k] = Math.max(start[k] + duration[k], this.starts[k]);
     }
-
-    /**
-     * What a program holds itself: bytes by category at each instant, one row an instant, their
-     * totals, and where these are highest and lowest. Calls with the same inputs share it.
-     */
-    _curve(step) {
-      const { units, lists, items } = this.device;
-      const key = step.own * (units.length + 1) + step.unit + 1;
-      const known = this._curves.get(key);
-      if (known) return known;
-      const unit = units[step.unit] ?? NOTHING;
-      const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
-      const width = this.categories.length;
-      const n = unit.line.length;
-      const rows = new Float64Array((n + 1) * width);
-      const totals = new Float64Array(n + 1);
-      const now = new Float64Array(width);
-      const curve = { rows, totals, highest: 0, lowest: 0 };
-      let total = 0;
-      const put = (item, sign) => {
-        if (item < 0) return;
-        now[this._category[item]] += sign * items.nbytes[item];
-        total += sign * items.nbytes[item];
-      };
-      for (const item of lists[step.own]) put(item, 1);
-      for (let i = 0; i <= n; i++) {
-        if (i) {
-          put(before[i - 1], -1);
-          put(after[i - 1], 1);
-        }
-        rows.set(now, i * width);
-        totals[i] = total;
-        if (total > totals[curve.highest]) curve.highest = i;
-        if (total < totals[curve.lowest]) curve.lowest = i;
-      }
-      this._curves.set(key, curve);
-      return curve;
-    }
-
-    /** Bytes by category at a position, written to `out`. */
-    categoryBytes(k, position, out) {
-      const step = this._step(k);
-      const between = this.isBetween(k, position);
-      out.set(this._sum(between ? step.between : step.rest));
-      if (between) return out;
-      const { rows } = this._curve(step);
-      for (let c = 0; c < out.length; c++) out[c] += rows[position * out.length + c];
-      return out;
-    }
-
-    /** What all positions of a call hold beside its own program's memory, and what that does. */
-    extent(k) {
-      const step = this._step(k);
-      const total = (list) => this._sum(list).reduce((a, b) => a + b, 0);
-      return (this._extents[this.calls.step[k]] ??= {
-        ...this._curve(step),
-        rest: total(step.rest),
-        between: total(step.between),
-      });
-    }
-
-    /** Live bytes at a position. */
-    bytes(k, position) {
-      const { totals, rest, between } = this.extent(k);
-      return this.isBetween(k, position) ? between : rest + totals[position];
-    }
-
-    /**
-     * One view of a live set, the largest part first.
-     *
-     * @param {Map} live from `live()`
-     * @param {string} view one of the payload's views
-     */
-    breakdown(live, view) {
-      const { site, nbytes } = this.device.items;
-      const placeOf = this.payload.sites[`by_${view}`];
-      const found = [...Map.groupBy(live, ([item]) => placeOf[site[item]])].map(([place, of]) => ({
-        ...row(this.payload.places[view], place),
-        nbytes: of.reduce((n, [item, count]) => n + nbytes[item] * count, 0),
-        storages: of.reduce((n, [, count]) => n + count, 0),
-        items: of.map(([item]) => item),
-      }));
-      found.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
-      const parts = found.filter((entry) => entry.known);
-      const remainder = found.filter((entry) => !entry.known);
-      const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);
-      const [attributed, unattributed] = [sum(parts), sum(remainder)];
-      return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
-    }
-
-    /** What an item is, in words. */
-    describe(item) {
-      const { site, nbytes, owner, hold } = row(this.device.items, item);
-      return this.describeSite(site, nbytes, owner, hold);
-    }
-
-    /** What memory of a site is, in words. */
-    describeSite(site, nbytes, owner, hold) {
-      const found = row(this.payload.sites, site);
-      return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
-    }
-
-    /** The event that leads to a position: its line of generated code and the text of that. */
-    eventBefore(k, position) {
-      const unit = this.unit(k);
-      if (!unit || position < 1 || this.isBetween(k, position)) return null;
-      const i = position - 1;
-      const [before, after] = this._items(this._step(k), [unit.before[i], unit.after[i]]);
-      const line = unit.line[i];
-      const statement = this.payload.texts[this.graphs.get(unit.graph).statements[line]];
-      return { kind: cell(unit.kind, i), line, statement, item: after >= 0 ? after : before };
-    }
+    this.starts[n] = mode === "calls" ? n : last;
   }
 
-  Object.assign(memprof, { DeviceModel, cell, row });
-})((globalThis.memprof ??= {}));
+  get end() {
+    return this.starts[this.model.length];
+  }
+
+  /** Where a position begins. */
+  at(k, position) {
+    if (this.model.isBetween(k, position)) return this.ends[k];
+    const instants = this.model.lastInstant(k) + 1;
+    return this.starts[k] + ((this.ends[k] - this.starts[k]) * position) / instants;
+  }
+
+  /** Where a position ends. */
+  after(k, position) {
+    return this.model.isBetween(k, position) ? this.starts[k + 1] : this.at(k, position + 1);
+  }
+
+  /** [call, position] at `x`. */
+  find(x) {
+    const k = Math.max(0, Math.min(this.model.length, above(this.starts, x)) - 1);
+    const last = this.model.lastInstant(k);
+    if (x >= this.ends[k] && this.ends[k] < this.starts[k + 1]) return [k, last + 1];
+    const part = (x - this.starts[k]) / (this.ends[k] - this.starts[k] || 1);
+    return [k, Math.max(0, Math.min(last, Math.floor(part * (last + 1))))];
+  }
+}
+
+/** Of the window [from, to) in `count` columns the highest and lowest total of each, which call and
+ * position the highest is, and bytes by category there. */
+function pixelColumns(model, axis, from, to, count) {
+  const high = new Float64Array(count).fill(-1);
+  const low = new Float64Array(count).fill(Infinity);
+  const call = new Int32Array(count);
+  const position = new Int32Array(count);
+  const scale = count / (to - from || 1);
+  const clamp = (c) => Math.max(0, Math.min(count - 1, c));
+  const put = (c, bytes, k, p) => {
+    if (bytes > high[c]) {
+      high[c] = bytes;
+      call[c] = k;
+      position[c] = p;
+    }
+    if (bytes < low[c]) low[c] = bytes;
+  };
+  const span = (a, b, bytes, k, p) => {
+    if (b < from || a >= to || (b === from && a !== b)) return;
+    // An edge belongs to the column that it begins, so the end of a span is exclusive.
+    const first = clamp(Math.floor((a - from) * scale + ROUNDING));
+    const last = Math.max(first, clamp(Math.ceil((b - from) * scale - ROUNDING) - 1));
+    for (let c = first; c <= last; c++) put(c, bytes, k, p);
+  };
+  const [first] = model.length ? axis.find(from) : [0];
+  for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
+    const { totals, highest, lowest, rest, between } = model.extent(k);
+    const a = axis.starts[k];
+    const b = axis.ends[k];
+    const column = Math.floor((a - from) * scale);
+    if (a >= from && b < to && column === Math.floor((b - from) * scale)) {
+      put(column, rest + totals[highest], k, highest);
+      put(column, rest + totals[lowest], k, lowest);
+    } else {
+      const n = totals.length;
+      for (let p = 0; p < n; p++) {
+        span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, rest + totals[p], k, p);
+      }
+    }
+    if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
+  }
+  const categories = model.categories.map(() => new Float64Array(count));
+  const row = new Float64Array(categories.length);
+  for (let c = 0; c < count; c++) {
+    if (high[c] < 0) continue;
+    model.categoryBytes(call[c], position[c], row);
+    categories.forEach((values, i) => (values[c] = row[i]));
+  }
+  return { high, low, call, position, categories };
+}

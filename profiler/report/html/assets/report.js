@@ -1,264 +1,252 @@
 // The report: one chosen instant, and the views of it.
-(function (memprof) {
-  "use strict";
 
-  const { el, fill, announce, oncePerFrame, button } = memprof.dom;
-  const { bytes, exactBytes, count, share } = memprof.format;
-
-  /** What is chosen, and who wants to know. */
-  class State {
-    constructor(payload) {
-      this.payload = payload;
-      this.models = payload.devices.map((d) => new memprof.DeviceModel(payload, d));
-      this.model = this.models[0];
-      this.call = 0;
-      this.position = 0;
-      this.live = new Map();
-      this.total = 0;
-      this.detail = null;
-      this._listeners = { select: [], device: [], detail: [] };
-      this._changed = oncePerFrame(() => this._selected());
-    }
-
-    /** Calls `f` after every choice of an instant ("select"), of a device, or of a "detail". */
-    on(what, f) {
-      this._listeners[what].push(f);
-    }
-
-    _tell(what, ...values) {
-      for (const f of this._listeners[what]) f(...values);
-    }
-
-    /** Another device; its peak is chosen. */
-    setDevice(model) {
-      this.model = model;
-      this.detail = null;
-      this._tell("device");
-      const [call, instant] = model.device.peak ?? [0, 0];
-      this.select(call, instant, true);
-    }
-
-    /** Chooses a position (see model.js) of a call. */
-    select(call, position, now = false) {
-      if (!this.model.length) return;
-      this.call = Math.max(0, Math.min(this.model.length - 1, call));
-      this.position = Math.max(0, Math.min(this.lastPosition(this.call), position));
-      if (now) this._selected();
-      else this._changed();
-    }
-
-    selectPeak() {
-      const { peak } = this.model.device;
-      if (peak) this.select(peak[0], peak[1]);
-    }
-
-    /** The next or previous instant, in this call or the one beside it. */
-    move(by) {
-      const next = this.position + by;
-      if (next < 0 && this.call > 0) this.select(this.call - 1, Infinity);
-      else if (next > this.lastPosition(this.call) && this.call + 1 < this.model.length) this.moveCall(1);
-      else this.select(this.call, next);
-    }
-
-    moveCall(by) {
-      this.select(this.call + by, 0);
-    }
-
-    lastPosition(call) {
-      return this.model.lastInstant(call) + 1;
-    }
-
-    /** Shows what a part of the live set is, or memory that `described` says itself. */
-    showDetail(items, title, described) {
-      this.detail = { items, title };
-      this._tell("detail", items, title, described);
-    }
-
-    nameOf(call, position) {
-      const { model } = this;
-      const label = model.graph(call).label;
-      const which = `call ${count(call + 1)} of ${count(model.length)}, ${label}`;
-      if (model.isBetween(call, position)) return `after ${which}`;
-      const last = model.lastInstant(call);
-      if (!last) return model.unit(call) ? which : `${which} (not observed)`;
-      return `${which}, instant ${count(position)} of ${count(last)}`;
-    }
-
-    _selected() {
-      this.live = this.model.live(this.call, this.position);
-      const { nbytes } = this.model.device.items;
-      this.total = 0;
-      for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
-      this._tell("select");
-    }
+/** What is chosen, and who wants to know. */
+class State {
+  constructor(payload) {
+    this.payload = payload;
+    this.models = payload.devices.map((d) => new DeviceModel(payload, d));
+    this.model = this.models[0];
+    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: null });
+    this._listeners = { select: [], device: [], detail: [] };
+    this._changed = oncePerFrame(() => this._selected());
   }
 
-  /** The line that follows the reader: which instant, how much, how much of it is unexplained. */
-  function instantBar(state, root) {
-    const total = el("strong.num", { id: "instant-bytes" });
-    const where = el("span", { id: "instant-name" });
-    const event = el("code.instant-event");
-    const left = el("span.num", { id: "instant-unattributed" });
-    const steps = [
-      ["⇤", "Previous call", () => state.moveCall(-1)],
-      ["←", "Previous instant", () => state.move(-1)],
-      ["→", "Next instant", () => state.move(1)],
-      ["⇥", "Next call", () => state.moveCall(1)],
-      ["Peak", "Go to the peak", () => state.selectPeak()],
-    ].map(([label, title, press]) => button(label, press, title, "button.quiet"));
-    const dot = () => el("span.dim", {}, " · ");
-    fill(
-      root,
-      el("div.instant-buttons", {}, steps),
-      el("div.instant-text", {}, total, " live", dot(), where, dot(), left, event),
-    );
-    const say = oncePerFrame(() => announce(`${total.textContent} live, ${where.textContent}`));
-    state.on("select", () => {
-      const { model, call, position } = state;
-      total.textContent = bytes(state.total);
-      total.title = exactBytes(state.total);
-      total.dataset.bytes = String(state.total);
-      where.textContent = state.nameOf(call, position);
-      const b = model.breakdown(state.live, "line");
-      left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, b.total)})`;
-      left.title = `${exactBytes(b.unattributed)} have no known source line`;
-      left.dataset.bytes = String(b.unattributed);
-      left.classList.toggle("warn", b.unattributed > 0);
-      event.textContent = eventText(model, call, position);
-      say();
-    });
+  /** Calls `f` after every choice of an instant ("select"), of a device, or of a "detail". */
+  on(what, f) {
+    this._listeners[what].push(f);
   }
 
-  function eventText(model, call, position) {
-    if (model.isBetween(call, position)) {
-      return "between calls: what is known to be kept";
-    }
-    if (!model.unit(call))
-      return "this call was not observed: only what other calls left behind is known";
-    const event = model.eventBefore(call, position);
-    if (!event) return "at the entry of the call: its inputs and what other calls left behind";
-    const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
-    const what = event.item >= 0 ? model.describe(event.item) : null;
-    const name = what ? `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ` : "";
-    return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
+  _tell(what, ...values) {
+    for (const f of this._listeners[what]) f(...values);
   }
 
-  function devices(state, root) {
-    if (state.models.length < 2) return (root.hidden = true);
-    const peak = (m) => `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`;
-    const choices = state.models.map((m) => [m, peak(m)]);
-    const tabs = memprof.toggles("Device", choices, (m) => state.setDevice(m));
-    root.append(tabs.element);
-    state.on("device", () => tabs.set(state.model));
+  /** Another device; its peak is chosen. */
+  setDevice(model) {
+    this.model = model;
+    this.detail = null;
+    this._tell("device");
+    const [call, instant] = model.device.peak ?? [0, 0];
+    this.select(call, instant, true);
   }
 
-  function liveSet(state, root) {
-    const map = el("div.live-map");
-    const rows = el("div.live-rows");
-    const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
-    root.append(el("div.live", {}, el("div", {}, map, more), rows));
-    memprof.treemap(state, map);
-    memprof.liveTable(state, rows);
-    memprof.detail(state, more);
+  /** Chooses a position (see model.js) of a call. */
+  select(call, position, now = false) {
+    if (!this.model.length) return;
+    this.call = Math.max(0, Math.min(this.model.length - 1, call));
+    this.position = Math.max(0, Math.min(this.lastPosition(this.call), position));
+    if (now) this._selected();
+    else this._changed();
   }
 
-  /** What Python leaves to the page: the interactive views, by the names that sections have. */
-  const { timeline, addresses, gantt } = memprof;
-  const VIEWS = { timeline, live: liveSet, addresses, gantt };
-
-  function view(state, name) {
-    if (name.startsWith("curve ")) return memprof.curve(state.payload.curves[name.slice(6)]);
-    const root = el("div");
-    VIEWS[name](state, root);
-    return root;
+  selectPeak() {
+    const { peak } = this.model.device;
+    if (peak) this.select(peak[0], peak[1]);
   }
 
-  /** Versions and machine, what went wrong, and the numbers that matter most. */
-  function header(state, root) {
-    const { header: said } = state.payload;
-    const facts = el("dl.kpis");
-    const plain = said.notes.filter(([tone]) => tone !== "warn").map(([, text]) => el("span", {}, text));
-    const rest = { ...said, notes: said.notes.filter(([tone]) => tone === "warn") };
-    fill(root, el("p.meta", {}, plain), memprof.table.section(rest), facts);
-    const figure = ([label, value, note]) => {
-      const said = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
-      return el("div.kpi", {}, el("dt", {}, label), said);
-    };
-    state.on("device", () => fill(facts, state.model.device.figures.map(figure)));
+  /** The next or previous instant, in this call or the one beside it. */
+  move(by) {
+    const next = this.position + by;
+    const isLast = this.call + 1 >= this.model.length;
+    if (next < 0 && this.call > 0) this.select(this.call - 1, Infinity);
+    else if (next > this.lastPosition(this.call) && !isLast) this.moveCall(1);
+    else this.select(this.call, next);
   }
 
-  /** Position of the profile that the address asks for (`?rank=3`), else of the highest peak. */
-  function chosenRank(ranks) {
-    if (!ranks) return 0;
-    const asked = Number(new URLSearchParams(location.search).get("rank") ?? NaN);
-    return ranks.shown.includes(asked) ? ranks.shown.indexOf(asked) : ranks.first;
+  moveCall(by) {
+    this.select(this.call + by, 0);
   }
 
-  /** How ranks compare, and which one the rest of the page is about. */
-  function job(ranks, chosen) {
-    const { section, shown } = ranks;
-    const all = section.parts[0].tables[0].rows.length;
-    const left = `The page has the reports of the ${count(shown.length)} ranks with the highest peaks.`;
-    const pick = {
-      limit: 16,
-      onPick: ([rank]) => shown.includes(rank) && (location.search = `?rank=${rank}`),
-      isPicked: ([rank]) => rank === shown[chosen],
-    };
-    const [compared, ...rest] = section.parts;
-    return el(
-      "div.job",
-      {},
-      el("h2", {}, section.title),
-      memprof.table.section({ ...section, parts: [] }),
-      memprof.table.section(compared, pick),
-      all > shown.length && el("p.help", {}, left),
-      memprof.table.section({ ...section, notes: [], parts: rest }),
-      el("h2.whose", {}, `Rank ${shown[chosen]}`),
-    );
+  lastPosition(call) {
+    return this.model.lastInstant(call) + 1;
   }
 
-  /** A section of the page; what differs between devices is drawn again for each. */
-  function drawn(state, data) {
-    const body = el("div");
-    const id = `${data.id}-title`;
-    const title = el("h2", { id }, data.title);
-    const node = el("section", { id: data.id, "aria-labelledby": id }, title, body);
-    const show = () => fill(body, memprof.table.section(state.model.device.sections[data.id] ?? data));
-    if (state.model.device.sections[data.id]) state.on("device", show);
-    else show();
-    return node;
+  /** Shows what a part of the live set is, or memory that `described` says itself. */
+  showDetail(items, title, described) {
+    this.detail = { items, title };
+    this._tell("detail", items, title, described);
   }
 
-  function draw({ ranks, profiles, opens_at: opensAt }) {
-    const chosen = chosenRank(ranks);
-    const state = new State(profiles[chosen]);
-    memprof.report = state;
-    memprof.views = { draw: (name) => view(state, name) };
-    const main = document.getElementById("main");
-    const head = el("div.summary");
-    const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
-    const choice = el("div.devices");
-    // What stands before the first comma names a section well enough for a list.
-    const nav = el(
-      "nav.contents",
-      { "aria-label": "Contents" },
-      state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
-    );
-    main.append(el("div", {}, ranks && job(ranks, chosen)), head, nav, choice);
-    header(state, head);
-    devices(state, choice);
-    for (const data of state.payload.sections) main.append(drawn(state, data));
-    if (state.model.length) {
-      document.getElementById("live-set").before(bar);
-      instantBar(state, bar);
-    }
-    addEventListener("keydown", (event) => {
-      if (event.defaultPrevented || event.target.closest?.("input, select")) return;
-      memprof.dom.onKey(event, { p: () => state.selectPeak() });
-    });
-    state.setDevice(state.model);
-    if (opensAt) document.getElementById(opensAt)?.scrollIntoView();
+  nameOf(call, position) {
+    const { model } = this;
+    const label = model.graph(call).label;
+    const which = `call ${count(call + 1)} of ${count(model.length)}, ${label}`;
+    if (model.isBetween(call, position)) return `after ${which}`;
+    const last = model.lastInstant(call);
+    if (!last) return model.unit(call) ? which : `${which} (not observed)`;
+    return `${which}, instant ${count(position)} of ${count(last)}`;
   }
 
-  memprof.start(draw);
-})((globalThis.memprof ??= {}));
+  _selected() {
+    this.live = this.model.live(this.call, this.position);
+    const { nbytes } = this.model.device.items;
+    this.total = 0;
+    for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
+    this._tell("select");
+  }
+}
+
+/** The line that follows the reader: which instant, how much, how much of it is unexplained. */
+function instantBar(state, root) {
+  const total = el("strong.num", { id: "instant-bytes" });
+  const where = el("span", { id: "instant-name" });
+  const event = el("code.instant-event");
+  const left = el("span.num", { id: "instant-unattributed" });
+  const steps = [
+    ["⇤", "Previous call", () => state.moveCall(-1)],
+    ["←", "Previous instant", () => state.move(-1)],
+    ["→", "Next instant", () => state.move(1)],
+    ["⇥", "Next call", () => state.moveCall(1)],
+    ["Peak", "Go to the peak", () => state.selectPeak()],
+  ].map(([label, title, press]) => button(label, press, title, "button.quiet"));
+  const dot = () => el("span.dim", {}, " · ");
+  fill(
+    root,
+    el("div.instant-buttons", {}, steps),
+    el("div.instant-text", {}, total, " live", dot(), where, dot(), left, event),
+  );
+  const say = oncePerFrame(() => announce(`${total.textContent} live, ${where.textContent}`));
+  state.on("select", () => {
+    const { model, call, position } = state;
+    total.textContent = bytes(state.total);
+    total.title = exactBytes(state.total);
+    total.dataset.bytes = String(state.total);
+    where.textContent = state.nameOf(call, position);
+    const b = model.breakdown(state.live, "line");
+    left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, b.total)})`;
+    left.title = `${exactBytes(b.unattributed)} have no known source line`;
+    left.dataset.bytes = String(b.unattributed);
+    left.classList.toggle("warn", b.unattributed > 0);
+    event.textContent = eventText(model, call, position);
+    say();
+  });
+}
+
+function eventText(model, call, position) {
+  if (model.isBetween(call, position)) return "between calls: what is known to be kept";
+  const unseen = "this call was not observed: only what other calls left behind is known";
+  if (!model.unit(call)) return unseen;
+  const event = model.eventBefore(call, position);
+  if (!event) return "at the entry of the call: its inputs and what other calls left behind";
+  const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
+  const what = event.item >= 0 ? model.describe(event.item) : null;
+  const name = what ? `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ` : "";
+  return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
+}
+
+function devices(state) {
+  if (state.models.length < 2) return null;
+  const peak = (m) => `${m.name} · peak ${bytes(state.payload.peaks[m.name])}`;
+  const choices = state.models.map((m) => [m, peak(m)]);
+  const tabs = toggles("Device", choices, (m) => state.setDevice(m));
+  state.on("device", () => tabs.set(state.model));
+  return el("div.devices", {}, tabs.element);
+}
+
+function liveSet(state, root) {
+  const map = el("div");
+  const rows = el("div.live-rows");
+  const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
+  root.append(el("div.live", {}, el("div", {}, map, more), rows));
+  treemap(state, map);
+  liveTable(state, rows);
+  detail(state, more);
+}
+
+/** What Python leaves to the page: the interactive views, by the names that sections have. */
+function drawView(state, name) {
+  if (name.startsWith("curve ")) return curve(state.payload.curves[name.slice(6)]);
+  const root = el("div");
+  ({ timeline, live: liveSet, addresses, gantt })[name](state, root);
+  return root;
+}
+
+/** Versions and machine, what went wrong, and the numbers that matter most. */
+function header(state) {
+  const { header: said } = state.payload;
+  const figures = el("dl.kpis");
+  const { true: warnings = [], false: plain = [] } = Object.groupBy(
+    said.notes,
+    ([tone]) => tone === "warn",
+  );
+  const meta = plain.map(([, text]) => el("span", {}, text));
+  const figure = ([label, value, note]) => {
+    const shown = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
+    return el("div.kpi", {}, el("dt", {}, label), shown);
+  };
+  state.on("device", () => fill(figures, state.model.device.figures.map(figure)));
+  const rest = section({ ...said, notes: warnings });
+  return el("div.summary", {}, el("p.meta", {}, meta), rest, figures);
+}
+
+/** Position of the profile that the address asks for (`?rank=3`), else of the highest peak. */
+function chosenRank(ranks) {
+  if (!ranks) return 0;
+  const asked = Number(new URLSearchParams(location.search).get("rank") ?? NaN);
+  return ranks.shown.includes(asked) ? ranks.shown.indexOf(asked) : ranks.first;
+}
+
+/** How ranks compare, and which one the rest of the page is about. */
+function job(ranks, chosen) {
+  const { section: said, shown } = ranks;
+  const all = said.parts[0].tables[0].rows.length;
+  const left = `The page has the reports of the ${count(shown.length)} ranks with the highest peaks.`;
+  const pick = {
+    limit: 16,
+    onPick: ([rank]) => shown.includes(rank) && (location.search = `?rank=${rank}`),
+    isPicked: ([rank]) => rank === shown[chosen],
+  };
+  const [compared, ...rest] = said.parts;
+  return el(
+    "div.job",
+    {},
+    el("h2", {}, said.title),
+    section({ ...said, parts: [] }),
+    section(compared, pick),
+    all > shown.length && el("p.help", {}, left),
+    section({ ...said, notes: [], parts: rest }),
+    el("h2.whose", {}, `Rank ${shown[chosen]}`),
+  );
+}
+
+/** A section of the page; what differs between devices is drawn again for each. */
+function sectionOf(state, data) {
+  const body = el("div");
+  const id = `${data.id}-title`;
+  const title = el("h2", { id }, data.title);
+  const node = el("section", { id: data.id, "aria-labelledby": id }, title, body);
+  const show = () => fill(body, section(state.model.device.sections[data.id] ?? data));
+  if (state.model.device.sections[data.id]) state.on("device", show);
+  else show();
+  return node;
+}
+
+function drawReport({ ranks, profiles, opens_at: opensAt }) {
+  const chosen = chosenRank(ranks);
+  const state = new State(profiles[chosen]);
+  // For a console, and for tests.
+  const used = { DeviceModel, Axis, pixelColumns, liveTree, instantOf, STACK };
+  globalThis.memprof = { report: state, ...used, bytes, ns, share, color, categoryColor };
+  views.draw = (name) => drawView(state, name);
+  const main = document.getElementById("main");
+  const bar = el("div.instant", { role: "region", "aria-label": "Chosen instant" });
+  // What stands before the first comma names a section well enough for a list.
+  const nav = el(
+    "nav.contents",
+    { "aria-label": "Contents" },
+    state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
+  );
+  const sections = state.payload.sections.map((data) => sectionOf(state, data));
+  append(main, [ranks && job(ranks, chosen), header(state), nav, devices(state), sections]);
+  if (state.model.length) {
+    document.getElementById("live-set").before(bar);
+    instantBar(state, bar);
+  }
+  addEventListener("keydown", (event) => {
+    if (event.defaultPrevented || event.target.closest?.("input, select")) return;
+    onKey(event, { p: () => state.selectPeak() });
+  });
+  state.setDevice(state.model);
+  if (opensAt) document.getElementById(opensAt)?.scrollIntoView();
+}
+
+start(drawReport);

@@ -1,242 +1,258 @@
-// Memory over time, stacked by category, and the choice of an instant on it.
-(function (memprof) {
-  "use strict";
+// Memory over time: stacked by category, with the choice of an instant on it; and curves.
 
-  const { el, fill, words, button } = memprof.dom;
-  const { Axis, columns, busyShare } = memprof.columns;
-  const { byteAxis, timeAxis, stack, line, color } = memprof.plot;
-  const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
+const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
+const CURVE = { left: 70, right: 24, top: 20, bottom: 28 };
+const LINES = ["accent", "cat-temporary", "cat-gradient", "cat-output", "cat-activation"];
 
-  // From the bottom: what stays for the whole run first, so that its level is easy to see.
-  const STACK = (
-    "parameter persistent_state optimizer_state constant gradient activation checkpointed_input " +
-    "input output autograd_detail temporary unknown"
-  ).split(" ");
+/** The area of a box of the page that is left inside of these margins, in whole pixels. */
+function inside({ clientWidth, clientHeight }, margins) {
+  const width = Math.max(50, Math.floor(clientWidth - margins.left - margins.right));
+  return { ...margins, width, height: clientHeight - margins.top - margins.bottom };
+}
 
-  /**
-   * @param {object} state see report.js: device model, selection, `select(call, position)`
-   * @param {HTMLElement} root
-   */
-  function timeline(state, root) {
-    let axis = null;
-    // Where compiling took most of the time, the clock would show little else.
-    let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
-    let shown = null;
-    const view = new memprof.View(1);
-    const whole = memprof.overview(view);
-    const canvas = new memprof.Canvas("timeline-canvas", "Memory over time by category");
-    const plot = el("div.timeline-plot", {}, canvas.node);
-    const cursor = el("div.cursor", { hidden: true });
-    const peak = el("div.timeline-peak", { hidden: true }, "peak");
-    const slider = el(
-      "div.timeline",
-      {
-        tabindex: "0",
-        role: "slider",
-        id: "timeline",
-        "aria-label": "Instant",
-        "aria-describedby": "timeline-help",
-        "aria-orientation": "horizontal",
-        "aria-valuemin": "0",
-        on: { keydown },
-      },
-      plot,
-      cursor,
-      peak,
-    );
-    const strip = el("div.timeline-overview", {}, whole.bar);
-    const choices = [
-      ["time", "Time", "by the clock"],
-      ["calls", "Calls", "every call equally wide"],
-    ];
-    const modes = toggles("Horizontal axis", choices, (value) => {
-      mode = value;
-      rebuild();
+/** Memory of the device of a `state` (report.js) by category, and the choice of its instant. */
+function timeline(state, root) {
+  const { categories } = state.payload;
+  const stacked = STACK.map((name) => [name, categories.indexOf(name)]);
+  let axis = null;
+  // Where compiling took most of the time, the clock would show little else.
+  let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
+  let shown = null;
+  const view = new View(1, () => refresh());
+  const whole = overview(view);
+  const picture = canvas("timeline-canvas", "Memory over time by category");
+  const plot = el("div.timeline-plot", {}, picture);
+  const cursor = el("div.cursor", { hidden: true });
+  const peak = el("div.timeline-peak", { hidden: true }, "peak");
+  const slider = el("div.timeline", { id: "timeline", tabindex: "0", role: "slider" });
+  slider.ariaLabel = "Instant";
+  slider.ariaOrientation = "horizontal";
+  slider.ariaValueMin = 0;
+  slider.setAttribute("aria-describedby", "timeline-help");
+  slider.addEventListener("keydown", keydown);
+  const choices = [
+    ["time", "Time", "by the clock"],
+    ["calls", "Calls", "every call equally wide"],
+  ];
+  const modes = toggles("Horizontal axis", choices, (value) => {
+    mode = value;
+    rebuild();
+  });
+  const zooms = el(
+    "div.tabs",
+    { role: "group", "aria-label": "Zoom" },
+    button("Whole run", () => view.whole()),
+    button("This call", () => zoomToCalls(0)),
+    button("± 5 calls", () => zoomToCalls(5)),
+  );
+  const legend = el("ul.legend", { "aria-label": "Categories" });
+  fill(
+    root,
+    el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
+    fill(slider, plot, cursor, peak),
+    el("div.timeline-overview", {}, whole.bar),
+    help(
+      "timeline-help",
+      "Click an instant, or use [←] [→] for the next one, [Shift] with them for the next call, " +
+        "[Home] [End] for the first and last, [P] for the peak. Drag to pan, [Ctrl] and the wheel " +
+        "to zoom. The stack is the highest instant of each pixel, the thin line the lowest. " +
+        "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
+    ),
+  );
+  const refresh = drawn(plot, draw);
+  interact(plot, view, { hover, leave: hideTooltip, click }, PLOT.left);
+
+  /** A new device or axis. */
+  function rebuild() {
+    axis = new Axis(state.model, mode);
+    modes.set(mode);
+    view.reset(axis.end || 1, mode === "calls" ? 1e-3 : 10);
+    const { category } = state.payload.sites;
+    const used = new Set(state.model.device.items.site.map((s) => cellAt(category, s)));
+    const entry = (name) => el("li", {}, categorySwatch(name), words(name));
+    fill(legend, STACK.filter((name) => used.has(name)).map(entry));
+    refresh();
+  }
+
+  function draw() {
+    if (!axis || !state.model.length) return;
+    const box = inside(plot, PLOT);
+    const { width, height } = box;
+    view.width = width;
+    shown = pixelColumns(state.model, axis, view.from, view.to, width);
+    const c = begin(picture, plot.clientWidth, plot.clientHeight);
+    const most = Math.max(...shown.high);
+    const y = byteAxis(c, box, most);
+    timeAxis(c, box, view, (x, span) => {
+      if (mode === "time") return tick(x, span);
+      return x < state.model.length && Number.isInteger(x) ? `call ${count(x + 1)}` : "";
     });
-    const zooms = el(
-      "div.tabs",
-      { role: "group", "aria-label": "Zoom" },
-      button("Whole run", () => view.whole()),
-      button("This call", () => zoomToCalls(0)),
-      button("± 5 calls", () => zoomToCalls(5)),
-    );
-    const legend = el("ul.legend", { "aria-label": "Categories" });
-    fill(
-      root,
-      el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
-      slider,
-      strip,
-      memprof.dom.help(
-        "timeline-help",
-        "Click an instant, or use [←] [→] for the next one, [Shift] with them for the next call, " +
-          "[Home] [End] for the first and last, [P] for the peak. Drag to pan, [Ctrl] and the wheel " +
-          "to zoom. The stack is the highest instant of each pixel, the thin line the lowest. " +
-          "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
-      ),
-    );
-    const refresh = memprof.drawn(plot, draw);
-    view.onChange(refresh);
-    memprof.interact(plot, view, { hover, leave: memprof.tooltip.hide, click }, PLOT.left);
-
-    /** A new device or axis. */
-    function rebuild() {
-      axis = new Axis(state.model, mode);
-      modes.set(mode);
-      view.reset(axis.end || 1, mode === "calls" ? 1e-3 : 10);
-      drawLegend();
-      refresh();
+    // Between calls a pixel or two wide the outlines would cover what they outline.
+    const calls = axis.find(view.to)[0] - axis.find(view.from)[0] + 1;
+    const outline = calls * 8 < width ? 0.6 : 0;
+    const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
+    // Half a pixel: of less, the edges of steps would be all that shows.
+    const visible = most / (2 * height);
+    const layers = stacked
+      .map(([name, i]) => [categoryColor(name), shown.categories[i]])
+      .filter(([, values]) => values.some((v) => v > visible));
+    drawStack(c, edges, layers, y, outline);
+    if (shown.low.some((v, i) => v < shown.high[i])) {
+      c.globalAlpha = outline ? 0.65 : 0.4;
+      const low = shown.low.map((v, i) => Math.min(v, shown.high[i]));
+      drawLine(c, edges, low, y, color("--text"), 1);
     }
+    whole.draw();
+    mark();
+  }
 
-    function draw() {
-      if (!axis || !state.model.length) return;
-      const width = Math.max(50, Math.floor(plot.clientWidth - PLOT.left - PLOT.right));
-      const height = plot.clientHeight - PLOT.top - PLOT.bottom;
-      const box = { ...PLOT, width, height };
-      view.width = width;
-      shown = columns(state.model, axis, view.from, view.to, width);
-      const c = canvas.begin(plot.clientWidth, plot.clientHeight);
-      const most = Math.max(...shown.high);
-      const y = byteAxis(c, box, most);
-      timeAxis(c, box, view, (x, span) => {
-        if (mode === "time") return memprof.format.tick(x, span);
-        const whole = x < state.model.length && Number.isInteger(x);
-        return whole ? `call ${memprof.format.count(x + 1)}` : "";
-      });
-      // Between calls a pixel or two wide the outlines would cover what they outline.
-      const calls = axis.find(view.to)[0] - axis.find(view.from)[0] + 1;
-      const outline = calls * 8 < width ? 0.6 : 0;
-      const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
-      // Half a pixel: of less, the edges of steps would be all that shows.
-      const visible = most / (2 * height);
-      const names = state.model.categories;
-      const layers = STACK.map((name) => [name, shown.categories[names.indexOf(name)]])
-        .filter(([, values]) => values.some((v) => v > visible))
-        .map(([name, values]) => [memprof.theme.category(name), values]);
-      stack(c, edges, layers, y, outline);
-      if (shown.low.some((v, i) => v < shown.high[i])) {
-        c.globalAlpha = outline ? 0.65 : 0.4;
-        line(c, edges, shown.low.map((v, i) => Math.min(v, shown.high[i])), y, color("--text"), 1);
-      }
-      whole.draw();
-      mark();
-    }
+  /** Puts the cursor and the peak where they belong. */
+  function mark() {
+    place(cursor, state.call, state.position);
+    const top = state.model.device.peak;
+    if (top) place(peak, top[0], top[1]);
+    else peak.hidden = true;
+  }
 
-    /** Puts the cursor and the peak where they belong. */
-    function mark() {
-      place(cursor, state.call, state.position);
-      const [call, instant] = state.model.device.peak ?? [-1];
-      if (call >= 0) place(peak, call, instant);
-      else peak.hidden = true;
-    }
+  function place(node, call, position) {
+    // The middle of what can be seen of the instant: its edge is the next one's too.
+    const [begins, ends] = [axis.at(call, position), axis.after(call, position)];
+    const seen = ends > view.from && begins < view.to;
+    const from = seen ? Math.max(begins, view.from) : begins;
+    const x = PLOT.left + view.x((from + (seen ? Math.min(ends, view.to) : ends)) / 2);
+    node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
+    node.style.left = `${x}px`;
+  }
 
-    function place(node, call, position) {
-      // The middle of what can be seen of the instant: its edge is the next one's too.
-      const { from, to } = view;
-      const start = axis.at(call, position);
-      const end = edgeAfter(call, position);
-      const inside = end > from && start < to;
-      const x = PLOT.left + view.x(inside ? (Math.max(start, from) + Math.min(end, to)) / 2 : (start + end) / 2);
-      node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
-      node.style.left = `${x}px`;
-    }
+  function positionAt(offset) {
+    const part = offset / view.width;
+    if (part < 0 || part > 1 || !shown) return null;
+    const c = Math.min(shown.call.length - 1, Math.floor(part * shown.call.length));
+    // Where a pixel holds many instants, it stands for its highest: that is what is drawn.
+    return shown.high[c] < 0 ? null : [shown.call[c], shown.position[c]];
+  }
 
-    function edgeAfter(call, position) {
-      if (state.model.isBetween(call, position)) return axis.starts[call + 1];
-      return axis.at(call, position + 1);
-    }
+  function click(x) {
+    const at = positionAt(x);
+    if (!at) return;
+    state.select(...at);
+    slider.focus({ preventScroll: true });
+  }
 
-    function positionAt(offset) {
-      const part = offset / view.width;
-      if (part < 0 || part > 1 || !shown) return null;
-      const c = Math.min(shown.call.length - 1, Math.floor(part * shown.call.length));
-      // Where a pixel holds many instants, it stands for its highest: that is what is drawn.
-      return shown.high[c] < 0 ? null : [shown.call[c], shown.position[c]];
-    }
+  function hover(x, _y, event) {
+    const at = positionAt(x);
+    if (!at) return hideTooltip();
+    const values = state.model.categoryBytes(...at, new Float64Array(categories.length));
+    const rows = stacked
+      .filter(([, i]) => values[i] > 0)
+      .map(([name, i]) => [words(name), bytes(values[i]), categoryColor(name)]);
+    const total = bytes(state.model.bytes(...at));
+    showTooltip(event, `${total} · ${state.nameOf(...at)}`, rows.reverse());
+  }
 
-    function click(x) {
-      const at = positionAt(x);
-      if (!at) return;
-      state.select(...at);
-      slider.focus({ preventScroll: true });
-    }
-
-    function hover(x, _y, event) {
-      const at = positionAt(x);
-      if (!at) return memprof.tooltip.hide();
-      const [call, position] = at;
-      const { categories } = state.model;
-      const row = state.model.categoryBytes(call, position, new Float64Array(categories.length));
-      const rows = STACK.map((name) => [name, row[categories.indexOf(name)]])
-        .filter(([, n]) => n > 0)
-        .map(([name, n]) => [words(name), memprof.format.bytes(n), memprof.theme.category(name)]);
-      const total = memprof.format.bytes(state.model.bytes(call, position));
-      memprof.tooltip.show(event, `${total} · ${state.nameOf(call, position)}`, rows.reverse());
-    }
-
-    function keydown(event) {
-      memprof.dom.onKey(event, {
-        ArrowRight: () => (event.shiftKey ? state.moveCall(1) : state.move(1)),
-        ArrowLeft: () => (event.shiftKey ? state.moveCall(-1) : state.move(-1)),
-        ArrowUp: () => state.move(1),
-        ArrowDown: () => state.move(-1),
-        PageUp: () => state.moveCall(-10),
-        PageDown: () => state.moveCall(10),
-        Home: () => state.select(0, 0),
-        End: () => state.select(state.model.length - 1, Infinity),
-      });
-    }
-
-    function zoomToCalls(around) {
-      const first = Math.max(0, state.call - around);
-      const last = Math.min(state.model.length - 1, state.call + around);
-      const from = axis.starts[first];
-      // One call alone is shown without the pause after it.
-      const to = around ? axis.starts[last + 1] : axis.ends[last];
-      view.set(from, to > from ? to : from + 1);
-    }
-
-    /** Keeps the chosen instant in the window. */
-    function follow() {
-      const x = axis.at(state.call, state.position);
-      const { from, to } = view;
-      const end = edgeAfter(state.call, state.position) - (to - from) * 1e-9;
-      if (x < to && Math.max(x, end) >= from) return mark();
-      const half = (to - from) / 2;
-      view.set(x - half, x + half);
-    }
-
-    function describe() {
-      const { model, call, position } = state;
-      slider.ariaValueMax = model.length - 1;
-      slider.ariaValueNow = call;
-      const live = memprof.format.bytes(model.bytes(call, position));
-      slider.ariaValueText = `${state.nameOf(call, position)}: ${live} live`;
-    }
-
-    function drawLegend() {
-      const { category } = state.payload.sites;
-      const used = new Set(state.model.device.items.site.map((s) => memprof.cell(category, s)));
-      const entry = (name) => el("li", {}, memprof.table.swatch(name), words(name));
-      fill(legend, STACK.filter((name) => used.has(name)).map(entry));
-    }
-
-    state.on("device", rebuild);
-    state.on("select", () => {
-      follow();
-      describe();
+  function keydown(event) {
+    onKey(event, {
+      ArrowRight: () => (event.shiftKey ? state.moveCall(1) : state.move(1)),
+      ArrowLeft: () => (event.shiftKey ? state.moveCall(-1) : state.move(-1)),
+      ArrowUp: () => state.move(1),
+      ArrowDown: () => state.move(-1),
+      PageUp: () => state.moveCall(-10),
+      PageDown: () => state.moveCall(10),
+      Home: () => state.select(0, 0),
+      End: () => state.select(state.model.length - 1, Infinity),
     });
   }
 
-  /** Buttons of which one is pressed. */
-  function toggles(label, choices, choose) {
-    const buttons = choices.map(([value, text, title]) =>
-      el("button", { type: "button", title, on: { click: () => choose(value) } }, text),
-    );
-    return {
-      element: el("div.tabs", { role: "group", "aria-label": label }, buttons),
-      set: (value) => choices.forEach(([v], i) => (buttons[i].ariaPressed = v === value)),
-    };
+  function zoomToCalls(around) {
+    const first = Math.max(0, state.call - around);
+    const last = Math.min(state.model.length - 1, state.call + around);
+    const from = axis.starts[first];
+    // One call alone is shown without the pause after it.
+    const to = around ? axis.starts[last + 1] : axis.ends[last];
+    view.set(from, to > from ? to : from + 1);
   }
 
-  Object.assign(memprof, { timeline, toggles, STACK });
-})((globalThis.memprof ??= {}));
+  /** Keeps the chosen instant in the window. */
+  function follow() {
+    const x = axis.at(state.call, state.position);
+    const half = (view.to - view.from) / 2;
+    const end = axis.after(state.call, state.position) - half * 2e-9;
+    if (x < view.to && Math.max(x, end) >= view.from) mark();
+    else view.set(x - half, x + half);
+  }
+
+  state.on("device", rebuild);
+  state.on("select", () => {
+    follow();
+    const { model, call, position } = state;
+    slider.ariaValueMax = model.length - 1;
+    slider.ariaValueNow = call;
+    const live = bytes(model.bytes(call, position));
+    slider.ariaValueText = `${state.nameOf(call, position)}: ${live} live`;
+  });
+}
+
+/**
+ * One of payload.curves, with its legend; what lies under the pointer is said. Python has thinned
+ * them (payload.py); bytes hold until the next entry.
+ */
+function curve({ label, time_ns: time, peak, stacked, lines: given }) {
+  const rank = (l) => STACK.indexOf(l.name);
+  const found = stacked ? [...given].sort((a, b) => rank(a) - rank(b)) : given;
+  const lines = found.map(({ name, values }, i) => ({
+    name: words(name),
+    values,
+    variable: stacked ? categoryVariable(name) : `--${LINES[i % LINES.length]}`,
+  }));
+  const key = ({ name, variable }) => el("li", {}, swatch(`var(${variable})`), name);
+  const picture = canvas("curve-canvas", label);
+  const box = el("div.curve", {}, picture);
+  const first = time[0];
+  const view = new View(Math.max(1, time.at(-1) - first));
+  const sums = time.map((_, i) => lines.reduce((n, l) => n + l.values[i], 0));
+  const most = (stacked ? [sums] : lines.map((l) => l.values))
+    .flat()
+    .reduce((a, b) => Math.max(a, b), 0);
+
+  drawn(box, () => {
+    const area = inside(box, CURVE);
+    view.width = area.width;
+    const c = begin(picture, box.clientWidth, box.clientHeight);
+    const y = byteAxis(c, area, most);
+    timeAxis(c, area, view, (t, span) => tick(t + first, span));
+    const x = (t) => CURVE.left + view.x(t - first);
+    const edges = (times) => [...times, times.at(-1)].map(x);
+    if (stacked)
+      drawStack(
+        c,
+        edges(time),
+        lines.map((l) => [color(l.variable), l.values]),
+        y,
+        0,
+      );
+    for (const { variable, values } of stacked ? [] : lines) {
+      // What a snapshot does not know is as it was.
+      const known = [...values.keys()].filter((i) => values[i] !== null);
+      const at = edges(known.map((i) => time[i]));
+      drawLine(
+        c,
+        at,
+        known.map((i) => values[i]),
+        y,
+        color(variable),
+      );
+    }
+    if (peak === null) return;
+    c.fillStyle = color("--accent");
+    c.fillRect(x(peak), CURVE.top, 1, area.height);
+    c.fillStyle = color("--text-2");
+    c.textAlign = "center";
+    c.fillText("peak", x(peak), CURVE.top - 13);
+  });
+  const find = (x) => Math.max(0, above(time, first + view.time(x - CURVE.left)) - 1);
+  pointed(box, find, (i, event) => {
+    const rows = lines.map((l) => [l.name, bytes(l.values[i]), `var(${l.variable})`]);
+    showTooltip(event, ns(time[i]), rows);
+  });
+  return el("div", {}, el("ul.legend", {}, lines.map(key)), box);
+}

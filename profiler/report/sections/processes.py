@@ -1,4 +1,4 @@
-"""What a running job does now: one frame of a live view."""
+"""Several processes side by side: the ranks of one job, and what a running job does now."""
 
 from __future__ import annotations
 
@@ -6,13 +6,58 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ...model import Growth
+from ...ranks import Imbalance, RankSummary
 from ...running_job import Present, Writer
-from ..columns import BYTES, CATEGORY, TEXT, Cell, Column, Unit, alike, share
+from .. import columns as col
 from ..failure import place
 from ..format import format_ns
-from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
+from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 
-_MOST_GROWTH = 3
+_MEMORY = col.alike(col.Bytes, "reserved", "allocated", "most reserved", "most allocated")
+
+
+def of_ranks(s: RankSummary, show: Show) -> Section:
+    """How ranks compare, and where they differ."""
+    highest = max((r.peak for r in s.rows), default=0)
+    columns = (
+        *(col.Count("rank"), col.Bytes("peak")),
+        *(col.Share("of the highest", whole=highest, only="page"), col.Count("steps")),
+        *(col.Ns("median step"), *col.alike(col.Count, "graphs", "calls", "recompiled", "skips")),
+        col.Text("device"),
+        *col.below(col.Text("host"), col.Text("pid"), col.Text("state", only="page")),
+    )
+    rows = [
+        (
+            *(r.rank, r.peak, r.peak, r.steps, r.step_ns, r.graphs, r.calls, r.recompiles, r.skips),
+            *(r.device, r.host or "-", str(r.pid or "-"), "" if r.complete else "incomplete"),
+        )
+        for r in s.rows
+    ]
+    imbalance = (
+        *(col.Words("figure"), col.Figure("lowest"), col.Count("rank")),
+        *(*col.alike(col.Figure, "mean", "highest"), col.Count("rank")),
+        col.Figure("above the mean"),
+    )
+    figures = [
+        (
+            *(i.name, _figure(i, i.lowest, show), i.lowest_rank, _figure(i, i.mean, show)),
+            *(_figure(i, i.highest, show), i.highest_rank, f"{100 * i.excess:.1f} %"),
+        )
+        for i in s.imbalance
+    ]
+    note = Note("Categories are of the live set at each rank's peak.")
+    parts = (
+        Section("", "By rank", tables=(Table(columns, rows, least=EVERY),)),
+        Section("", "Imbalance", (note,), (Table(imbalance, figures, least=EVERY),)),
+    )
+    warnings = tuple(Note(warning, Tone.WARN) for warning in s.warnings)
+    more = Note("The report of one rank: memprof report FILE --rank N", Tone.DIM)
+    title = f"{len(s.rows):,} of {s.world_size:,} ranks"
+    return Section("ranks", title, (*warnings, more), parts=parts)
+
+
+def _figure(i: Imbalance, value: float, show: Show) -> str:
+    return show(round(value)) if i.unit == "bytes" else format_ns(value)
 
 
 def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
@@ -20,16 +65,16 @@ def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
     if len(found) > 1:
         yield _side_by_side(found)
         for p in found:
-            if p.grows:
-                yield _grows(p.grows, show, f"Memory grows in {_name(p)}")
+            yield _grows(p.grows, show, f"Memory grows in {_name(p)}")
         return
     for p in found:
-        yield Section("", _name(p), (Note(_state(p), _tone(p)),))
+        died = p.writer is Writer.DIED
+        tone = Tone.ERROR if died else Tone.WARN if p.stalled else Tone.PLAIN
+        yield Section("", _name(p), (Note(_state(p), tone),))
         yield _devices(p)
         yield _compiled(p, show)
-        if p.grows:
-            yield _grows(p.grows, show, "Memory grows")
-        columns = (Column("", Unit.BYTES), Column(""), TEXT)
+        yield _grows(p.grows, show, "Memory grows")
+        columns = (col.Bytes(""), col.Text(""), col.TEXT)
         yield of_rows("What to change", columns, p.findings, least=EVERY, lines=True)
 
 
@@ -57,18 +102,9 @@ def _state(p: Present) -> str:
     return " · ".join(text for text in (said, rate, calls) if text)
 
 
-def _tone(p: Present) -> Tone:
-    if p.writer is Writer.DIED:
-        return Tone.ERROR
-    return Tone.WARN if p.stalled else Tone.PLAIN
-
-
-_MEMORY = alike(Unit.BYTES, "reserved", "allocated", "most reserved", "most allocated")
-
-
 def _devices(p: Present) -> Section:
-    since = Column("since watched", Unit.CHANGE)
-    columns = (Column("device"), *_MEMORY, Column("of", Unit.BYTES), since)
+    since = col.Change("since watched")
+    columns = (col.Text("device"), *_MEMORY, col.Bytes("of"), since)
     rows = [
         (
             *(d.device, d.reserved, d.allocated or None, d.most_reserved, d.most_allocated or None),
@@ -82,10 +118,10 @@ def _devices(p: Present) -> Section:
 
 def _compiled(p: Present, show: Show) -> Section:
     if p.peak is None:
-        return Section("", "")
+        return NOTHING
     rows = [(n, n, name) for name, n in p.categories]
     title = f"Peak of compiled code on {p.peak_device}: {show(p.peak)}"
-    return of_rows(title, (BYTES, share(p.peak), CATEGORY), rows, rest="smaller")
+    return of_rows(title, (col.BYTES, col.share(p.peak), col.CATEGORY), rows, rest="smaller")
 
 
 def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
@@ -96,25 +132,20 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
         )
         for g in found
     ]
-    return of_rows(title, (TEXT,), rows, most=_MOST_GROWTH, lines=True, tone=Tone.WARN)
+    return of_rows(title, (col.TEXT,), rows, most=3, lines=True, tone=Tone.WARN)
 
 
 def _side_by_side(found: Sequence[Present]) -> Section:
     columns = (
-        Column("rank", Unit.COUNT),
-        Column("pid", Unit.FIGURE),
-        Column("state"),
-        Column("age", Unit.NS),
-        Column("steps/s", Unit.FIGURE),
-        Column("device"),
-        *_MEMORY,
+        *(col.Count("rank"), col.Figure("pid"), col.Text("state"), col.Ns("age")),
+        *(col.Figure("steps/s"), col.Text("device"), *_MEMORY),
     )
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[col.Row] = []
     for p in sorted(found, key=lambda p: (p.process.rank, p.process.pid, p.path)):
         d = p.devices[0] if p.devices else None
         state = "stalled?" if p.stalled else p.writer.value
         rate = f"{p.rate:.3g}" if p.rate is not None else None
-        memory: tuple[Cell, ...] = ("-", None, None, None, None)
+        memory: col.Row = ("-", None, None, None, None)
         if d is not None:
             memory = (d.device, d.reserved, d.allocated, d.most_reserved, d.most_allocated)
         pid = str(p.process.pid) if p.process.pid else None

@@ -14,9 +14,9 @@
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
-#include "fc.h"
+#include "device.h"
 
-namespace fc {
+namespace simgpu {
 namespace {
 std::mutex& lock() {
   static auto* m = new std::mutex;
@@ -91,7 +91,7 @@ void note_host_read(void* dst, const void* src, size_t n) {
 void contents_copy(void* dst, const void* src, size_t n) {
   if (!n) return;
   uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
-  bool to_device = is_device(dst), from_device = is_device(src);
+  bool to_device = is_device(dst);
   if (values_mode()) {
     memmove(dst, src, n);
     return;
@@ -151,13 +151,13 @@ void contents_fresh(void* p, size_t n) {
   std::lock_guard<std::mutex> l(lock());
   wipe((uintptr_t)p, (uintptr_t)p + n);
 }
-}  // namespace fc
+}  // namespace simgpu
 
 // fn(bytes, destination) after each copy from a device to the host, on the thread that asks for it;
 // fn may take Python's lock, and write to the destination.
-extern "C" void simgpu_on_host_read(void (*fn)(size_t, void*)) { fc::g_on_read = fn; }
+extern "C" void simgpu_on_host_read(void (*fn)(size_t, void*)) { simgpu::g_on_read = fn; }
 // The host has written to these bytes of a device.
-extern "C" void simgpu_written(void* p, size_t n) { fc::contents_unknown(p, n); }
+extern "C" void simgpu_written(void* p, size_t n) { simgpu::contents_unknown(p, n); }
 
 // c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator
 // calls it with each block that it hands out (size > 0) or takes back (size < 0).
@@ -171,7 +171,7 @@ extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(
 void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved,
                            TorchDevice device) {
   constexpr int8_t CUDA = 1;
-  if (device.type == CUDA && size > 0) fc::contents_fresh(p, (size_t)size);
+  if (device.type == CUDA && size > 0) simgpu::contents_fresh(p, (size_t)size);
   using Report = void (*)(void*, int64_t, size_t, size_t, TorchDevice);
   // Not RTLD_NEXT: Python loads libc10 into a scope of its own.
   static Report real = [] {

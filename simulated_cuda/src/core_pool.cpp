@@ -4,9 +4,9 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include "fc.h"
+#include "device.h"
 
-namespace fc {
+namespace simgpu {
 struct Pool {
   int dev;
   uint64_t release_threshold = 0;
@@ -109,7 +109,7 @@ int pool_alloc(Pool* p, size_t n, void** out) {
     size_t size = (n + CHUNK - 1) / CHUNK * CHUNK;
     if (mem_alloc(p->dev, size, &chunk)) {
       pool_trim(p, 0);
-      size = (n + GRAN - 1) / GRAN * GRAN;
+      size = (n + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
       if (int e = mem_alloc(p->dev, size, &chunk)) return e;
     }
     p->chunks[(uintptr_t)chunk] = size;
@@ -178,4 +178,4 @@ int pool_attribute(Pool* p, int a, uint64_t* v, bool set) {  // numbers of cudaM
     default: return E_VALUE;
   }
 }
-}  // namespace fc
+}  // namespace simgpu

@@ -9,12 +9,11 @@ using namespace simdnn;
 
 namespace simdnn {
 int launch(const char* name, void* handle, uint64_t cost_ns) {
-  fc::Op o;
-  o.kind = fc::OP_KERNEL;
-  o.kernel = fc::kernel_by_name(name);
-  o.cost_ns = cost_ns;
-  return fc::submit(handle ? ((Handle*)handle)->stream : nullptr, std::move(o)) ? EXECUTION_FAILED
-                                                                                : SUCCESS;
+  simgpu::Op op = simgpu::kernel_op(simgpu::kernel_by_name(name));
+  op.cost_ns = cost_ns;
+  return simgpu::submit(handle ? ((Handle*)handle)->stream : nullptr, std::move(op))
+             ? EXECUTION_FAILED
+             : SUCCESS;
 }
 }  // namespace simdnn
 
@@ -161,9 +160,9 @@ CUDNN(cudnnDestroyDropoutDescriptor, void* d) {
 // One XORWOW generator (48 bytes, curand_kernel.h) for each thread that the device can hold.
 CUDNN(cudnnDropoutGetStatesSize, void*, size_t* n) {
   int threads = 0;
-  if (fc::device_attribute(39, fc::cur_dev(), &threads))
-    return NOT_SUPPORTED;  // cudaDevAttrMaxThreadsPerMultiProcessor
-  *n = (size_t)fc::config().sms * threads * 48;
+  auto attribute = simgpu::MAX_THREADS_PER_MULTIPROCESSOR;
+  if (simgpu::device_attribute(attribute, simgpu::current_device(), &threads)) return NOT_SUPPORTED;
+  *n = (size_t)simgpu::config().multiprocessors * threads * 48;
   return SUCCESS;
 }
 CUDNN(cudnnSetDropoutDescriptor, void* d, void* h, float p, void* states, size_t,

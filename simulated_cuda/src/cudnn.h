@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-#include "fc.h"
+#include "device.h"
 
 namespace simdnn {
 

@@ -58,7 +58,7 @@ static int64_t channel_multiple(int type) { return 16 / type_size(type); }
 
 bool tensor_cores_apply(const Tensor& x, const Tensor& w) {
   bool known = (x.type == FLOAT || x.type == HALF || x.type == BFLOAT16) &&
-               fc::config().cc_major >= (x.type == HALF ? 7 : 8);
+               simgpu::config().cc_major >= (x.type == HALF ? 7 : 8);
   int64_t groups = x.dims[1] / w.dims[1];
   int64_t multiple = channel_multiple(x.type);
   return known &&

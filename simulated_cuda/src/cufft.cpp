@@ -2,7 +2,7 @@
 #include <map>
 #include <mutex>
 #include "library.h"
-using namespace fc;
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, INVALID_PLAN = 1, INVALID_VALUE = 4, EXEC_FAILED = 6, INVALID_SIZE = 8 };

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <complex>
 #include "library.h"
-using namespace fc;
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 3, EXECUTION_FAILED = 6 };

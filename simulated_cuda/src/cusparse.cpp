@@ -7,7 +7,7 @@
 // elements if that is less.
 #include <algorithm>
 #include "library.h"
-using namespace fc;
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 3, EXECUTION_FAILED = 6 };

@@ -2,7 +2,7 @@
 // at their beginning.
 #include <cstring>
 #include "library.h"
-using namespace fc;
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, INVALID_VALUE = 3, EXECUTION_FAILED = 6 };

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include "library.h"
-using namespace fc;
+using namespace simgpu;
 
 namespace {
 enum {
@@ -42,8 +42,8 @@ size_t bytes_of(int type) {  // ncclDataType_t
 }
 int make(Comm** out, int ranks, int rank) {
   if (!out || ranks < 1 || rank < 0 || rank >= ranks) return INVALID_ARGUMENT;
-  touch_primary(cur_dev());
-  *out = new Comm{ranks, rank, cur_dev()};
+  touch_primary(current_device());
+  *out = new Comm{ranks, rank, current_device()};
   return SUCCESS;
 }
 int collective(const char* name, void* stream, void* dst, const void* src, size_t bytes) {
@@ -91,15 +91,15 @@ API(CommInitRankScalable, Comm** out, int ranks, int rank, int, UniqueId*, void*
   return make(out, ranks, rank);
 }
 API(CommInitAll, Comm** out, int n, const int* devices) {
-  int before = cur_dev();
+  int before = current_device();
   for (int i = 0; i < n; i++) {
-    if (set_dev(devices ? devices[i] : i)) {
-      set_dev(before);
+    if (set_device(devices ? devices[i] : i)) {
+      set_device(before);
       return INVALID_ARGUMENT;
     }
     make(&out[i], n, i);
   }
-  set_dev(before);
+  set_device(before);
   return SUCCESS;
 }
 // Which ranks share the colour is not known here: the new communicator keeps this one's size.
@@ -151,7 +151,7 @@ API(GroupSimulateEnd, void*) { return SUCCESS; }
 
 // ---- memory
 API(MemAlloc, void** p, size_t n) {
-  return mem_alloc(cur_dev(), n, p) ? UNHANDLED_CUDA_ERROR : SUCCESS;
+  return mem_alloc(current_device(), n, p) ? UNHANDLED_CUDA_ERROR : SUCCESS;
 }
 API(MemFree, void* p) { return mem_free(p) ? UNHANDLED_CUDA_ERROR : SUCCESS; }
 API(CommRegister, Comm*, void* p, size_t, void** handle) {

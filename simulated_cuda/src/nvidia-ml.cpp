@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <unistd.h>
-#include "fc.h"
-using namespace fc;
+#include "device.h"
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
@@ -19,31 +19,24 @@ int text(char* out, unsigned n, const char* s) {
   strcpy(out, s);
   return SUCCESS;
 }
-void uuid(char* out, size_t n, int i) {
-  unsigned char b[16];
-  device_uuid(i, b);
-  int k = snprintf(out, n, "GPU-");
-  for (int j = 0; j < 16; j++)
-    k += snprintf(out + k, n - k, j == 4 || j == 6 || j == 8 || j == 10 ? "-%02x" : "%02x", b[j]);
-}
 struct Memory {
   unsigned long long total, free, used;
 };
 Memory memory(int physical) {
-  size_t free_bytes = config().mem, total = config().mem;
-  for (int d = 0; d < config().ndev; d++)
+  size_t free_bytes = config().memory, total = config().memory;
+  for (int d = 0; d < config().devices; d++)
     if (physical_device(d) == physical && primary_active(d)) mem_info(d, &free_bytes, &total);
   return {total, free_bytes, total - free_bytes};
 }
-struct Process {
+struct Process {  // nvmlProcessInfo_t
   unsigned pid;
   unsigned long long used;
   unsigned gpu_instance, compute_instance;
-};  // nvmlProcessInfo_t
-struct Process1 {
+};
+struct Process1 {  // of version 1
   unsigned pid;
   unsigned long long used;
-};  // of version 1
+};
 template <class P>
 int processes(Device* h, unsigned* n, P* out) {
   if (!exists(h) || !n) return INVALID_ARGUMENT;
@@ -130,9 +123,7 @@ API(DeviceGetHandleByPciBusId_v2, const char* s, Device** h) {
 }
 API(DeviceGetHandleByUUID, const char* s, Device** h) {
   for (int i = 0; i < physical_devices(); i++) {
-    char u[64];
-    uuid(u, sizeof u, i);
-    if (!strcmp(s, u)) {
+    if (device_uuid_text(i) == s) {
       *h = handle(i);
       return SUCCESS;
     }
@@ -151,9 +142,7 @@ DEVICE(GetName, char* s, unsigned n) {
   return exists(h) ? text(s, n, device_name()) : INVALID_ARGUMENT;
 }
 DEVICE(GetUUID, char* s, unsigned n) {
-  char u[64];
-  uuid(u, sizeof u, number(h));
-  return exists(h) ? text(s, n, u) : INVALID_ARGUMENT;
+  return exists(h) ? text(s, n, device_uuid_text(number(h)).c_str()) : INVALID_ARGUMENT;
 }
 DEVICE(GetCudaComputeCapability, int* major, int* minor) {
   *major = config().cc_major;

@@ -15,7 +15,7 @@
 #define CUDA_VERSION 13000
 #define CUDAAPI
 
-// ---------------------------------------------------------------- both libraries
+// ---- both libraries
 struct dim3 {
   unsigned int x, y, z;
 };
@@ -44,7 +44,7 @@ typedef struct CUmod_st* CUmodule;
 typedef struct CUstream_st* CUstream;
 typedef struct CUstream_st* cudaStream_t;
 
-// ---------------------------------------------------------------- runtime
+// ---- runtime
 enum cudaError : unsigned { cudaSuccess = 0 };
 typedef enum cudaError cudaError_t;
 enum cudaDeviceAttr : unsigned {};
@@ -265,7 +265,7 @@ struct cudaDeviceProp {
   int reserved[56];
 };
 
-// ---------------------------------------------------------------- driver
+// ---- driver
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;

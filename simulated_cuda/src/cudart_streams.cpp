@@ -81,13 +81,15 @@ API(cudaStreamBeginCaptureToGraph, cudaStream_t s, cudaGraph_t g, const cudaGrap
   return ret(capture_begin(s, m, graph_of(g), (Node**)d, n));
 }
 API(cudaStreamEndCapture, cudaStream_t s, cudaGraph_t* g) {
-  static ApiStat st_("cudaStreamEndCapture");
-  int inj = st_.enter(), e = capture_end(s, (Graph**)g);
-  if (inj && *g) {
+  // An injected failure still ends the capture, as a real one does.
+  static ApiStat stat("cudaStreamEndCapture");
+  int injected = stat.enter();
+  int error = capture_end(s, (Graph**)g);
+  if (injected && *g) {
     graph_destroy(graph_of(*g));
     *g = nullptr;
-  }  // an injected failure still ends the capture, as a real one does
-  return ret(inj ? inj : e);
+  }
+  return ret(injected ? injected : error);
 }
 API(cudaStreamIsCapturing, cudaStream_t s, enum cudaStreamCaptureStatus* st) {
   ENTER(cudaStreamIsCapturing);

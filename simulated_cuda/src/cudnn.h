@@ -36,15 +36,21 @@ struct Tensor {
 int64_t type_size(int type);
 int64_t align(int64_t bytes);  // up to the 256 bytes at which parts of a workspace begin
 
+// A dropout descriptor, which a recurrent network's refers to.
+struct Dropout {
+  float probability = 0;
+};
+
 // A library kernel on the handle's stream: counted, and a node under capture. cost_ns is simulated
 // time.
-int launch(const char* name, void* handle, uint64_t cost_ns = 5000);
+constexpr uint64_t TENSOR_CORES_COST_NS = 5000, DIRECT_COST_NS = 50000;
+int launch(const char* name, void* handle, uint64_t cost_ns = TENSOR_CORES_COST_NS);
 
 // Convolutions know two engines: TENSOR_CORES, which wants channels-last operands, and DIRECT,
 // which takes any.
 enum Direction { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 enum Engine : int { TENSOR_CORES = 0, DIRECT = 1 };
-constexpr uint64_t DIRECT_COST_NS = 50000;  // benchmark mode finds it slower
+// Benchmark mode finds the direct engine slower, by the costs above.
 bool tensor_cores_apply(const Tensor& x, const Tensor& w);
 int64_t convolution_workspace(Direction direction, const Tensor& x, const Tensor& w,
                               const Tensor& y);

@@ -89,37 +89,37 @@ int64_t convolution_workspace(Direction direction, const Tensor& x, const Tensor
 }  // namespace simdnn
 
 // ---- the interface of cuDNN 7
-// ------------------------------------------------------------------------------------------
 namespace {
-struct Perf {
+struct Perf {  // cudnnConvolution*AlgoPerf_t
   int algo, status;
-  float time;
+  float time;  // in milliseconds
   size_t memory;
-  int deterministic, math, reserved[3];
-};  // cudnnConvolution*AlgoPerf_t
-enum {
-  IMPLICIT_GEMM = 0,
-  IMPLICIT_PRECOMP_GEMM = 1
-};  // the numbers suit all three directions: DIRECT, and TENSOR_CORES
+  int deterministic, math_type, reserved[3];
+};
+// cudnnConvolution*Algo_t: these numbers suit all three directions.
+enum { ALGO_DIRECT = 0, ALGO_TENSOR_CORES = 1 };
+enum { TENSOR_OP_MATH = 1, FMA_MATH = 3 };  // cudnnMathType_t
 
 int sizes(Direction d, void* x, void* w, void* y, int algo, size_t* bytes) {
   auto &tx = *(Tensor*)x, &tw = *(Tensor*)w;
-  *bytes = algo == IMPLICIT_PRECOMP_GEMM && tensor_cores_apply(tx, tw)
-               ? convolution_workspace(d, tx, tw, *(Tensor*)y)
-               : 0;
+  bool tensor_cores = algo == ALGO_TENSOR_CORES && tensor_cores_apply(tx, tw);
+  *bytes = tensor_cores ? convolution_workspace(d, tx, tw, *(Tensor*)y) : 0;
   return SUCCESS;
 }
 int algorithms(Direction d, void* x, void* w, void* y, int wanted, int* found, Perf* out) {
+  bool tensor_cores = tensor_cores_apply(*(Tensor*)x, *(Tensor*)w);
   *found = 0;
-  for (int algo : {IMPLICIT_PRECOMP_GEMM, IMPLICIT_GEMM}) {
-    if (*found == wanted ||
-        (algo == IMPLICIT_PRECOMP_GEMM && !tensor_cores_apply(*(Tensor*)x, *(Tensor*)w)))
-      continue;
-    Perf& p = out[(*found)++];
-    p = Perf{algo, SUCCESS, algo == IMPLICIT_GEMM ? DIRECT_COST_NS / 1e6f : 0.005f,
-             0,    1,       algo == IMPLICIT_GEMM ? 3 : 1,
-             {}};
-    sizes(d, x, w, y, algo, &p.memory);
+  for (int algo : {ALGO_TENSOR_CORES, ALGO_DIRECT}) {
+    bool direct = algo == ALGO_DIRECT;
+    if (*found == wanted || (!direct && !tensor_cores)) continue;
+    Perf& result = out[(*found)++];
+    result = Perf{};
+    result.algo = algo;
+    result.status = SUCCESS;
+    result.time = (direct ? DIRECT_COST_NS : TENSOR_CORES_COST_NS) / 1e6f;
+    result.deterministic = 1;
+    result.math_type = direct ? FMA_MATH : TENSOR_OP_MATH;
+    sizes(d, x, w, y, algo, &result.memory);
   }
   return SUCCESS;
 }

@@ -1,6 +1,7 @@
 // The graph interface of the simulated cuDNN (cudnnBackend*). A descriptor is a store of
 // attributes, whatever its kind; what cuDNN works out by itself (heuristics, engines, workspace) is
 // derived from the stored operation graph. Executing a plan is one kernel.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -162,15 +163,17 @@ int engine_index(const Ref& config) {
 int64_t config_workspace(const Ref& config) {
   if (engine_index(config) == DIRECT) return 0;
   auto c = convolution(child(child(config, CONFIG_ENGINE), ENGINE_GRAPH));
-  return c ? convolution_workspace(c->direction, c->x, c->w, c->y)
-           : 0;  // attention: the frontend has what it needs beside the plan
+  // Attention: the frontend has what it needs beside the plan.
+  return c ? convolution_workspace(c->direction, c->x, c->w, c->y) : 0;
 }
 const char* kernel_name(const Ref& config) {
   auto c = convolution(child(child(config, CONFIG_ENGINE), ENGINE_GRAPH));
   if (!c) return "cudnn_graph";
-  return c->direction == FORWARD         ? "cudnn_convolution_forward"
-         : c->direction == BACKWARD_DATA ? "cudnn_convolution_backward_data"
-                                         : "cudnn_convolution_backward_filter";
+  switch (c->direction) {
+    case FORWARD: return "cudnn_convolution_forward";
+    case BACKWARD_DATA: return "cudnn_convolution_backward_data";
+    default: return "cudnn_convolution_backward_filter";
+  }
 }
 
 Value heuristics(const Ref& s) {
@@ -203,11 +206,12 @@ bool derived(const Ref& s, int name, Value* r) {
       *r = value<int64_t>(T_INT64, {config_workspace(child(s, PLAN_CONFIG))});
       return true;
     case GRAPH_ENGINES: *r = value<int64_t>(T_INT64, {2}); return true;
-    case ENGINE_NUMERICAL_NOTES:
-      *r = value<int>(T_NUMERICAL_NOTE, number<int64_t>(s, ENGINE_INDEX, 0) == TENSOR_CORES
-                                            ? std::vector<int>{NOTE_TENSOR_CORE}
-                                            : std::vector<int>{});
+    case ENGINE_NUMERICAL_NOTES: {
+      std::vector<int> notes;
+      if (number<int64_t>(s, ENGINE_INDEX, 0) == TENSOR_CORES) notes = {NOTE_TENSOR_CORE};
+      *r = value<int>(T_NUMERICAL_NOTE, notes);
       return true;
+    }
     case ENGINE_BEHAVIOUR_NOTES:
       *r = value<int>(T_BEHAVIOUR_NOTE, std::vector<int>{NOTE_CUDA_GRAPH_NATIVE});
       return true;
@@ -241,16 +245,19 @@ CUDNN(cudnnBackendSetAttribute, void* d, int name, int type, int64_t count, cons
   return SUCCESS;
 }
 
+// Whether a descriptor has the one that it is made from.
+static bool complete(const Ref& s) {
+  switch (s->kind) {
+    case HEURISTICS: return child(s, HEURISTICS_GRAPH) != nullptr;
+    case ENGINE: return child(s, ENGINE_GRAPH) != nullptr;
+    case ENGINE_CONFIG: return child(s, CONFIG_ENGINE) != nullptr;
+    case PLAN: return child(s, PLAN_CONFIG) != nullptr;
+    case OPERATION_GRAPH: return child(s, GRAPH_OPERATIONS) != nullptr;
+    default: return true;
+  }
+}
 CUDNN(cudnnBackendFinalize, void* d) {
-  if (!d) return BAD_PARAM;
-  const Ref& s = ((Descriptor*)d)->state;
-  bool ok = s->kind == HEURISTICS        ? (bool)child(s, HEURISTICS_GRAPH)
-            : s->kind == ENGINE          ? (bool)child(s, ENGINE_GRAPH)
-            : s->kind == ENGINE_CONFIG   ? (bool)child(s, CONFIG_ENGINE)
-            : s->kind == PLAN            ? (bool)child(s, PLAN_CONFIG)
-            : s->kind == OPERATION_GRAPH ? (bool)child(s, GRAPH_OPERATIONS)
-                                         : true;
-  return ok ? SUCCESS : BAD_PARAM;
+  return d && complete(((Descriptor*)d)->state) ? SUCCESS : BAD_PARAM;
 }
 
 CUDNN(cudnnBackendGetAttribute, void* d, int name, int type, int64_t room, int64_t* count,
@@ -264,20 +271,22 @@ CUDNN(cudnnBackendGetAttribute, void* d, int name, int type, int64_t room, int64
     v = &made;
   }
   if (v->type != type) return BAD_PARAM;
-  int64_t n = !elements ? 0 : room < v->count ? room : v->count;
+  // Without room for elements it is asked how many there are.
+  int64_t n = elements ? std::min(room, v->count) : 0;
   if (count) *count = elements ? n : v->count;
   if (type == T_DESCRIPTOR) {
     for (int64_t i = 0; i < n; i++)
       ((Descriptor**)elements)[i]->state = v->descriptors[i];
-  } else if (n)
+  } else if (n) {
     memcpy(elements, v->bytes.data(), n * element_size(type));
+  }
   return SUCCESS;
 }
 
 CUDNN(cudnnBackendExecute, void* handle, void* plan, void* variant) {
   if (!plan || !variant) return BAD_PARAM;
   Ref config = child(((Descriptor*)plan)->state, PLAN_CONFIG);
-  return config ? launch(kernel_name(config), handle,
-                         engine_index(config) == DIRECT ? DIRECT_COST_NS : 5000)
-                : BAD_PARAM;
+  if (!config) return BAD_PARAM;
+  uint64_t cost_ns = engine_index(config) == DIRECT ? DIRECT_COST_NS : TENSOR_CORES_COST_NS;
+  return launch(kernel_name(config), handle, cost_ns);
 }

@@ -15,9 +15,8 @@ struct Solver {
 };
 constexpr int64_t BLOCK = 64;
 
-int64_t columns(int64_t n) {
-  return std::max<int64_t>(n, 1) * BLOCK;
-}  // getrf, geqrf, orgqr, ormqr, potrf, sytrf
+// Of getrf, geqrf, orgqr, ormqr, potrf and sytrf.
+int64_t columns(int64_t n) { return std::max<int64_t>(n, 1) * BLOCK; }
 int64_t gesvd_elements(int64_t m, int64_t n) { return 3 * std::min(m, n) + (m + n) * BLOCK; }
 int64_t syevd_elements(int64_t n) { return 1 + 6 * n + 2 * n * n; }
 int64_t geev_elements(int64_t n) { return n * n + n * (2 + BLOCK); }

@@ -224,10 +224,11 @@ API(CreateBsrsv2Info, void** p) { return make<Setting>(p); }
 API(DestroyBsrsv2Info, void* p) { return drop<Setting>(p); }
 API(CreateBsrsm2Info, void** p) { return make<Setting>(p); }
 API(DestroyBsrsm2Info, void* p) { return drop<Setting>(p); }
+// -1: there is none.
 API(Xbsrsv2_zeroPivot, void*, void*, int* position) {
   *position = -1;
   return SUCCESS;
-}  // -1: none
+}
 API(Xbsrsm2_zeroPivot, void*, void*, int* position) {
   *position = -1;
   return SUCCESS;

@@ -54,10 +54,11 @@ API(MatmulAlgGetAttribute, const void*, const void*, int, void* data, size_t n) 
 }
 API(MatmulPlanInit, const void*, void*, const void*, const void*) { return SUCCESS; }
 API(MatmulPlanDestroy, const void*) { return SUCCESS; }
+// Algorithm 0 without splitting needs none.
 API(MatmulGetWorkspace, const void*, const void*, size_t* n) {
   *n = 0;
   return SUCCESS;
-}  // algorithm 0 without splitting needs none
+}
 API(Matmul, const void*, const void*, const void*, const void*, const void*, const void*,
     const void*, void*, void*, void* const* streams, int32_t n) {
   return count_kernel("cusparseLtMatmul", n > 0 ? streams[0] : nullptr) ? EXECUTION_FAILED

@@ -169,9 +169,9 @@ API(WinGetUserPtr, Comm*, void* window, void** p) {
   return SUCCESS;
 }
 API(RedOpCreatePreMulSum, int* op, void*, int, int, Comm*) {
-  *op = 5;
+  *op = 5;  // the first number after the built-in ones
   return SUCCESS;
-}  // the first number after the built-in ones
+}
 API(RedOpDestroy, int, Comm*) { return SUCCESS; }
 
 // ---- collectives

@@ -52,11 +52,11 @@ int processes(Device* h, unsigned* n, P* out) {
     out->gpu_instance = out->compute_instance = 0xffffffff;
   return SUCCESS;
 }
-struct Pci {
+struct Pci {  // nvmlPciInfo_t
   char legacy[16];
   unsigned domain, bus, device, id, subsystem;
   char bus_id[32];
-};  // nvmlPciInfo_t
+};
 struct Rates {
   unsigned gpu, memory;
 };

@@ -4,7 +4,7 @@
 // holds every size, offset, value and prototype against the official headers where those are at
 // hand.
 //
-// Only what cudart.cpp and driver.cpp use is declared; of an enumeration that they only pass on,
+// Only what the runtime and the driver use is declared; of an enumeration that they only pass on,
 // nothing but its type.
 #ifndef SIMGPU_ABI_H
 #define SIMGPU_ABI_H

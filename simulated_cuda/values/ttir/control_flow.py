@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from .translator import Region, Translator, matched
 from .types import IDENTIFIER, UnsupportedError, c_type, parse_types
 from .view import View
 
-if TYPE_CHECKING:
-    from .translator import Translator
-
 __all__ = ["HANDLERS"]
-
-
-def _match(pattern: str, line: str) -> re.Match[str]:
-    match = re.match(pattern, line)
-    if match is None:
-        raise UnsupportedError(line[:80])
-    return match
 
 
 def _carried(t: Translator, text: str) -> list[View]:
@@ -51,7 +41,7 @@ def _assign(t: Translator, variables: Sequence[View], values: Sequence[View]) ->
 
 
 def _for(t: Translator, line: str) -> list[View]:
-    match = _match(r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)\s*(.*)$", line)
+    match = matched(r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)\s*(.*)$", line)
     low, high, step = (t.values[match.group(i)] for i in (2, 3, 4))
     variables = _carried(t, match.group(5))
     i = t.new_name("i")
@@ -63,7 +53,7 @@ def _for(t: Translator, line: str) -> list[View]:
 
 
 def _if(t: Translator, line: str) -> list[View]:
-    match = _match(rf"scf\.if ({IDENTIFIER})(?: -> (\(.*\)))? \{{", line)
+    match = matched(rf"scf\.if ({IDENTIFIER})(?: -> (\(.*\)))? \{{", line)
     results = parse_types(match.group(2)) if match.group(2) else []
     variables = [t.variable(result) for result in results]
     t.emit(f"if ({t.values[match.group(1)].at([])}) {{")
@@ -77,7 +67,7 @@ def _if(t: Translator, line: str) -> list[View]:
 
 def _while(t: Translator, line: str) -> list[View]:
     """Two blocks: one that ends with the condition, and one that runs while it holds."""
-    match = _match(r"scf\.while(?: \((.*?)\))? : (\(.*?\)) -> (.*?) \{$", line)
+    match = matched(r"scf\.while(?: \((.*?)\))? : (\(.*?\)) -> (.*?) \{$", line)
     variables = _carried(t, match.group(1) or "")
     results = [t.variable(result) for result in parse_types(match.group(3))]
     t.emit("for (;;) {")
@@ -189,7 +179,7 @@ def _scan(t: Translator, line: str) -> list[View]:
     return tensors.copies
 
 
-HANDLERS: Mapping[str, Callable[[Translator, str], list[View]]] = {
+HANDLERS: Mapping[str, Region] = {
     "scf.for": _for,
     "scf.if": _if,
     "scf.while": _while,

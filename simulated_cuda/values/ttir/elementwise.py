@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from .libdevice import function_of_float, libdevice
+from .translator import Handler, Operation, Translator
 from .types import (
     BITS,
     C_TYPES,
@@ -17,9 +17,6 @@ from .types import (
     unsigned_c_type,
 )
 from .view import View
-
-if TYPE_CHECKING:
-    from .translator import Operation, Translator
 
 __all__ = ["elementwise"]
 
@@ -251,7 +248,7 @@ def _library_function(t: Translator, op: Operation) -> View:
     return t.elementwise(shape, kind, lambda *a: libdevice(symbol, a), op.operands)
 
 
-_OTHERS: Mapping[str, Callable[[Translator, Operation], View | list[View]]] = {
+_OTHERS: Mapping[str, Handler] = {
     "cmpf": _compare_floats,
     "cmpi": _compare_integers,
     "extern_elementwise": _library_function,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from .translator import Handler, Operation, Translator
 from .types import (
     BITS,
     NARROW_FLOATS,
@@ -17,9 +17,6 @@ from .types import (
     unsigned_c_type,
 )
 from .view import View
-
-if TYPE_CHECKING:
-    from .translator import Operation, Translator
 
 __all__ = ["HANDLERS"]
 
@@ -196,7 +193,7 @@ def _assert(t: Translator, op: Operation) -> list[View]:
     return []
 
 
-HANDLERS: Mapping[str, Callable[[Translator, Operation], View | list[View]]] = {
+HANDLERS: Mapping[str, Handler] = {
     "tt.addptr": _add_pointer,
     "tt.assert": _assert,
     "tt.atomic_cas": _compare_and_swap,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from .translator import Handler, Operation, Translator
 from .types import TensorType, UnsupportedError, is_pointer, literal, parse_type
 from .view import View, contiguous
-
-if TYPE_CHECKING:
-    from .translator import Operation, Translator
 
 __all__ = ["HANDLERS"]
 
@@ -218,7 +215,7 @@ def _nothing(t: Translator, op: Operation) -> list[View]:
     return []
 
 
-HANDLERS: Mapping[str, Callable[[Translator, Operation], View | list[View]]] = {
+HANDLERS: Mapping[str, Handler] = {
     "arith.constant": _constant,
     "gpu.barrier": _nothing,
     "llvm.intr.assume": _nothing,

@@ -60,7 +60,7 @@ struct ApiStat {
 };
 int unimplemented(const char* name);  // says so once on stderr, returns E_UNSUPPORTED
 
-// ---- devices (core_devices.cpp)
+// ---- devices (core_devices.cpp) and their properties (core_properties.cpp)
 // All devices of a process are of one kind; the environment says of which.
 struct Config {
   int devices;  // that this process sees
@@ -74,7 +74,8 @@ struct Config {
 const Config& config();
 int current_device();  // of this thread
 int set_device(int device);
-int device_attribute(int attribute, int device, int* out);  // one of DeviceAttribute, or 0 is said
+// `attribute` is a DeviceAttribute; any other one is 0.
+int device_attribute(int attribute, int device, int* out);
 int occupancy(int block);        // blocks of so many threads that a multiprocessor holds at once
 void touch_primary(int device);  // marks the primary context active
 bool primary_active(int device);
@@ -205,7 +206,7 @@ bool values_mode();
 // Values mode, and no aten operator that computes its result itself is running.
 bool compute_here();
 
-// ---- work (core_work.cpp)
+// ---- work (core_work.cpp; `submit`: core_streams.cpp)
 enum OpKind {
   OP_KERNEL,
   OP_MEMCPY,

@@ -4,45 +4,86 @@
 published output of that call (or of deviceQuery, or from the "total capacity" of an out-of-memory
 error, which are the same number). It varies by some MiB with the driver. Where no such output was
 found, it is what nvidia-smi says, which counts what the driver keeps for itself as well, one to
-four per cent more: ``SMI``. L2 caches and numbers of multiprocessors are those of NVIDIA's
-architecture whitepapers, and of the same outputs.
+four per cent more: ``memory_is_nominal``. L2 caches and numbers of multiprocessors are those of
+NVIDIA's architecture whitepapers, and of the same outputs.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from dataclasses import dataclass
 
-__all__ = ["ROWS", "SMI", "TORCH", "Row"]
+from .errors import UnknownGpuError
 
+__all__ = ["GPUS", "Gpu", "Limits"]
+
+_KIB = 1 << 10
 _MIB = 1 << 20
 _GIB = 1 << 30
-
-TORCH = "torch"
-"""`Row.reported_by`: the size is the one that torch reports."""
-SMI = "nvidia-smi"
-"""`Row.reported_by`: the size is nvidia-smi's, slightly more than torch reports."""
 
 _CODE = "https://github.com/search?type=code&q=%22_CudaDeviceProperties%28name%3D%27{}%27%22"
 _MODAL = "https://github.com/modal-labs/modal-client/pull/2797"
 
 
-class Row(NamedTuple):
-    """One GPU."""
+@dataclass(frozen=True)
+class Limits:
+    """What a compute capability fixes, from the CUDA programming guide's technical specifications.
+
+    https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
+    """
+
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    shared_per_multiprocessor: int
+    """In bytes."""
+    shared_per_block: int
+    """In bytes, for a kernel that opts in."""
+    shared_reserved: int
+    """In bytes of each block, for the system."""
+
+
+_LIMITS = {
+    (7, 0): Limits(2048, 32, 96 * _KIB, 96 * _KIB, 0),
+    (7, 5): Limits(1024, 16, 64 * _KIB, 64 * _KIB, 0),
+    (8, 0): Limits(2048, 32, 164 * _KIB, 163 * _KIB, _KIB),
+    (8, 6): Limits(1536, 16, 100 * _KIB, 99 * _KIB, _KIB),
+    (8, 9): Limits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB),
+    (9, 0): Limits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB),
+    (10, 0): Limits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB),
+    (12, 0): Limits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB),
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU."""
 
     key: str
-    """What users call it."""
+    """What users call it: ``h100-80gb``."""
     name: str
-    """What the driver calls it."""
+    """What the driver calls it: ``NVIDIA H100 80GB HBM3``."""
     memory: int
-    """Total device memory in bytes."""
-    reported_by: str
-    """Whose number the memory is: `TORCH` or `SMI`."""
+    """Total device memory in bytes, as torch reports it."""
     capability: tuple[int, int]
+    """Compute capability: ``(9, 0)``."""
     multiprocessors: int
     l2_cache: int
     """In bytes."""
     source: str
     """Where the size of the memory was published."""
+    memory_is_nominal: bool = False
+    """Whether ``memory`` is nvidia-smi's number, some per cent more than torch would report."""
+
+    @property
+    def limits(self) -> Limits:
+        """What its compute capability fixes."""
+        return _LIMITS[self.capability]
+
+    def with_memory(self, memory: int) -> Gpu:
+        """The same GPU with another total of device memory, in bytes."""
+        if memory <= 0:
+            raise UnknownGpuError(f"a GPU has more than {memory} bytes of memory")
+        return dataclasses.replace(self, memory=memory, memory_is_nominal=False)
 
 
 def _printed(name: str) -> str:
@@ -50,195 +91,181 @@ def _printed(name: str) -> str:
     return _CODE.format(name.replace(" ", "%20"))
 
 
-ROWS = (
-    Row(
-        "h100-80gb",
-        "NVIDIA H100 80GB HBM3",
-        81090 * _MIB,
-        TORCH,
-        (9, 0),
-        132,
-        50 * _MIB,
-        _printed("NVIDIA H100 80GB HBM3"),
+GPUS = (
+    Gpu(
+        key="h100-80gb",
+        name="NVIDIA H100 80GB HBM3",
+        memory=81090 * _MIB,
+        capability=(9, 0),
+        multiprocessors=132,
+        l2_cache=50 * _MIB,
+        source=_printed("NVIDIA H100 80GB HBM3"),
     ),
-    Row(
-        "h100-pcie",
-        "NVIDIA H100 PCIe",
-        81008 * _MIB,
-        TORCH,
-        (9, 0),
-        114,
-        50 * _MIB,
-        _printed("NVIDIA H100 PCIe"),
+    Gpu(
+        key="h100-pcie",
+        name="NVIDIA H100 PCIe",
+        memory=81008 * _MIB,
+        capability=(9, 0),
+        multiprocessors=114,
+        l2_cache=50 * _MIB,
+        source=_printed("NVIDIA H100 PCIe"),
     ),
-    Row(
-        "h200-141gb",
-        "NVIDIA H200",
-        143156 * _MIB,
-        TORCH,
-        (9, 0),
-        132,
-        60 * _MIB,
-        _printed("NVIDIA H200"),
+    Gpu(
+        key="h200-141gb",
+        name="NVIDIA H200",
+        memory=143156 * _MIB,
+        capability=(9, 0),
+        multiprocessors=132,
+        l2_cache=60 * _MIB,
+        source=_printed("NVIDIA H200"),
     ),
-    Row(
-        "gh200-96gb",
-        "NVIDIA GH200 480GB",
-        97871 * _MIB,
-        SMI,
-        (9, 0),
-        132,
-        60 * _MIB,
-        "https://github.com/search?type=code&q=%22GH200+480GB%22+97871MiB",
+    Gpu(
+        key="gh200-96gb",
+        name="NVIDIA GH200 480GB",
+        memory=97871 * _MIB,
+        memory_is_nominal=True,
+        capability=(9, 0),
+        multiprocessors=132,
+        l2_cache=60 * _MIB,
+        source="https://github.com/search?type=code&q=%22GH200+480GB%22+97871MiB",
     ),
-    Row(
-        "b200",
-        "NVIDIA B200",
-        182631 * _MIB,
-        TORCH,
-        (10, 0),
-        148,
-        132644864,
-        "https://github.com/pytorch/ao/pull/4002",
+    Gpu(
+        key="b200",
+        name="NVIDIA B200",
+        memory=182631 * _MIB,
+        capability=(10, 0),
+        multiprocessors=148,
+        l2_cache=132644864,
+        source="https://github.com/pytorch/ao/pull/4002",
     ),
-    Row(
-        "a100-40gb",
-        "NVIDIA A100-SXM4-40GB",
-        42298834944,
-        TORCH,
-        (8, 0),
-        108,
-        40 * _MIB,
-        "https://github.com/bottlerocket-os/bottlerocket/pull/3873",
+    Gpu(
+        key="a100-40gb",
+        name="NVIDIA A100-SXM4-40GB",
+        memory=42298834944,
+        capability=(8, 0),
+        multiprocessors=108,
+        l2_cache=40 * _MIB,
+        source="https://github.com/bottlerocket-os/bottlerocket/pull/3873",
     ),
-    Row(
-        "a100-80gb",
-        "NVIDIA A100-SXM4-80GB",
-        81049 * _MIB,
-        TORCH,
-        (8, 0),
-        108,
-        40 * _MIB,
-        "https://github.com/ekondis/mixbench/issues/47",
+    Gpu(
+        key="a100-80gb",
+        name="NVIDIA A100-SXM4-80GB",
+        memory=81049 * _MIB,
+        capability=(8, 0),
+        multiprocessors=108,
+        l2_cache=40 * _MIB,
+        source="https://github.com/ekondis/mixbench/issues/47",
     ),
-    Row(
-        "a10",
-        "NVIDIA A10",
-        23028 * _MIB,
-        SMI,
-        (8, 6),
-        72,
-        6 * _MIB,
-        _MODAL,
+    Gpu(
+        key="a10",
+        name="NVIDIA A10",
+        memory=23028 * _MIB,
+        memory_is_nominal=True,
+        capability=(8, 6),
+        multiprocessors=72,
+        l2_cache=6 * _MIB,
+        source=_MODAL,
     ),
-    Row(
-        "a10g",
-        "NVIDIA A10G",
-        22587 * _MIB,
-        TORCH,
-        (8, 6),
-        80,
-        6 * _MIB,
-        _printed("NVIDIA A10G"),
+    Gpu(
+        key="a10g",
+        name="NVIDIA A10G",
+        memory=22587 * _MIB,
+        capability=(8, 6),
+        multiprocessors=80,
+        l2_cache=6 * _MIB,
+        source=_printed("NVIDIA A10G"),
     ),
-    Row(
-        "a6000",
-        "NVIDIA RTX A6000",
-        48676 * _MIB,
-        TORCH,
-        (8, 6),
-        84,
-        6 * _MIB,
-        _printed("NVIDIA RTX A6000"),
+    Gpu(
+        key="a6000",
+        name="NVIDIA RTX A6000",
+        memory=48676 * _MIB,
+        capability=(8, 6),
+        multiprocessors=84,
+        l2_cache=6 * _MIB,
+        source=_printed("NVIDIA RTX A6000"),
     ),
-    Row(
-        "l4",
-        "NVIDIA L4",
-        23034 * _MIB,
-        SMI,
-        (8, 9),
-        58,
-        48 * _MIB,
-        _MODAL,
+    Gpu(
+        key="l4",
+        name="NVIDIA L4",
+        memory=23034 * _MIB,
+        memory_is_nominal=True,
+        capability=(8, 9),
+        multiprocessors=58,
+        l2_cache=48 * _MIB,
+        source=_MODAL,
     ),
-    Row(
-        "l40s",
-        "NVIDIA L40S",
-        45589 * _MIB,
-        TORCH,
-        (8, 9),
-        142,
-        96 * _MIB,
-        _printed("NVIDIA L40S"),
+    Gpu(
+        key="l40s",
+        name="NVIDIA L40S",
+        memory=45589 * _MIB,
+        capability=(8, 9),
+        multiprocessors=142,
+        l2_cache=96 * _MIB,
+        source=_printed("NVIDIA L40S"),
     ),
-    Row(
-        "rtx-6000-ada",
-        "NVIDIA RTX 6000 Ada Generation",
-        49140 * _MIB,
-        SMI,
-        (8, 9),
-        142,
-        96 * _MIB,
-        "https://github.com/search?type=issues&q=%22RTX+6000+Ada%22+49140MiB",
+    Gpu(
+        key="rtx-6000-ada",
+        name="NVIDIA RTX 6000 Ada Generation",
+        memory=49140 * _MIB,
+        memory_is_nominal=True,
+        capability=(8, 9),
+        multiprocessors=142,
+        l2_cache=96 * _MIB,
+        source="https://github.com/search?type=issues&q=%22RTX+6000+Ada%22+49140MiB",
     ),
-    Row(
-        "rtx-3090",
-        "NVIDIA GeForce RTX 3090",
-        24259 * _MIB,
-        TORCH,
-        (8, 6),
-        82,
-        6 * _MIB,
-        _printed("NVIDIA GeForce RTX 3090"),
+    Gpu(
+        key="rtx-3090",
+        name="NVIDIA GeForce RTX 3090",
+        memory=24259 * _MIB,
+        capability=(8, 6),
+        multiprocessors=82,
+        l2_cache=6 * _MIB,
+        source=_printed("NVIDIA GeForce RTX 3090"),
     ),
-    Row(
-        "rtx-4090",
-        "NVIDIA GeForce RTX 4090",
-        int(23.64 * _GIB),
-        TORCH,
-        (8, 9),
-        128,
-        72 * _MIB,
-        "https://github.com/3DTopia/Phidias-Diffusion/issues/8",
+    Gpu(
+        key="rtx-4090",
+        name="NVIDIA GeForce RTX 4090",
+        memory=int(23.64 * _GIB),
+        capability=(8, 9),
+        multiprocessors=128,
+        l2_cache=72 * _MIB,
+        source="https://github.com/3DTopia/Phidias-Diffusion/issues/8",
     ),
-    Row(
-        "rtx-5090",
-        "NVIDIA GeForce RTX 5090",
-        33680457728,
-        TORCH,
-        (12, 0),
-        170,
-        96 * _MIB,
-        "https://github.com/NVIDIA/nccl/issues/1637",
+    Gpu(
+        key="rtx-5090",
+        name="NVIDIA GeForce RTX 5090",
+        memory=33680457728,
+        capability=(12, 0),
+        multiprocessors=170,
+        l2_cache=96 * _MIB,
+        source="https://github.com/NVIDIA/nccl/issues/1637",
     ),
-    Row(
-        "t4",
-        "Tesla T4",
-        15095 * _MIB,
-        TORCH,
-        (7, 5),
-        40,
-        4 * _MIB,
-        _printed("Tesla T4"),
+    Gpu(
+        key="t4",
+        name="Tesla T4",
+        memory=15095 * _MIB,
+        capability=(7, 5),
+        multiprocessors=40,
+        l2_cache=4 * _MIB,
+        source=_printed("Tesla T4"),
     ),
-    Row(
-        "v100-16gb",
-        "Tesla V100-SXM2-16GB",
-        16160 * _MIB,
-        TORCH,
-        (7, 0),
-        80,
-        6 * _MIB,
-        _printed("Tesla V100-SXM2-16GB"),
+    Gpu(
+        key="v100-16gb",
+        name="Tesla V100-SXM2-16GB",
+        memory=16160 * _MIB,
+        capability=(7, 0),
+        multiprocessors=80,
+        l2_cache=6 * _MIB,
+        source=_printed("Tesla V100-SXM2-16GB"),
     ),
-    Row(
-        "v100-32gb",
-        "Tesla V100-SXM2-32GB",
-        int(31.74 * _GIB),
-        TORCH,
-        (7, 0),
-        80,
-        6 * _MIB,
-        "https://github.com/haotian-liu/LLaVA/issues/812",
+    Gpu(
+        key="v100-32gb",
+        name="Tesla V100-SXM2-32GB",
+        memory=int(31.74 * _GIB),
+        capability=(7, 0),
+        multiprocessors=80,
+        l2_cache=6 * _MIB,
+        source="https://github.com/haotian-liu/LLaVA/issues/812",
     ),
 )
+"""All of them."""

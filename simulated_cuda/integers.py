@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from . import control
 from .overrides import Kernel, wrap_kernels
 from .values import operators
+from .values.aliasing import Quiet, alias, on_device, to_cpu, wrap_numbers
 
 __all__ = ["INTEGERS", "MAX_BYTES", "compute_integers", "contents", "overwritten"]
 
@@ -72,11 +73,9 @@ def compute_integers(special: Mapping[str, Special]) -> None:
         special: by name of an operator of aten: what to do after it ran, where not all its tensors
             are of integers.
     """
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     wrappers = {}
-    for name in sorted({n[6:] for n in registered if n.startswith("aten::")} | {"copy_"}):
-        packet, _, overload = name.partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    for name in operators.device_operators():
+        op = operators.operator(name)
         if name in special or _may_compute(name, op):
             wrappers[name] = functools.partial(_wrapped, name, op, special.get(name))
     wrap_kernels("aten", wrappers)
@@ -85,8 +84,8 @@ def compute_integers(special: Mapping[str, Special]) -> None:
 
 def overwritten(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Write a tensor of the CPU to the device's memory of ``tensor``, as if a kernel had."""
-    with operators._quiet():
-        operators.alias(tensor).copy_(value)  # type: ignore[no-untyped-call]
+    with Quiet():
+        alias(tensor).copy_(value)
     _note_written(tensor)
 
 
@@ -97,18 +96,13 @@ def _may_compute(name: str, op: Any) -> bool:
         return False
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "CPU"):
         return False
-    writes = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
-    return writes or not any(r.alias_info for r in schema.returns)
+    return operators.writes(schema) or not any(r.alias_info for r in schema.returns)
 
 
 def _wrapped(name: str, op: Any, special: Special | None, run: Kernel) -> Kernel:
     """A kernel for the device that computes integers."""
     schema = op._schema
-    tensors = [
-        i
-        for i, a in enumerate(schema.arguments)
-        if str(a.type) in ("Tensor", "Optional[Tensor]") and not a.kwarg_only
-    ]
+    places = operators.tensor_places(schema)
     written = {
         a.name if a.kwarg_only else i
         for i, a in enumerate(schema.arguments)
@@ -116,7 +110,7 @@ def _wrapped(name: str, op: Any, special: Special | None, run: Kernel) -> Kernel
     }
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        args = operators._wrap(tensors, args)  # type: ignore[no-untyped-call]
+        args = wrap_numbers(places, args)
         device = _integers(args, kwargs)
         if device is None or _captures(device):
             result = run(keys, *args, **kwargs)
@@ -193,8 +187,8 @@ def _compute(
 
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
     """What the CPU's kernel makes of the device's memory; it writes there where ``op`` does."""
-    with operators._quiet():
-        args, kwargs = tree_map(operators._to_cpu, (args, kwargs))
+    with Quiet():
+        args, kwargs = tree_map(to_cpu, (args, kwargs))
         try:
             return op(*args, **kwargs)
         except RuntimeError as e:
@@ -209,8 +203,7 @@ def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
 def _on_device(value: Any, device: int) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    where = torch.device("cuda", device)
-    there = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=where)
+    there = on_device(value, device)
     if value.numel():
         overwritten(there, value)
     return there
@@ -218,9 +211,8 @@ def _on_device(value: Any, device: int) -> Any:
 
 def contents(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU of what the device has for ``tensor``; no look of the program's."""
-    with operators._quiet():
-        copy: torch.Tensor = operators.alias(tensor).clone()  # type: ignore[no-untyped-call]
-    return copy
+    with Quiet():
+        return alias(tensor).clone()
 
 
 def _note_written(tensor: torch.Tensor) -> None:

@@ -163,20 +163,13 @@ def _declared(torch: TorchBuild) -> set[str]:
 
 
 def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
-    """The code written by hand for a library.
-
-    ``STEM.cpp`` with all ``STEM_*.cpp``.
-    """
-    # Both cuBLAS libraries are made of one file.
-    others = {"cublas": ("blas.cpp", "-DBLAS"), "cublasLt": ("blas.cpp",), "cuda": ("driver.cpp",)}
-    if (sources / f"{stem}.cpp").is_file():
-        defines = _cudnn_version(torch) if stem == "cudnn" else ()
-        files = [sources / f"{stem}.cpp", *sorted(sources.glob(f"{stem}_*.cpp"))]
-        return [Source(path, defines) for path in files]
-    if stem in others:
-        name, *more = others[stem]
-        return [Source(sources / name, tuple(more))]
-    return []
+    """The code written by hand for a library: ``STEM.cpp`` with all ``STEM_*.cpp``."""
+    main = sources / f"{stem}.cpp"
+    if not main.is_file():
+        return []
+    defines = _cudnn_version(torch) if stem == "cudnn" else ()
+    files = [main, *sorted(sources.glob(f"{stem}_*.cpp"))]
+    return [Source(path, defines) for path in files]
 
 
 def _cudnn_version(torch: TorchBuild) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
-// The part of CUDA 13's binary interface that the simulated device is made of: types, values and layouts of structures
-// as torch's libraries were compiled against them. Our own declarations: neither a CUDA toolkit nor NVIDIA's headers are
-// needed to build. test/simulated_cuda/test_abi.py holds every size, offset, value and prototype against the official
-// headers where those are at hand.
+// The part of CUDA 13's binary interface that the simulated device is made of: types, values and
+// layouts of structures as torch's libraries were compiled against them. Our own declarations:
+// neither a CUDA toolkit nor NVIDIA's headers are needed to build. test/simulated_cuda/test_abi.py
+// holds every size, offset, value and prototype against the official headers where those are at
+// hand.
 //
-// Only what cudart.cpp and driver.cpp use is declared; of an enumeration that they only pass on, nothing but its type.
+// Only what the runtime and the driver use is declared; of an enumeration that they only pass on,
+// nothing but its type.
 #ifndef SIMGPU_ABI_H
 #define SIMGPU_ABI_H
 #include <cstddef>
@@ -13,10 +15,16 @@
 #define CUDA_VERSION 13000
 #define CUDAAPI
 
-// ---------------------------------------------------------------- both libraries
-struct dim3 { unsigned int x, y, z; };
-struct uint3 { unsigned int x, y, z; };
-struct CUuuid_st { char bytes[16]; };
+// ---- both libraries
+struct dim3 {
+  unsigned int x, y, z;
+};
+struct uint3 {
+  unsigned int x, y, z;
+};
+struct CUuuid_st {
+  char bytes[16];
+};
 typedef struct CUuuid_st CUuuid;
 typedef struct CUuuid_st cudaUUID_t;
 
@@ -36,11 +44,14 @@ typedef struct CUmod_st* CUmodule;
 typedef struct CUstream_st* CUstream;
 typedef struct CUstream_st* cudaStream_t;
 
-// ---------------------------------------------------------------- runtime
+// ---- runtime
 enum cudaError : unsigned { cudaSuccess = 0 };
 typedef enum cudaError cudaError_t;
 enum cudaDeviceAttr : unsigned {};
-enum cudaDriverEntryPointQueryResult : unsigned { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+enum cudaDriverEntryPointQueryResult : unsigned {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1
+};
 enum cudaFuncAttribute : unsigned {};
 enum cudaFuncCache : unsigned {};
 enum cudaGraphExecUpdateResult : unsigned { cudaGraphExecUpdateSuccess = 0 };
@@ -87,7 +98,7 @@ enum cudaStreamCaptureStatus : unsigned {
 typedef void (*cudaHostFn_t)(void* userData);
 typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void* userData);
 
-struct cudaMemAccessDesc;   // a pointer to it is passed on, and no more
+struct cudaMemAccessDesc;  // a pointer to it is passed on, and no more
 struct cudaMemLocation {
   enum cudaMemLocationType type;
   int id;
@@ -156,7 +167,8 @@ struct cudaFuncAttributes {
   int reserved[16];
 };
 
-// CUDA 13 took clockRate, deviceOverlap, computeMode and others out of the middle: CUDA 12's layout is another one.
+// CUDA 13 took clockRate, deviceOverlap, computeMode and others out of the middle: CUDA 12's layout
+// is another one.
 struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;
@@ -253,14 +265,17 @@ struct cudaDeviceProp {
   int reserved[56];
 };
 
-// ---------------------------------------------------------------- driver
+// ---- driver
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint32_t cuuint32_t;
 typedef uint64_t cuuint64_t;
 
-typedef enum cudaError_enum : unsigned { CUDA_SUCCESS = 0, CUDA_ERROR_FILE_NOT_FOUND = 301 } CUresult;
+typedef enum cudaError_enum : unsigned {
+  CUDA_SUCCESS = 0,
+  CUDA_ERROR_FILE_NOT_FOUND = 301
+} CUresult;
 typedef enum CUdevice_attribute_enum : unsigned {} CUdevice_attribute;
 typedef enum CUdriverProcAddressQueryResult_enum : unsigned {
   CU_GET_PROC_ADDRESS_SUCCESS = 0,
@@ -276,12 +291,21 @@ typedef enum CUlimit_enum : unsigned {} CUlimit;
 typedef enum CUlogLevel_enum : unsigned {} CUlogLevel;
 typedef struct CUlogsCallbackEntry_st* CUlogsCallbackHandle;
 typedef void (*CUlogsCallback)(void* data, CUlogLevel level, char* message, size_t length);
-typedef enum CUmemAccess_flags_enum : unsigned { CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3 } CUmemAccess_flags;
+typedef enum CUmemAccess_flags_enum : unsigned {
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+} CUmemAccess_flags;
 typedef enum CUmemAllocationGranularity_flags_enum : unsigned {} CUmemAllocationGranularity_flags;
 typedef enum CUmemAllocationHandleType_enum : unsigned {} CUmemAllocationHandleType;
-typedef enum CUmemAllocationType_enum : unsigned { CU_MEM_ALLOCATION_TYPE_PINNED = 1 } CUmemAllocationType;
-typedef enum CUmemLocationType_enum : unsigned { CU_MEM_LOCATION_TYPE_DEVICE = 1 } CUmemLocationType;
-typedef enum CUmemorytype_enum : unsigned { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
+typedef enum CUmemAllocationType_enum : unsigned {
+  CU_MEM_ALLOCATION_TYPE_PINNED = 1
+} CUmemAllocationType;
+typedef enum CUmemLocationType_enum : unsigned {
+  CU_MEM_LOCATION_TYPE_DEVICE = 1
+} CUmemLocationType;
+typedef enum CUmemorytype_enum : unsigned {
+  CU_MEMORYTYPE_HOST = 1,
+  CU_MEMORYTYPE_DEVICE = 2
+} CUmemorytype;
 typedef enum CUmoduleLoadingMode_enum : unsigned { CU_MODULE_LAZY_LOADING = 2 } CUmoduleLoadingMode;
 typedef enum CUpointer_attribute_enum : unsigned {
   CU_POINTER_ATTRIBUTE_CONTEXT = 1,

@@ -1,127 +1,198 @@
-// What device memory holds while kernels compute nothing (outside values mode): the bytes that copies from the host and
-// memsets wrote, and zeros everywhere else. So a host that reads a result reads zero: no count of a kernel (nonzero,
-// unique, found_inf, info) is ever made of the bytes that an earlier tensor left there.
+// What device memory holds while kernels compute nothing (outside values mode): the bytes that
+// copies from the host and memsets wrote, and zeros everywhere else. So a host that reads a result
+// reads zero: no count of a kernel (nonzero, unique, found_inf, info) is ever made of the bytes
+// that an earlier tensor left there.
 //
-// Known are the ranges that were written. A block that torch's allocator hands out begins as zeros again; it reports each
-// to the profiler through a function of libc10 that the dynamic linker lets us take the place of. Copies within the
-// device and zeroing touch written ranges alone, so that tensors that only kernels fill never cost host memory.
+// Known are the ranges that were written. A block that torch's allocator hands out begins as zeros
+// again; it reports each to the profiler through a function of libc10 that the dynamic linker lets
+// us take the place of. Copies within the device and zeroing touch written ranges alone, so that
+// tensors that only kernels fill never cost host memory.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <dlfcn.h>
-#include <map>
-#include <mutex>
 #include <sys/mman.h>
-#include "fc.h"
+#include "core.h"
 
-namespace fc {
+namespace simgpu {
 namespace {
-std::mutex& lock() { static auto* m = new std::mutex; return *m; }
-std::map<uintptr_t, uintptr_t>& written() { static auto* m = new std::map<uintptr_t, uintptr_t>; return *m; }   // begin -> end, disjoint
+// Not the device's lock: copies are made outside of that one.
+std::mutex& contents_lock() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+#define CONTENTS_LOCK std::lock_guard<std::mutex> lock_(contents_lock())
+
+// The ranges that were written, from their beginnings to their ends; none touches another.
+std::map<uintptr_t, uintptr_t>& written() {
+  static auto* ranges = new std::map<uintptr_t, uintptr_t>;
+  return *ranges;
+}
 std::atomic<void (*)(size_t, void*)> g_on_read{nullptr};
 
-// fn(begin, end) for each written part of [b, e).
-template <class F> void each_written(uintptr_t b, uintptr_t e, F&& fn) {
-  auto it = written().upper_bound(b);
-  if (it != written().begin()) --it;
-  for (; it != written().end() && it->first < e; ++it)
-    if (it->second > b) fn(std::max(b, it->first), std::min(e, it->second));
+// The first range that may reach behind an address.
+std::map<uintptr_t, uintptr_t>::iterator first_behind(uintptr_t address) {
+  auto it = written().upper_bound(address);
+  return it == written().begin() ? it : std::prev(it);
 }
-void forget(uintptr_t b, uintptr_t e) {
-  auto it = written().upper_bound(b);
-  if (it != written().begin()) --it;
-  while (it != written().end() && it->first < e) {
-    uintptr_t x = it->first, y = it->second;
-    if (y <= b) { ++it; continue; }
+
+// Calls function(begin, end) for each written part of a range.
+template <class F>
+void each_written(uintptr_t begin, uintptr_t end, F&& function) {
+  for (auto it = first_behind(begin); it != written().end() && it->first < end; ++it)
+    if (it->second > begin) function(std::max(begin, it->first), std::min(end, it->second));
+}
+
+// A range counts as never written.
+void forget(uintptr_t begin, uintptr_t end) {
+  auto it = first_behind(begin);
+  while (it != written().end() && it->first < end) {
+    auto [first, last] = *it;
+    if (last <= begin) {
+      ++it;
+      continue;
+    }
     it = written().erase(it);
-    if (x < b) written()[x] = b;
-    if (y > e) { written()[e] = y; break; }
+    if (first < begin) written()[first] = begin;
+    if (last > end) {
+      written()[end] = last;
+      break;
+    }
   }
 }
-void mark(uintptr_t b, uintptr_t e) {
-  if (b >= e) return;
-  auto it = written().upper_bound(b);
-  if (it != written().begin() && std::prev(it)->second >= b) { --it; b = it->first; }
-  while (it != written().end() && it->first <= e) { e = std::max(e, it->second); it = written().erase(it); }
-  written()[b] = e;
+
+// A range counts as written.
+void mark(uintptr_t begin, uintptr_t end) {
+  if (begin >= end) return;
+  auto it = written().upper_bound(begin);
+  if (it != written().begin() && std::prev(it)->second >= begin) {
+    --it;
+    begin = it->first;
+  }
+  while (it != written().end() && it->first <= end) {
+    end = std::max(end, it->second);
+    it = written().erase(it);
+  }
+  written()[begin] = end;
 }
-// Zeros; whole pages of memory that is ours alone are given back instead of being written.
-void zero(void* p, size_t n, bool anonymous) {
+
+// Zeros. Whole pages of memory that is ours alone are given back instead of being written.
+void zero(void* pointer, size_t size, bool ours_alone) {
   constexpr uintptr_t PAGE = 4096;
-  uintptr_t b = (uintptr_t)p, e = b + n, x = (b + PAGE - 1) / PAGE * PAGE, y = e / PAGE * PAGE;
-  if (!anonymous || n < 16 * PAGE || madvise((void*)x, y - x, MADV_DONTNEED)) { memset(p, 0, n); return; }
-  memset(p, 0, x - b);
-  memset((void*)y, 0, e - y);
+  uintptr_t begin = (uintptr_t)pointer, end = begin + size;
+  uintptr_t first_page = (begin + PAGE - 1) / PAGE * PAGE, pages_end = end / PAGE * PAGE;
+  bool large = size >= 16 * PAGE;
+  if (ours_alone && large && !madvise((void*)first_page, pages_end - first_page, MADV_DONTNEED)) {
+    memset(pointer, 0, first_page - begin);
+    memset((void*)pages_end, 0, end - pages_end);
+  } else {
+    memset(pointer, 0, size);
+  }
 }
-void wipe(uintptr_t b, uintptr_t e) {
-  each_written(b, e, [](uintptr_t x, uintptr_t y) { zero((void*)x, y - x, in_arena((void*)x)); });
-  forget(b, e);
+
+// What was written becomes zeros, which nobody has written.
+void wipe(uintptr_t begin, uintptr_t end) {
+  each_written(begin, end, [](uintptr_t first, uintptr_t last) {
+    zero((void*)first, last - first, in_arena((void*)first));
+  });
+  forget(begin, end);
 }
 }  // namespace
 
-void note_host_read(void* dst, const void* src, size_t n) {
-  auto* fn = g_on_read.load();
-  if (fn && n && is_device(src) && !is_device(dst)) fn(n, dst);
+void note_host_read(void* dst, const void* src, size_t size) {
+  auto* function = g_on_read.load();
+  if (function && size && is_device(src) && !is_device(dst)) function(size, dst);
 }
 
-void contents_copy(void* dst, const void* src, size_t n) {
-  if (!n) return;
-  uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
-  bool to_device = is_device(dst), from_device = is_device(src);
-  if (values_mode()) { memmove(dst, src, n); return; }
-  bool disjoint = d + n <= s || s + n <= d;
-  if (!in_arena(src) || !disjoint || (to_device && !in_arena(dst))) {
-    memmove(dst, src, n);
-    if (to_device) { std::lock_guard<std::mutex> l(lock()); mark(d, d + n); }
+void contents_copy(void* dst, const void* src, size_t size) {
+  if (!size) return;
+  if (values_mode()) {
+    memmove(dst, src, size);
     return;
   }
-  bool pages = !to_device && host_allocated(dst, n);
-  std::lock_guard<std::mutex> l(lock());
-  if (to_device) wipe(d, d + n);
-  else zero(dst, n, pages);
-  std::map<uintptr_t, uintptr_t> parts;
-  each_written(s, s + n, [&](uintptr_t b, uintptr_t e) { parts[b] = e; });
-  for (auto& [b, e] : parts) {
-    memcpy((void*)(d + (b - s)), (void*)b, e - b);
-    if (to_device) mark(d + (b - s), d + (e - s));
+  uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src;
+  bool to_device = is_device(dst);
+  bool disjoint = to + size <= from || from + size <= to;
+  if (!in_arena(src) || !disjoint || (to_device && !in_arena(dst))) {
+    memmove(dst, src, size);
+    if (to_device) contents_unknown(dst, size);
+    return;
+  }
+  // From memory whose written parts are known: all of the rest is zeros.
+  bool pages = !to_device && host_allocated(dst, size);
+  CONTENTS_LOCK;
+  if (to_device)
+    wipe(to, to + size);
+  else
+    zero(dst, size, pages);
+  std::map<uintptr_t, uintptr_t> parts;  // `mark` changes what `each_written` goes through
+  each_written(from, from + size, [&](uintptr_t begin, uintptr_t end) { parts[begin] = end; });
+  for (auto& [begin, end] : parts) {
+    memcpy((void*)(to + (begin - from)), (void*)begin, end - begin);
+    if (to_device) mark(to + (begin - from), to + (end - from));
   }
 }
-void contents_set(void* dst, unsigned value, unsigned elem, size_t count) {
-  size_t n = count * elem;
-  if (!n) return;
-  uintptr_t d = (uintptr_t)dst;
-  bool device = !values_mode() && is_device(dst);
-  if (device && value == 0 && in_arena(dst)) { std::lock_guard<std::mutex> l(lock()); wipe(d, d + n); return; }
-  if (elem == 1) memset(dst, (int)value, n);
-  else for (size_t i = 0; i < count; i++) memcpy((char*)dst + i * elem, &value, elem);
-  if (device) { std::lock_guard<std::mutex> l(lock()); mark(d, d + n); }
+
+void contents_set(void* dst, unsigned value, unsigned element_size, size_t count) {
+  size_t size = count * element_size;
+  if (!size) return;
+  bool known = !values_mode() && is_device(dst);
+  if (known && value == 0 && in_arena(dst)) {
+    CONTENTS_LOCK;
+    wipe((uintptr_t)dst, (uintptr_t)dst + size);
+    return;
+  }
+  if (element_size == 1) {
+    memset(dst, (int)value, size);
+  } else {
+    for (size_t i = 0; i < count; i++)
+      memcpy((char*)dst + i * element_size, &value, element_size);
+  }
+  if (known) contents_unknown(dst, size);
 }
-void contents_unknown(void* p, size_t n) { std::lock_guard<std::mutex> l(lock()); mark((uintptr_t)p, (uintptr_t)p + n); }
-void contents_gone(void* p, size_t n) { std::lock_guard<std::mutex> l(lock()); forget((uintptr_t)p, (uintptr_t)p + n); }
-void contents_fresh(void* p, size_t n) {
+
+void contents_unknown(void* pointer, size_t size) {
+  CONTENTS_LOCK;
+  mark((uintptr_t)pointer, (uintptr_t)pointer + size);
+}
+void contents_gone(void* pointer, size_t size) {
+  CONTENTS_LOCK;
+  forget((uintptr_t)pointer, (uintptr_t)pointer + size);
+}
+void contents_fresh(void* pointer, size_t size) {
   if (values_mode()) return;
-  std::lock_guard<std::mutex> l(lock());
-  wipe((uintptr_t)p, (uintptr_t)p + n);
+  CONTENTS_LOCK;
+  wipe((uintptr_t)pointer, (uintptr_t)pointer + size);
 }
-}  // namespace fc
+}  // namespace simgpu
 
-// fn(bytes, destination) after each copy from a device to the host, on the thread that asks for it; fn may take Python's lock,
-// and write to the destination.
-extern "C" void simgpu_on_host_read(void (*fn)(size_t, void*)) { fc::g_on_read = fn; }
+// Calls function(bytes, destination) after each copy from a device to the host, on the thread that
+// asks for it. It may take Python's lock, and write to the destination.
+extern "C" void simgpu_on_host_read(void (*function)(size_t, void*)) {
+  simgpu::g_on_read = function;
+}
 // The host has written to these bytes of a device.
-extern "C" void simgpu_written(void* p, size_t n) { fc::contents_unknown(p, n); }
+extern "C" void simgpu_written(void* pointer, size_t size) {
+  simgpu::contents_unknown(pointer, size);
+}
 
-// c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator calls it with each
-// block that it hands out (size > 0) or takes back (size < 0).
-struct TorchDevice { int8_t type, index; };
+// c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator
+// calls it with each block that it hands out (size > 0) or takes back (size < 0).
+struct TorchDevice {
+  int8_t type, index;
+};
 static constexpr char kReport[] = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device)
-    __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
-void simgpu_block_reported(void* p, int64_t size, size_t allocated, size_t reserved, TorchDevice device) {
-  constexpr int8_t CUDA = 1;
-  if (device.type == CUDA && size > 0) fc::contents_fresh(p, (size_t)size);
+extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(
+    void* block, int64_t size, size_t allocated, size_t reserved,
+    TorchDevice device) __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+void simgpu_block_reported(void* block, int64_t size, size_t allocated, size_t reserved,
+                           TorchDevice device) {
+  constexpr int8_t CUDA = 1;  // c10::DeviceType
+  if (device.type == CUDA && size > 0) simgpu::contents_fresh(block, (size_t)size);
   using Report = void (*)(void*, int64_t, size_t, size_t, TorchDevice);
   // Not RTLD_NEXT: Python loads libc10 into a scope of its own.
-  static Report real = [] { void* c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD); return c10 ? (Report)dlsym(c10, kReport) : nullptr; }();
-  if (real) real(p, size, allocated, reserved, device);
+  static Report real = [] {
+    void* c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+    return c10 ? (Report)dlsym(c10, kReport) : nullptr;
+  }();
+  if (real) real(block, size, allocated, reserved, device);
 }

@@ -1,129 +1,199 @@
-// Memory pools (cudaMallocAsync): one default pool for each device, and those that a program makes. Work runs in issue
-// order, so that a block is free for every stream as soon as it is freed.
+// Memory pools (cudaMallocAsync): one default pool for each device, and those that a program makes.
+// Work runs in issue order, so that a block is free for every stream as soon as it is freed.
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <set>
-#include "fc.h"
+#include "core.h"
 
-namespace fc {
+namespace simgpu {
 struct Pool {
   int dev;
   uint64_t release_threshold = 0;
-  size_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
-  std::map<uintptr_t, size_t> chunks, free, live;
+  size_t reserved = 0, reserved_high = 0;          // of the device, now and at most
+  size_t used = 0, used_high = 0;                  // by blocks, now and at most
+  std::map<uintptr_t, size_t> chunks, free, live;  // address -> size; free and live are blocks
 };
+
 namespace {
 // The driver reserves for a pool in steps of 32 MiB and hands out multiples of 512 bytes.
 constexpr size_t CHUNK = size_t(32) << 20, GRAIN = 512;
-std::recursive_mutex& lock() { static auto* m = new std::recursive_mutex; return *m; }
-#define POOL_LOCK std::lock_guard<std::recursive_mutex> lock_(lock())
-std::set<Pool*>& pools() { static auto* s = new std::set<Pool*>; return *s; }
 
-void give_back(Pool* p, uintptr_t b, size_t n) {
-  auto chunk = std::prev(p->chunks.upper_bound(b));          // blocks of two chunks are not joined
-  auto next = p->free.lower_bound(b);
-  if (next != p->free.end() && next->first == b + n && next->first < chunk->first + chunk->second) { n += next->second; next = p->free.erase(next); }
-  if (next != p->free.begin()) {
-    auto before = std::prev(next);
-    if (before->first >= chunk->first && before->first + before->second == b) { before->second += n; return; }
-  }
-  p->free[b] = n;
+std::recursive_mutex& pool_lock() {
+  static auto* mutex = new std::recursive_mutex;
+  return *mutex;
 }
-bool take(Pool* p, size_t n, void** out) {
-  auto best = p->free.end();
-  for (auto it = p->free.begin(); it != p->free.end(); ++it)
-    if (it->second >= n && (best == p->free.end() || it->second < best->second)) best = it;
-  if (best == p->free.end()) return false;
-  uintptr_t b = best->first; size_t size = best->second;
-  p->free.erase(best);
-  if (size > n) p->free[b + n] = size - n;
-  p->live[b] = n;
-  p->used += n; p->used_high = std::max(p->used_high, p->used);
-  *out = (void*)b;
+#define POOL_LOCK std::lock_guard<std::recursive_mutex> lock_(pool_lock())
+
+std::set<Pool*>& pools() {
+  static auto* all = new std::set<Pool*>;
+  return *all;
+}
+
+// A block becomes free, and one with its free neighbours; blocks of two chunks are not joined.
+void give_back(Pool* pool, uintptr_t begin, size_t size) {
+  auto chunk = std::prev(pool->chunks.upper_bound(begin));
+  uintptr_t chunk_end = chunk->first + chunk->second;
+  auto next = pool->free.lower_bound(begin);
+  if (next != pool->free.end() && next->first == begin + size && next->first < chunk_end) {
+    size += next->second;
+    next = pool->free.erase(next);
+  }
+  if (next != pool->free.begin()) {
+    auto before = std::prev(next);
+    if (before->first >= chunk->first && before->first + before->second == begin) {
+      before->second += size;
+      return;
+    }
+  }
+  pool->free[begin] = size;
+}
+
+// The smallest free block that is large enough gives its beginning.
+bool take(Pool* pool, size_t size, void** out) {
+  auto best = pool->free.end();
+  for (auto it = pool->free.begin(); it != pool->free.end(); ++it)
+    if (it->second >= size && (best == pool->free.end() || it->second < best->second)) best = it;
+  if (best == pool->free.end()) return false;
+  auto [begin, whole] = *best;
+  pool->free.erase(best);
+  if (whole > size) pool->free[begin + size] = whole - size;
+  pool->live[begin] = size;
+  pool->used += size;
+  pool->used_high = std::max(pool->used_high, pool->used);
+  *out = (void*)begin;
   return true;
 }
 }  // namespace
 
-Pool* pool_create(int dev) { POOL_LOCK; auto* p = new Pool; p->dev = dev; pools().insert(p); return p; }
-Pool* pool_default(int dev) {
+Pool* pool_create(int device) {
   POOL_LOCK;
-  static auto* all = new std::map<int, Pool*>;
-  auto& p = (*all)[dev];
-  if (!p) p = pool_create(dev);
-  return p;
+  auto* pool = new Pool;
+  pool->dev = device;
+  pools().insert(pool);
+  return pool;
 }
-int pool_trim(Pool* p, size_t keep) {
+
+Pool* pool_default(int device) {
   POOL_LOCK;
-  for (auto it = p->chunks.begin(); it != p->chunks.end() && p->reserved > keep;) {
-    auto whole = p->free.find(it->first);
-    if (whole == p->free.end() || whole->second != it->second) { ++it; continue; }
-    p->free.erase(whole);
-    p->reserved -= it->second;
-    mem_free((void*)it->first);
-    it = p->chunks.erase(it);
-  }
-  return OK;
+  static auto* defaults = new std::map<int, Pool*>;
+  auto& pool = (*defaults)[device];
+  if (!pool) pool = pool_create(device);
+  return pool;
 }
-int pool_destroy(Pool* p) {
+
+// Gives chunks without a live block back to the device, until no more than `keep` is reserved.
+int pool_trim(Pool* pool, size_t keep) {
   POOL_LOCK;
-  if (!pools().erase(p)) return E_VALUE;
-  pool_trim(p, 0);
-  if (p->live.empty()) delete p;
-  else pools().insert(p);               // until its last block is freed
-  return OK;
-}
-int pool_alloc(Pool* p, size_t n, void** out) {
-  POOL_LOCK;
-  if (!out || !pools().count(p)) return E_VALUE;
-  *out = nullptr;
-  if (!n) return OK;
-  n = (n + GRAIN - 1) / GRAIN * GRAIN;
-  if (!take(p, n, out)) {
-    void* chunk;
-    size_t size = (n + CHUNK - 1) / CHUNK * CHUNK;
-    if (mem_alloc(p->dev, size, &chunk)) {
-      pool_trim(p, 0);
-      size = (n + GRAN - 1) / GRAN * GRAN;
-      if (int e = mem_alloc(p->dev, size, &chunk)) return e;
+  for (auto it = pool->chunks.begin(); it != pool->chunks.end() && pool->reserved > keep;) {
+    auto [begin, size] = *it;
+    auto whole = pool->free.find(begin);
+    if (whole == pool->free.end() || whole->second != size) {
+      ++it;
+      continue;
     }
-    p->chunks[(uintptr_t)chunk] = size;
-    p->free[(uintptr_t)chunk] = size;
-    p->reserved += size; p->reserved_high = std::max(p->reserved_high, p->reserved);
-    take(p, n, out);
+    pool->free.erase(whole);
+    pool->reserved -= size;
+    mem_free((void*)begin);
+    it = pool->chunks.erase(it);
   }
-  contents_fresh(*out, n);
   return OK;
 }
-int pool_free(void* ptr) {
+
+int pool_destroy(Pool* pool) {
   POOL_LOCK;
-  if (!ptr) return OK;
-  for (auto* p : pools()) {
-    auto it = p->live.find((uintptr_t)ptr);
-    if (it == p->live.end()) continue;
-    size_t n = it->second;
-    p->live.erase(it);
-    p->used -= n;
-    give_back(p, (uintptr_t)ptr, n);
+  if (!pools().erase(pool)) return E_VALUE;
+  pool_trim(pool, 0);
+  if (pool->live.empty())
+    delete pool;
+  else
+    pools().insert(pool);  // until its last block is freed
+  return OK;
+}
+
+int pool_alloc(Pool* pool, size_t size, void** out) {
+  POOL_LOCK;
+  if (!out || !pools().count(pool)) return E_VALUE;
+  *out = nullptr;
+  if (!size) return OK;
+  size = (size + GRAIN - 1) / GRAIN * GRAIN;
+  if (!take(pool, size, out)) {
+    void* chunk;
+    size_t chunk_size = (size + CHUNK - 1) / CHUNK * CHUNK;
+    if (mem_alloc(pool->dev, chunk_size, &chunk)) {
+      // Once more with what the pool can spare, and for no more than is asked for.
+      pool_trim(pool, 0);
+      chunk_size = (size + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
+      if (int error = mem_alloc(pool->dev, chunk_size, &chunk)) return error;
+    }
+    pool->chunks[(uintptr_t)chunk] = chunk_size;
+    pool->free[(uintptr_t)chunk] = chunk_size;
+    pool->reserved += chunk_size;
+    pool->reserved_high = std::max(pool->reserved_high, pool->reserved);
+    take(pool, size, out);
+  }
+  contents_fresh(*out, size);
+  return OK;
+}
+
+int pool_free(void* pointer) {
+  POOL_LOCK;
+  if (!pointer) return OK;
+  for (auto* pool : pools()) {
+    auto it = pool->live.find((uintptr_t)pointer);
+    if (it == pool->live.end()) continue;
+    auto [begin, size] = *it;
+    pool->live.erase(it);
+    pool->used -= size;
+    give_back(pool, begin, size);
     return OK;
   }
   return E_VALUE;
 }
-void pools_synchronized() {             // a synchronisation releases what is above the threshold
+
+// A synchronisation gives back what is above the threshold.
+void pools_synchronized() {
   POOL_LOCK;
-  for (auto* p : pools()) if (p->reserved > p->release_threshold) pool_trim(p, p->release_threshold);
+  for (auto* pool : pools())
+    if (pool->reserved > pool->release_threshold) pool_trim(pool, pool->release_threshold);
 }
-int pool_attribute(Pool* p, int a, uint64_t* v, bool set) {     // numbers of cudaMemPoolAttr
+
+int pool_attribute(Pool* pool, int attribute, uint64_t* value, bool set) {
+  // cudaMemPoolAttr. Setting a high water mark resets it.
+  enum { REUSE_FOLLOW = 1, REUSE_OPPORTUNISTIC = 2, REUSE_INTERNAL = 3, RELEASE_THRESHOLD = 4 };
+  enum { RESERVED_CURRENT = 5, RESERVED_HIGH = 6, USED_CURRENT = 7, USED_HIGH = 8 };
   POOL_LOCK;
-  if (!pools().count(p)) return E_VALUE;
-  switch (a) {
-    case 1: case 2: case 3: if (!set) *(int*)v = 1; return OK;  // reuse policies
-    case 4: if (set) p->release_threshold = *v; else *v = p->release_threshold; return OK;
-    case 5: if (set) return E_VALUE; *v = p->reserved; return OK;
-    case 6: if (set) p->reserved_high = p->reserved; else *v = p->reserved_high; return OK;
-    case 7: if (set) return E_VALUE; *v = p->used; return OK;
-    case 8: if (set) p->used_high = p->used; else *v = p->used_high; return OK;
+  if (!pools().count(pool)) return E_VALUE;
+  switch (attribute) {
+    case REUSE_FOLLOW:
+    case REUSE_OPPORTUNISTIC:
+    case REUSE_INTERNAL:
+      if (!set) *(int*)value = 1;
+      return OK;
+    case RELEASE_THRESHOLD:
+      if (set)
+        pool->release_threshold = *value;
+      else
+        *value = pool->release_threshold;
+      return OK;
+    case RESERVED_CURRENT:
+      if (set) return E_VALUE;
+      *value = pool->reserved;
+      return OK;
+    case RESERVED_HIGH:
+      if (set)
+        pool->reserved_high = pool->reserved;
+      else
+        *value = pool->reserved_high;
+      return OK;
+    case USED_CURRENT:
+      if (set) return E_VALUE;
+      *value = pool->used;
+      return OK;
+    case USED_HIGH:
+      if (set)
+        pool->used_high = pool->used;
+      else
+        *value = pool->used_high;
+      return OK;
     default: return E_VALUE;
   }
 }
-}  // namespace fc
+}  // namespace simgpu

@@ -2,16 +2,33 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace { enum { SUCCESS = 0, MAX_LIMIT_REACHED = 12 }; char subscriber; }
+namespace {
+enum { SUCCESS = 0, MAX_LIMIT_REACHED = 12 };
+char subscriber;
+}  // namespace
 
 #define API(name, ...) extern "C" int cupti##name(__VA_ARGS__)
-API(GetVersion, uint32_t* v) { *v = 130000; return SUCCESS; }
-API(GetResultString, int e, const char** s) { *s = e == MAX_LIMIT_REACHED ? "CUPTI_ERROR_MAX_LIMIT_REACHED" : e ? "CUPTI_ERROR_UNKNOWN" : "CUPTI_SUCCESS"; return SUCCESS; }
-API(Subscribe, void** s, void*, void*) { *s = &subscriber; return SUCCESS; }
+API(GetVersion, uint32_t* v) {
+  *v = 130000;
+  return SUCCESS;
+}
+API(GetResultString, int e, const char** s) {
+  *s = e == MAX_LIMIT_REACHED ? "CUPTI_ERROR_MAX_LIMIT_REACHED"
+       : e                    ? "CUPTI_ERROR_UNKNOWN"
+                              : "CUPTI_SUCCESS";
+  return SUCCESS;
+}
+API(Subscribe, void** s, void*, void*) {
+  *s = &subscriber;
+  return SUCCESS;
+}
 API(Unsubscribe, void*) { return SUCCESS; }
 API(EnableCallback, uint32_t, void*, int, uint32_t) { return SUCCESS; }
 API(EnableDomain, uint32_t, void*, int) { return SUCCESS; }
-API(GetCallbackName, int, uint32_t, const char** name) { *name = "unknown"; return SUCCESS; }
+API(GetCallbackName, int, uint32_t, const char** name) {
+  *name = "unknown";
+  return SUCCESS;
+}
 API(Finalize) { return SUCCESS; }
 API(ActivityEnable, int) { return SUCCESS; }
 API(ActivityDisable, int) { return SUCCESS; }
@@ -22,7 +39,13 @@ API(ActivityRegisterCallbacks, void*, void*) { return SUCCESS; }
 API(ActivityRegisterTimestampCallback, void*) { return SUCCESS; }
 API(ActivityFlushAll, uint32_t) { return SUCCESS; }
 API(ActivityGetNextRecord, uint8_t*, size_t, void**) { return MAX_LIMIT_REACHED; }
-API(ActivityGetNumDroppedRecords, void*, uint32_t, size_t* n) { if (n) *n = 0; return SUCCESS; }
+API(ActivityGetNumDroppedRecords, void*, uint32_t, size_t* n) {
+  if (n) *n = 0;
+  return SUCCESS;
+}
 API(ActivitySetAttribute, int, size_t*, void*) { return SUCCESS; }
 API(ActivityPushExternalCorrelationId, int, uint64_t) { return SUCCESS; }
-API(ActivityPopExternalCorrelationId, int, uint64_t* last) { if (last) *last = 0; return SUCCESS; }
+API(ActivityPopExternalCorrelationId, int, uint64_t* last) {
+  if (last) *last = 0;
+  return SUCCESS;
+}

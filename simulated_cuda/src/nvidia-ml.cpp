@@ -1,15 +1,16 @@
-// libnvidia-ml (NVML): the devices of the simulation as this process sees them. It counts the devices that exist,
-// whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is this process's: there is nobody else.
+// libnvidia-ml (NVML): the devices of the simulation as this process sees them. It counts the
+// devices that exist, whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is this
+// process's: there is nobody else.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <unistd.h>
-#include "fc.h"
-using namespace fc;
+#include "device.h"
+using namespace simgpu;
 
 namespace {
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-struct Device;                                               // a handle is the device's number plus one
+struct Device;  // a handle is the device's number plus one
 int number(Device* h) { return (int)(uintptr_t)h - 1; }
 Device* handle(int i) { return (Device*)(uintptr_t)(i + 1); }
 bool exists(Device* h) { return number(h) >= 0 && number(h) < physical_devices(); }
@@ -18,22 +19,26 @@ int text(char* out, unsigned n, const char* s) {
   strcpy(out, s);
   return SUCCESS;
 }
-void uuid(char* out, size_t n, int i) {
-  unsigned char b[16];
-  device_uuid(i, b);
-  int k = snprintf(out, n, "GPU-");
-  for (int j = 0; j < 16; j++) k += snprintf(out + k, n - k, j == 4 || j == 6 || j == 8 || j == 10 ? "-%02x" : "%02x", b[j]);
-}
-struct Memory { unsigned long long total, free, used; };
+struct Memory {
+  unsigned long long total, free, used;
+};
 Memory memory(int physical) {
-  size_t free_bytes = config().mem, total = config().mem;
-  for (int d = 0; d < config().ndev; d++)
+  size_t free_bytes = config().memory, total = config().memory;
+  for (int d = 0; d < config().devices; d++)
     if (physical_device(d) == physical && primary_active(d)) mem_info(d, &free_bytes, &total);
   return {total, free_bytes, total - free_bytes};
 }
-struct Process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };   // nvmlProcessInfo_t
-struct Process1 { unsigned pid; unsigned long long used; };                                           // of version 1
-template <class P> int processes(Device* h, unsigned* n, P* out) {
+struct Process {  // nvmlProcessInfo_t
+  unsigned pid;
+  unsigned long long used;
+  unsigned gpu_instance, compute_instance;
+};
+struct Process1 {  // of version 1
+  unsigned pid;
+  unsigned long long used;
+};
+template <class P>
+int processes(Device* h, unsigned* n, P* out) {
   if (!exists(h) || !n) return INVALID_ARGUMENT;
   Memory m = memory(number(h));
   unsigned room = *n;
@@ -41,12 +46,20 @@ template <class P> int processes(Device* h, unsigned* n, P* out) {
   if (!m.used) return SUCCESS;
   if (!out || !room) return INSUFFICIENT_SIZE;
   memset(out, 0, sizeof *out);
-  out->pid = (unsigned)getpid(); out->used = m.used;
-  if constexpr (sizeof(P) > sizeof(Process1)) out->gpu_instance = out->compute_instance = 0xffffffff;
+  out->pid = (unsigned)getpid();
+  out->used = m.used;
+  if constexpr (sizeof(P) > sizeof(Process1))
+    out->gpu_instance = out->compute_instance = 0xffffffff;
   return SUCCESS;
 }
-struct Pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };        // nvmlPciInfo_t
-struct Rates { unsigned gpu, memory; };
+struct Pci {  // nvmlPciInfo_t
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char bus_id[32];
+};
+struct Rates {
+  unsigned gpu, memory;
+};
 }  // namespace
 
 #define API(name, ...) extern "C" int nvml##name(__VA_ARGS__)
@@ -67,8 +80,14 @@ extern "C" const char* nvmlErrorString(int e) {
 }
 API(SystemGetDriverVersion, char* s, unsigned n) { return text(s, n, "580.00"); }
 API(SystemGetNVMLVersion, char* s, unsigned n) { return text(s, n, "13.580.00"); }
-API(SystemGetCudaDriverVersion, int* v) { *v = 13000; return SUCCESS; }
-API(SystemGetCudaDriverVersion_v2, int* v) { *v = 13000; return SUCCESS; }
+API(SystemGetCudaDriverVersion, int* v) {
+  *v = 13000;
+  return SUCCESS;
+}
+API(SystemGetCudaDriverVersion_v2, int* v) {
+  *v = 13000;
+  return SUCCESS;
+}
 API(SystemGetProcessName, unsigned pid, char* s, unsigned n) {
   char path[32];
   snprintf(path, sizeof path, "/proc/%u/comm", pid);
@@ -80,10 +99,22 @@ API(SystemGetProcessName, unsigned pid, char* s, unsigned n) {
   s[strcspn(s, "\n")] = 0;
   return SUCCESS;
 }
-API(DeviceGetCount, unsigned* n) { *n = physical_devices(); return SUCCESS; }
-API(DeviceGetCount_v2, unsigned* n) { *n = physical_devices(); return SUCCESS; }
-API(DeviceGetHandleByIndex, unsigned i, Device** h) { *h = handle(i); return exists(*h) ? SUCCESS : INVALID_ARGUMENT; }
-API(DeviceGetHandleByIndex_v2, unsigned i, Device** h) { *h = handle(i); return exists(*h) ? SUCCESS : INVALID_ARGUMENT; }
+API(DeviceGetCount, unsigned* n) {
+  *n = physical_devices();
+  return SUCCESS;
+}
+API(DeviceGetCount_v2, unsigned* n) {
+  *n = physical_devices();
+  return SUCCESS;
+}
+API(DeviceGetHandleByIndex, unsigned i, Device** h) {
+  *h = handle(i);
+  return exists(*h) ? SUCCESS : INVALID_ARGUMENT;
+}
+API(DeviceGetHandleByIndex_v2, unsigned i, Device** h) {
+  *h = handle(i);
+  return exists(*h) ? SUCCESS : INVALID_ARGUMENT;
+}
 API(DeviceGetHandleByPciBusId_v2, const char* s, Device** h) {
   unsigned domain, bus;
   if (sscanf(s, "%x:%x", &domain, &bus) != 2) return INVALID_ARGUMENT;
@@ -92,17 +123,32 @@ API(DeviceGetHandleByPciBusId_v2, const char* s, Device** h) {
 }
 API(DeviceGetHandleByUUID, const char* s, Device** h) {
   for (int i = 0; i < physical_devices(); i++) {
-    char u[64];
-    uuid(u, sizeof u, i);
-    if (!strcmp(s, u)) { *h = handle(i); return SUCCESS; }
+    if (device_uuid_text(i) == s) {
+      *h = handle(i);
+      return SUCCESS;
+    }
   }
   return NOT_FOUND;
 }
-DEVICE(GetIndex, unsigned* i) { *i = number(h); return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetMinorNumber, unsigned* i) { *i = number(h); return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetName, char* s, unsigned n) { return exists(h) ? text(s, n, device_name()) : INVALID_ARGUMENT; }
-DEVICE(GetUUID, char* s, unsigned n) { char u[64]; uuid(u, sizeof u, number(h)); return exists(h) ? text(s, n, u) : INVALID_ARGUMENT; }
-DEVICE(GetCudaComputeCapability, int* major, int* minor) { *major = config().cc_major; *minor = config().cc_minor; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
+DEVICE(GetIndex, unsigned* i) {
+  *i = number(h);
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetMinorNumber, unsigned* i) {
+  *i = number(h);
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetName, char* s, unsigned n) {
+  return exists(h) ? text(s, n, device_name()) : INVALID_ARGUMENT;
+}
+DEVICE(GetUUID, char* s, unsigned n) {
+  return exists(h) ? text(s, n, device_uuid_text(number(h)).c_str()) : INVALID_ARGUMENT;
+}
+DEVICE(GetCudaComputeCapability, int* major, int* minor) {
+  *major = config().cc_major;
+  *minor = config().cc_minor;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
 DEVICE(GetPciInfo_v3, Pci* p) {
   if (!exists(h)) return INVALID_ARGUMENT;
   memset(p, 0, sizeof *p);
@@ -111,33 +157,79 @@ DEVICE(GetPciInfo_v3, Pci* p) {
   snprintf(p->bus_id, sizeof p->bus_id, "00000000:%02X:00.0", p->bus);
   return SUCCESS;
 }
-DEVICE(GetMemoryInfo, Memory* m) { if (!exists(h)) return INVALID_ARGUMENT; *m = memory(number(h)); return SUCCESS; }
+DEVICE(GetMemoryInfo, Memory* m) {
+  if (!exists(h)) return INVALID_ARGUMENT;
+  *m = memory(number(h));
+  return SUCCESS;
+}
 DEVICE(GetMemoryInfo_v2, void* out) {
-  struct { unsigned version; unsigned long long total, reserved, free, used; } m{};
+  struct {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+  } m{};
   if (!exists(h)) return INVALID_ARGUMENT;
   memcpy(&m.version, out, sizeof m.version);
   Memory v = memory(number(h));
-  m.total = v.total; m.free = v.free; m.used = v.used;
+  m.total = v.total;
+  m.free = v.free;
+  m.used = v.used;
   memcpy(out, &m, sizeof m);
   return SUCCESS;
 }
 DEVICE(GetComputeRunningProcesses, unsigned* n, Process1* out) { return processes(h, n, out); }
 DEVICE(GetComputeRunningProcesses_v2, unsigned* n, Process* out) { return processes(h, n, out); }
 DEVICE(GetComputeRunningProcesses_v3, unsigned* n, Process* out) { return processes(h, n, out); }
-DEVICE(GetGraphicsRunningProcesses, unsigned* n, void*) { *n = 0; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetGraphicsRunningProcesses_v2, unsigned* n, void*) { *n = 0; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetGraphicsRunningProcesses_v3, unsigned* n, void*) { *n = 0; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
+DEVICE(GetGraphicsRunningProcesses, unsigned* n, void*) {
+  *n = 0;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetGraphicsRunningProcesses_v2, unsigned* n, void*) {
+  *n = 0;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetGraphicsRunningProcesses_v3, unsigned* n, void*) {
+  *n = 0;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
 // Nothing runs and nothing gets warm: an idle device at room temperature.
-DEVICE(GetUtilizationRates, Rates* r) { *r = {0, 0}; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetTemperature, int, unsigned* celsius) { *celsius = 25; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetTemperatureV, void* t) { int v[3]; memcpy(v, t, sizeof v); v[2] = 25; memcpy(t, v, sizeof v); return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetPowerUsage, unsigned* milliwatts) { *milliwatts = 0; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetClockInfo, int, unsigned* mhz) { *mhz = 1980; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetClock, int, int, unsigned* mhz) { *mhz = 1980; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
-DEVICE(GetP2PStatus, Device*, int, int* status) { *status = 0; return exists(h) ? SUCCESS : INVALID_ARGUMENT; }
+DEVICE(GetUtilizationRates, Rates* r) {
+  *r = {0, 0};
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetTemperature, int, unsigned* celsius) {
+  *celsius = 25;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetTemperatureV, void* t) {
+  int v[3];
+  memcpy(v, t, sizeof v);
+  v[2] = 25;
+  memcpy(t, v, sizeof v);
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetPowerUsage, unsigned* milliwatts) {
+  *milliwatts = 0;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetClockInfo, int, unsigned* mhz) {
+  *mhz = 1980;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetClock, int, int, unsigned* mhz) {
+  *mhz = 1980;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
+DEVICE(GetP2PStatus, Device*, int, int* status) {
+  *status = 0;
+  return exists(h) ? SUCCESS : INVALID_ARGUMENT;
+}
 DEVICE(GetNvLinkRemoteDeviceType, unsigned, int*) { return NOT_SUPPORTED; }
 DEVICE(GetNvLinkRemotePciInfo_v2, unsigned, void*) { return NOT_SUPPORTED; }
-DEVICE(GetNvLinkState, unsigned, int* on) { *on = 0; return SUCCESS; }
-// Leaves the state as it finds it, which torch 2.13 sets to "not supported" before it asks whether segments can be shared by fabric.
+DEVICE(GetNvLinkState, unsigned, int* on) {
+  *on = 0;
+  return SUCCESS;
+}
+// Leaves the state as it finds it, which torch 2.13 sets to "not supported" before it asks whether
+// segments can be shared by fabric.
 DEVICE(GetGpuFabricInfoV, void*) { return SUCCESS; }
 DEVICE(GetMigMode, unsigned*, unsigned*) { return NOT_SUPPORTED; }

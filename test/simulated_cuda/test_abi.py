@@ -49,8 +49,10 @@ def test_layouts_and_values(tmp_path: Path) -> None:
     compiled(tmp_path, f"-I{headers()}", str(program))
 
 
-@pytest.mark.parametrize("source", ["cudart.cpp", "driver.cpp"])
-def test_prototypes(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("library", ["cudart", "cuda"])
+def test_prototypes(library: str, tmp_path: Path) -> None:
     # With NVIDIA's declarations in the place of ours, a definition that differs does not compile.
     real = ["-DSIMGPU_ABI_H", "-include", "cuda_runtime_api.h", "-include", "cuda.h"]
-    compiled(tmp_path, f"-I{headers()}", *real, str(SOURCES / source))
+    sources = [SOURCES / f"{library}.cpp", *SOURCES.glob(f"{library}_*.cpp")]
+    assert len(sources) > 1
+    compiled(tmp_path, f"-I{headers()}", *real, *map(str, sources))

@@ -28,30 +28,11 @@ from . import _torch_compat as compat
 from .account import history
 from .capture_lock import capturing, when_nobody_captures
 from .device.cuda import CudaDevice
-from .device.protocol import Device
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings, override
 from .spec import FunctionSpec
 
 _KEY = "memprof_tree_family"
-
-
-DEVICES: dict[str, Callable[[torch.device], Device]] = {
-    "cuda": lambda device: CudaDevice(device.index)
-}
-"""Makes the devices that graph trees run on, by the type of the ``torch.device``."""
-
-
-def make_device(device: torch.device) -> Device:
-    """The kind of device that graph trees run on there.
-
-    Raises:
-        ValueError: there is none.
-    """
-    make = DEVICES.get(device.type)
-    if make is None:
-        raise ValueError(f"graph trees run on {', '.join(DEVICES)} devices, not on {device}")
-    return make(device)
 
 
 class TreeManagerContainer:
@@ -83,7 +64,7 @@ class TreeManagerContainer:
                 settings = current_settings()
                 initial = max(settings.pool_initial, pool_initial)
                 self.tree_manager = CUDAGraphTreeManager(
-                    make_device(self.device), replace(settings, pool_initial=initial)
+                    CudaDevice(self.device), replace(settings, pool_initial=initial)
                 )
                 history.remember(self.tree_manager)
             elif pool_initial > self.tree_manager.settings.pool_initial:
@@ -185,7 +166,7 @@ def _as_device(device: int | torch.device) -> torch.device:
         return torch.device("cuda", device)
     if str(device) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu") if device.type == "cpu" else device
+    return device
 
 
 def get_container(device: int | torch.device) -> TreeManagerContainer:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from .spec import CompilationMode
-
-if TYPE_CHECKING:
-    from .spec import FunctionSpec
+from .spec import CompilationMode, FunctionSpec
 
 
 def output_origin(function: FunctionSpec, index: int) -> str:

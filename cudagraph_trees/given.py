@@ -17,17 +17,15 @@ nothing else need none of that, which is most of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from .container import family
+from .device.protocol import Input
+from .manager import CUDAGraphTreeManager
 from .replay.liveness import path_refs
-
-if TYPE_CHECKING:
-    from .device.protocol import Input
-    from .manager import CUDAGraphTreeManager
 
 
 def tell_what_is_given(call: Callable[[list[Input]], Any]) -> Callable[[list[Input]], Any]:

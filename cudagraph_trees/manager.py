@@ -18,7 +18,8 @@ from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 from . import _torch_compat as compat
 from . import torch_logs
 from .capture_lock import capturing
-from .device.protocol import Device, Input, Output, Pool
+from .device.cuda import CudaDevice, CudaPool
+from .device.protocol import Input, Output
 from .moves import Moves, copyable, nbytes_of
 from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
 from .parameter_refs import ParameterRefs
@@ -54,7 +55,7 @@ class CUDAGraphTreeManager:
             Note [Graphs in parts].
     """
 
-    def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
+    def __init__(self, device: CudaDevice, settings: TreeSettings | None = None) -> None:
         self.device = device
         self.settings = settings if settings is not None else current_settings()
         state = TreeState.on(str(device.device))
@@ -74,7 +75,7 @@ class CUDAGraphTreeManager:
         compat.set_cached_tensors_enabled(True)
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> CudaPool:
         """The pool that is used now."""
         return self.owner.pool
 
@@ -199,9 +200,7 @@ class CUDAGraphTreeManager:
             if (refused := self._refusal_now(function, inputs)) is not None:
                 return self.recorder.run_plainly(function, inputs, refused)
             return self.recorder.warm_up(function, inputs)
-        if self.device.address_bound and (
-            why := self.policy.input_elsewhere(function, inputs, self.pool.device)
-        ):
+        if why := self.policy.input_elsewhere(function, inputs, self.pool.device):
             return self.recorder.run_plainly(function, inputs, Refusal(why))
         misfit = Misfit()
         if path.state is not _RECORDING:
@@ -221,9 +220,7 @@ class CUDAGraphTreeManager:
             return Refusal(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
             return refused
-        if self.device.address_bound and (
-            refused := self.policy.refusal_at(function, inputs, self.path.node)
-        ):
+        if refused := self.policy.refusal_at(function, inputs, self.path.node):
             return refused
         if self.policy.exceeds_limit(self._place(function)):
             return Refusal("it was recorded too often at this place")
@@ -246,10 +243,8 @@ class CUDAGraphTreeManager:
             if path.node is None:
                 return None
         place = self._place(function)
-        if (
-            self.device.address_bound
-            and function.mutated_input_idxs
-            and (refused := policy.refusal_at(function, inputs, path.node, again=True))
+        if function.mutated_input_idxs and (
+            refused := policy.refusal_at(function, inputs, path.node, again=True)
         ):
             return refused
         if existing:
@@ -281,8 +276,6 @@ class CUDAGraphTreeManager:
             return Refusal("the pool was given back in this step", this_once=True)
         if self.path.node is None and self.owner.lacks_room(function):
             return Refusal(self.owner.no_room)
-        if not self.device.address_bound:
-            return None
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.
         with capturing():
             return self._refusal_for_moves(function, inputs)

@@ -42,17 +42,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from . import _torch_compat as compat
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
-
-if TYPE_CHECKING:
-    from .device.protocol import Input
-    from .node import CUDAGraphNode
-    from .spec import FunctionSpec
+from .device.protocol import Input
+from .node import CUDAGraphNode
+from .replay.liveness import StorageWeakRefWrapper, address_of
+from .spec import FunctionSpec
 
 _refs = sys.getrefcount
 

@@ -9,30 +9,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from memprof.profiler.model import AllocationProgram
+
 from . import _torch_compat as compat
+from .device.cuda import CapturedRun, CudaPool
+from .device.protocol import Checkpoint, Input, TensorSpec
 from .replay.inputs import CheckInvariantStatus, InputPlan
 from .replay.liveness import (
     Liveness,
     OutputRefs,
     PathOutputIndex,
+    StorageWeakRefWrapper,
+    address_of,
     held,
     path_refs,
 )
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
-
-if TYPE_CHECKING:
-    from memprof.profiler.model import AllocationProgram
-
-    from .device.protocol import CapturedRun, Checkpoint, Input, Pool, TensorSpec
-    from .replay.output_cache import OutputCache
-    from .replay.outputs import OutputPlan
-    from .replay.replay import Replay
-    from .spec import FunctionSpec
+from .replay.outputs import OutputCache, OutputPlan
+from .replay.replay import Replay
+from .spec import FunctionSpec
 
 
 @dataclass(eq=False)
@@ -116,7 +115,7 @@ class CUDAGraphNode:
     wrapped_function: FunctionSpec
     number: int
     step: int
-    pool: Pool
+    pool: CudaPool
     parent_ref: weakref.ref[CUDAGraphNode] | None
     input_plan: InputPlan
     output_plan: OutputPlan

@@ -6,17 +6,13 @@ See Note [The end of a step]: only torch that cannot swap the memory of a storag
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _torch_compat as compat
-from .spec import CompilationMode
-
-if TYPE_CHECKING:
-    from .device.protocol import Input
-    from .spec import FunctionSpec
+from .device.protocol import Input
+from .spec import CompilationMode, FunctionSpec
 
 
 class ParameterRefs:

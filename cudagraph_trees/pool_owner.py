@@ -49,11 +49,10 @@ from . import torch_logs
 from .budget import Budget
 from .capture.pool_check import memory_kept
 from .capture_lock import capturing
-from .device.protocol import Device
+from .device.cuda import CudaDevice
 from .node import CUDAGraphNode, Node, path_to
 from .path import ExecutionState
-from .replay.liveness import path_refs
-from .replay.storage_ref import StorageWeakRefWrapper
+from .replay.liveness import StorageWeakRefWrapper, path_refs
 from .settings import TreeSettings
 from .spec import CompilationMode, FunctionSpec
 from .tree_state import TreeState
@@ -79,7 +78,7 @@ class PoolOwner:
         no_room: why nothing is recorded any more, "" if it is.
     """
 
-    def __init__(self, device: Device, settings: TreeSettings, state: TreeState) -> None:
+    def __init__(self, device: CudaDevice, settings: TreeSettings, state: TreeState) -> None:
         self.device = device
         self.settings = settings
         self._functions = state.functions

@@ -34,8 +34,7 @@ from . import _torch_compat as compat
 from .device.protocol import Input, Output
 from .node import path_to
 from .path import TreePath
-from .replay.liveness import live_path_outputs
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
+from .replay.liveness import StorageWeakRefWrapper, address_of, live_path_outputs
 from .spec import CompilationMode, FunctionSpec, FunctionState
 
 _DTYPES = (torch.int64, torch.uint64)

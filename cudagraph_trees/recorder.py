@@ -103,8 +103,7 @@ class Recorder:
             UntrackedMemory: it has kept memory of the pool, and ``cudagraph_or_error`` is on.
             Exception: the program's own, or see Note [Calling again after a failure].
         """
-        written = too_much_to_copy(function, inputs) if self._owner.device.address_bound else 0
-        if written:
+        if written := too_much_to_copy(function, inputs):
             return self._warm_up_apart(function, inputs, written)
         if (outputs := self._warm_up(function, inputs)) is None:
             outputs = self._warm_up(function, inputs, last=True)
@@ -228,11 +227,7 @@ class Recorder:
                 path.begin_run()
             self._parameters.remember(function, inputs)
             above = path_addresses(parent)
-            backup = (
-                InputBackup.recording(function, inputs, above, owner.pool)
-                if device.address_bound
-                else InputBackup.warm_up(function, inputs, above, owner.pool.device)
-            )
+            backup = InputBackup.recording(function, inputs, above, owner.pool)
             device.synchronize()
             number = next(self._recording_numbers)
             torch_logs.recording(function, number, inputs)
@@ -244,7 +239,6 @@ class Recorder:
                 path.step,
                 owner.pool,
                 demoted=self._policy.demoted(place),
-                address_bound=device.address_bound,
                 # Who has a record wants to know, and it costs milliseconds, once.
                 learn_program=owner.settings.programs or function.record is not None,
                 buffers=backup.buffers,
@@ -386,7 +380,7 @@ class Recorder:
         return handle if isinstance(handle, tuple) else None
 
     def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
-        again = self._owner.device.address_bound and self._functions[function].failures > 0
+        again = self._functions[function].failures > 0
         return history(self._owner.pool, function.options, again=again)
 
     # ---- failures

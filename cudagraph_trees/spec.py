@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from memprof.profiler.model import GraphRecord
+
 from .device.protocol import Input, Model
 from .torch_options import AT_COMPILATION, TreeOptions
-
-if TYPE_CHECKING:
-    from memprof.profiler.model import GraphRecord
 
 NAMED = 5
 """So many inputs a sentence names."""

@@ -43,11 +43,11 @@ from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
 from .account.ledger import TreeEvent
-from .device.protocol import Input, Pool, TensorSpec
+from .device.cuda import CudaPool
+from .device.protocol import Input, TensorSpec
 from .errors import OverwrittenMessage
 from .node import CUDAGraphNode, Node, path_to
-from .replay.liveness import held
-from .replay.storage_ref import StorageWeakRefWrapper
+from .replay.liveness import StorageWeakRefWrapper, held
 from .spec import CompilationMode, FunctionSpec
 
 _count = compat.storage_use_count
@@ -179,7 +179,7 @@ class StepEnd:
     next_function: FunctionSpec
     given: Sequence[TensorWeakRef]
     parameters: Iterable[torch.Tensor]
-    pool: Pool
+    pool: CudaPool
 
     def end(self) -> Iterator[TreeEvent]:
         """Give every live output of the step its end, see Note [The end of a step].
@@ -306,7 +306,9 @@ def _known_holders(
     return list(found.values())
 
 
-def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]) -> None:
+def _copy_out(
+    pool: CudaPool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]
+) -> None:
     """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
     pool: what the call writes to its arguments, holders see.
 
@@ -325,7 +327,7 @@ def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: lis
         inputs[i] = copy
 
 
-def _copies(pool: Pool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(pool: CudaPool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like these, which share a storage: over one copy of what they span of it.
 
     Compiled code relies on their strides, and on where they begin in a block.

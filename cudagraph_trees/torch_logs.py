@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _torch_compat as compat
-
-if TYPE_CHECKING:
-    from .device.protocol import Input
-    from .spec import CompilationMode, FunctionSpec
+from .device.protocol import Input
+from .spec import CompilationMode, FunctionSpec
 
 _log = compat.graphs_log
 

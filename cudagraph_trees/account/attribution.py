@@ -31,7 +31,7 @@ from ..device.protocol import Segment
 from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, Node, path_to
 from ..path import ExecutionState
-from ..replay.storage_ref import StorageWeakRefWrapper
+from ..replay.liveness import StorageWeakRefWrapper
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""

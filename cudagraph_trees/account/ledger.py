@@ -12,16 +12,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
-from ..node import number_of
-
-if TYPE_CHECKING:
-    from ..node import CUDAGraphNode
-    from ..path import TreePath
-    from ..spec import FunctionSpec
+from ..node import CUDAGraphNode, number_of
+from ..path import TreePath
+from ..spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 

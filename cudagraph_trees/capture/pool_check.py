@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from ..device.cuda import CudaPool
 from ..errors import UntrackedMemory
+from ..torch_options import TreeOptions
 from .pool_debug import describe
 
-if TYPE_CHECKING:
-    from ..device.protocol import Pool
-    from ..torch_options import TreeOptions
 
-
-def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None:
+def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
     """Check that exactly the blocks at ``known`` addresses are allocated.
 
     Args:
@@ -48,7 +45,7 @@ def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None
         raise UntrackedMemory(_kept(pool, extra, options))
 
 
-def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str:
+def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
     """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing.
 
     Args: as of ``check_pool``.
@@ -57,7 +54,7 @@ def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str
     return _kept(pool, extra, options) if extra else ""
 
 
-def _differences(pool: Pool, known: Collection[int]) -> tuple[set[int], set[int]]:
+def _differences(pool: CudaPool, known: Collection[int]) -> tuple[set[int], set[int]]:
     """Addresses that are known and not allocated, and that are allocated and not known."""
     known = set(known)
     if pool.only_live(known):
@@ -68,7 +65,7 @@ def _differences(pool: Pool, known: Collection[int]) -> tuple[set[int], set[int]
     return known - actual, actual - known
 
 
-def _kept(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:
+def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
     return (
         f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
         f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "

@@ -11,15 +11,14 @@ import gc
 import importlib
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..device.cuda import CudaPool
+from ..device.protocol import Block
 from ..errors import is_the_users
-
-if TYPE_CHECKING:
-    from ..device.protocol import Block, Pool
-    from ..torch_options import TreeOptions
+from ..torch_options import TreeOptions
 
 SHOWN = 10
 """So many blocks are described, and so many pictures drawn."""
@@ -28,7 +27,7 @@ CALLS = 4
 """So many lines of a block's stack are named, the innermost first."""
 
 
-def history(pool: Pool, options: TreeOptions, *, again: bool) -> AbstractContextManager[object]:
+def history(pool: CudaPool, options: TreeOptions, *, again: bool) -> AbstractContextManager[object]:
     """Within it the allocator keeps the lines that allocate, if that is wanted.
 
     Args:
@@ -39,7 +38,7 @@ def history(pool: Pool, options: TreeOptions, *, again: bool) -> AbstractContext
     return pool.observing() if again or options.records_history else nullcontext()
 
 
-def describe(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:
+def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
     """Sentences about the blocks at ``addresses``, and what was drawn of their holders."""
     blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
     lines = ["They are:", *(f"{_block(b)}." for b in blocks[:SHOWN])]

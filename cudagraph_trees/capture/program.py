@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,11 +22,8 @@ from memprof.profiler.model import (
     Storage,
 )
 
-from ..spec import CompilationMode
-
-if TYPE_CHECKING:
-    from ..device.protocol import AllocatorEvent, Output, TensorSpec
-    from ..spec import FunctionSpec
+from ..device.protocol import AllocatorEvent, Output, TensorSpec
+from ..spec import CompilationMode, FunctionSpec
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
 _NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")

@@ -27,20 +27,16 @@ import gc
 import traceback
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from .. import _torch_compat as compat
-from ..device.generators import GeneratorStates
-from ..device.protocol import Input, Pool, TensorSpec
+from ..device.cuda import CudaPool, GeneratorStates
+from ..device.protocol import Input, TensorSpec
 from ..replay.inputs import inputs_again
-from ..replay.storage_ref import StorageWeakRefWrapper
-from ..spec import CompilationMode
-
-if TYPE_CHECKING:
-    from ..spec import FunctionSpec
+from ..replay.liveness import StorageWeakRefWrapper
+from ..spec import CompilationMode, FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
@@ -100,7 +96,7 @@ class InputBackup:
     specs: dict[int, TensorSpec]
     weak: dict[int, TensorWeakRef]
     in_pool: set[int]
-    pool: Pool | None = None
+    pool: CudaPool | None = None
     refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
     kept: list[torch.Tensor] = field(default_factory=list)
     buffers: dict[int, TensorSpec] = field(default_factory=dict)
@@ -114,7 +110,7 @@ class InputBackup:
         specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
         return InputBackup(
             inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
-            generators=GeneratorStates.now(device, inputs),
+            generators=GeneratorStates(device, inputs),
             specs=specs,
             weak={i: TensorWeakRef(x) for i, x in tensors.items()},
             in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
@@ -149,7 +145,7 @@ class InputBackup:
 
     @staticmethod
     def recording(
-        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: Pool
+        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
         """The backup that is made before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
@@ -251,7 +247,7 @@ class InputBackup:
         self.succeeded()
         return found
 
-    def _find_after_recording(self, pool: Pool) -> None:
+    def _find_after_recording(self, pool: CudaPool) -> None:
         in_pool = {i: self.specs[i] for i in self.in_pool}
         found = inputs_again(pool, in_pool, self.refs)
         for i in self.specs.keys() - self.in_pool:

@@ -30,18 +30,23 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import _torch_compat as compat
-from ..device.protocol import Input, Pool, TensorSpec
-from .liveness import live_path_outputs, path_refs
-from .storage_ref import StorageWeakRefWrapper, address_of
-
-if TYPE_CHECKING:
-    from ..spec import FunctionSpec
-    from .liveness import OutputRefs, PathOutputIndex
+from .. import native
+from ..device.cuda import CudaPool
+from ..device.protocol import Input, TensorSpec
+from ..spec import FunctionSpec
+from .liveness import (
+    OutputRefs,
+    PathOutputIndex,
+    StorageWeakRefWrapper,
+    address_of,
+    live_path_outputs,
+    path_refs,
+)
 
 
 class CheckInvariantStatus(Enum):
@@ -84,8 +89,6 @@ class InputPlan:
         inputs: Sequence[Input],
         path: Sequence[OutputRefs],
         demoted: frozenset[int] = frozenset(),
-        *,
-        address_bound: bool = True,
     ) -> InputPlan:
         """Decide for each input of a call that is about to be recorded."""
         managed_addresses = {r.address for r in path_refs(path)}
@@ -99,8 +102,6 @@ class InputPlan:
                 continue
             address = address_of(x)
             live_outputs[i] = live.get(address)
-            if not address_bound:
-                continue
             misaligned = i in aligned and compat.is_misaligned(x)
             if (
                 address in managed_addresses
@@ -131,7 +132,7 @@ class InputPlan:
             live_outputs=live_outputs,
         )
 
-    def allocate(self, inputs: list[Input], pool: Pool) -> list[Input]:
+    def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled.
 
         ``inputs`` is emptied, so that sources can die.
@@ -224,6 +225,21 @@ class Copies:
             indexed.copy_(_index_expanded(inputs[i], dims))
 
 
+def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
+    """A test of lists of inputs, as fast as this machine can: in C++ of our own where that was
+    built, else with torch's helper.
+
+    Args:
+        pointers: ``data_ptr()`` by input; None is not compared.
+        checked: which inputs are compared.
+    """
+    built = native.load()
+    if built is not None:
+        return built.Addresses(pointers, checked).equal  # type: ignore[no-any-return]
+    helper = compat.pointers_equal
+    return lambda inputs: helper(inputs, pointers, checked)
+
+
 def reference_persistent(
     function: FunctionSpec, plan: InputPlan, inputs: Sequence[Input]
 ) -> dict[int, StorageWeakRefWrapper]:
@@ -238,7 +254,7 @@ def reference_persistent(
 
 
 def inputs_again(
-    pool: Pool,
+    pool: CudaPool,
     specs: dict[int, TensorSpec],
     refs: dict[int, StorageWeakRefWrapper],
 ) -> dict[int, torch.Tensor]:

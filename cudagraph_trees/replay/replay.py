@@ -12,18 +12,14 @@ costs nothing at a replay.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from .. import _torch_compat as compat
-from .addresses import same_addresses
-from .inputs import Copies, InputPlan, inputs_again
-from .liveness import OutputRefs, PathOutputIndex, find_live, held, path_refs, refs_at, slowly
-from .output_cache import OutputCache
-
-if TYPE_CHECKING:
-    from ..device.protocol import CapturedRun, Input, Output, Pool, TensorSpec
+from ..device.cuda import CapturedRun, CudaPool
+from ..device.protocol import Input, Output, TensorSpec
+from .inputs import Copies, InputPlan, inputs_again, same_addresses
+from .liveness import OutputRefs, PathOutputIndex, find_live, held, path_refs, refs_at
+from .outputs import OutputCache
 
 _foreach_copy = compat.foreach_copy
 
@@ -59,9 +55,7 @@ class Replay:
         dead_after: list[PathOutputIndex],
         keep_inputs: list[int],
         output_cache: OutputCache,
-        pool: Pool,
-        *,
-        address_bound: bool,
+        pool: CudaPool,
     ) -> None:
         """Lay it out.
 
@@ -76,7 +70,6 @@ class Replay:
             keep_inputs: see above.
             output_cache: makes its outputs.
             pool: where it was recorded.
-            address_bound: see ``device.protocol``.
         """
         self.plan = inputs
         self.specs = specs
@@ -84,23 +77,15 @@ class Replay:
         self.path = path
         self.keep_inputs = keep_inputs
         self.output_cache = output_cache
-        self.address_bound = address_bound
         self.captured = run
         self.launch = run.launch
         self.same_addresses = (
             same_addresses(inputs.pointers, inputs.checked) if inputs.checked else None
         )
-        self.find_live = find_live() if address_bound else slowly
+        self.find_live = find_live()
         self.dead_before = refs_at(path, dead_before)
         self.dead_after = refs_at(path, dead_after)
         self.copies = Copies(inputs, buffers) if inputs.copied else None
-        self.fresh_refs = [(i, r) for i, r in enumerate(path[-1]) if r is not None]
-        dying = set(dead_after)
-        passed = [(i, w) for i, w in enumerate(inputs.live_outputs) if w is not None and w in dying]
-        self.dying_inputs = [
-            (i, r) for (i, w), r in zip(passed, refs_at(path, [w for _, w in passed]), strict=True)
-        ]
-        self.dead_after_unpassed = refs_at(path, sorted(dying - {w for _, w in passed}))
 
     def fits(self, inputs: list[Input]) -> bool:
         """Whether the recording is right for this call. Hot."""
@@ -131,26 +116,15 @@ class Replay:
         kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
         if self.dead_after:
             self._let_die(inputs)
-        launch = self.launch
-        if launch is not None:
-            launch()
-            inputs.clear()
-            outputs = self.output_cache.outputs()
-        else:
-            made = self.captured.replay(inputs)
-            assert made is not None
-            outputs = made
-            inputs.clear()
-            for i, ref in self.fresh_refs:
-                ref.rebind(outputs[i])  # type: ignore[arg-type]
+        self.launch()
+        inputs.clear()
+        outputs = self.output_cache.outputs()
         del kept
         return outputs
 
     def wait_with(self, synchronize: Callable[[], None]) -> None:
         """Each replay ends with ``synchronize()``: ``force_cudagraph_sync``."""
         launch = self.launch
-        if launch is None:
-            return
 
         def launch_and_wait() -> None:
             launch()
@@ -168,27 +142,16 @@ class Replay:
         Raises:
             CalledOff: someone does.
         """
-        if self.address_bound:
-            self._release(inputs)
-            if self.find_live(self.dead_after) and held(self.dead_after, path_refs(self.path)):
-                raise CalledOff(self._rebuild_inputs(inputs))
-            return
-        # The run itself will drop them: now they must have no holder but the list.
-        for i, ref in self.dying_inputs:
-            if sys.getrefcount(inputs[i]) > 2 or compat.storage_use_count(ref.pointer) > 2:
-                raise CalledOff(list(inputs))
-        if self.find_live(self.dead_after_unpassed) and held(self.dead_after_unpassed):
-            raise CalledOff(list(inputs))
-
-    def _release(self, inputs: list[Input]) -> None:
-        """Let go of inputs that the launch does not read through Python."""
+        # The launch does not read them through Python.
         for i in self.plan.managed:
             inputs[i] = None
         for i in self.plan.copied:
             inputs[i] = None
+        if self.find_live(self.dead_after) and held(self.dead_after, path_refs(self.path)):
+            raise CalledOff(self._rebuild_inputs(inputs))
 
     def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
-        """Inputs of a call that was called off after ``_release``. Nothing was launched.
+        """Inputs of a call that was called off by ``_let_die``. Nothing was launched.
 
         Copied values are in the buffers, which the next recording may reuse: clones.
         """

@@ -40,7 +40,7 @@ def test_random_programs(outputs: str, marks: bool) -> None:
     @MODEL
     @given(program=PROGRAM)
     def test(program: programs.Program) -> None:
-        machine = programs.run(program, "cuda", outputs, marks=marks, values=VALUES)
+        machine = programs.run(program, outputs, marks=marks, values=VALUES)
         replays.append(machine.replays)
 
     replays: list[int] = []
@@ -83,7 +83,7 @@ BROKEN = {
         "c._copy_written = lambda self, which, inputs: 0"
     ),
     "generators are not put back after a failure": (
-        "from memprof.cudagraph_trees.device.generators import GeneratorStates as c\n"
+        "from memprof.cudagraph_trees.device.cuda import GeneratorStates as c\n"
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (

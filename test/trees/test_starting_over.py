@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees import configure, pool_owner
 from memprof.cudagraph_trees.capture.recovery import InputBackup
-from memprof.cudagraph_trees.device.generators import GeneratorStates
+from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.device.protocol import Pool
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind

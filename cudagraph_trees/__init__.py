@@ -14,8 +14,7 @@ if TYPE_CHECKING:
         mark_warmup_incomplete,
         reset_cudagraph_trees,
     )
-    from .entry import cudagraphify, cudagraphify_impl
-    from .given import tell_what_is_given
+    from .entry import cudagraphify, cudagraphify_impl, tell_what_is_given
     from .inductor import InductorTrees, use_in_inductor
     from .settings import TreeSettings, configure
 
@@ -30,7 +29,7 @@ _HOME = {
     "get_manager": "container",
     "mark_warmup_incomplete": "container",
     "reset_cudagraph_trees": "container",
-    "tell_what_is_given": "given",
+    "tell_what_is_given": "entry",
     "use_in_inductor": "inductor",
 }
 

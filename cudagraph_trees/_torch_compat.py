@@ -20,7 +20,7 @@ _logging: Any = torch._logging
 _dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
-# That of torch's own trees: TORCH_LOGS=cudagraphs switches it.
+# That of torch's own trees, which says what it says of these, too: TORCH_LOGS=cudagraphs.
 graphs_log: logging.Logger = _logging.getArtifactLogger(
     "torch._inductor.cudagraph_trees", "cudagraphs"
 )

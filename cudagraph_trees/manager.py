@@ -16,21 +16,18 @@ from torch.utils.weak import TensorWeakRef
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
 from . import _torch_compat as compat
-from . import torch_logs
 from .capture_lock import capturing
 from .device.cuda import CudaDevice, CudaPool
 from .device.protocol import Input, Output
 from .moves import Moves, copyable, nbytes_of
 from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
-from .parameter_refs import ParameterRefs
 from .path import ExecutionState
 from .pool_owner import PoolOwner
 from .record_policy import Cause, Misfit, Place, Refusal
 from .recorder import Recorder
 from .settings import TreeSettings, current_settings
 from .spec import CompilationMode, FunctionSpec, FunctionState
-from .step_end import StepEnd, end_quickly, is_stuck, takes_gradients
-from .tree_state import TreeState
+from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
 _EXECUTION = ExecutionState.EXECUTION
 _RECORDING = ExecutionState.RECORDING
@@ -45,8 +42,7 @@ class CUDAGraphTreeManager:
     """All recordings that share one pool, and the calls that they serve.
 
     Attributes:
-        functions, path, tree, policy, ledger: see ``TreeState``.
-        owner: of the pool.
+        owner: of the pool, with ``functions``, ``path``, ``tree``, ``policy`` and ``ledger``.
         moves: what is known about static inputs that move.
         parameters: those that forwards read, and other leaves.
         recorder: makes the calls that are no replays.
@@ -58,16 +54,15 @@ class CUDAGraphTreeManager:
     def __init__(self, device: CudaDevice, settings: TreeSettings | None = None) -> None:
         self.device = device
         self.settings = settings if settings is not None else current_settings()
-        state = TreeState.on(str(device.device))
-        self.functions = state.functions
-        self.path = state.path
-        self.tree = state.tree
-        self.policy = state.policy
-        self.ledger = state.ledger
-        self.owner = PoolOwner(device, self.settings, state)
+        self.owner = owner = PoolOwner(device, self.settings)
+        self.functions = owner.functions
+        self.path = owner.path
+        self.tree = owner.tree
+        self.policy = owner.policy
+        self.ledger = owner.ledger
         self.moves = Moves()
         self.parameters = ParameterRefs()
-        self.recorder = Recorder(state, self.owner, self.moves, self.parameters)
+        self.recorder = Recorder(owner, self.moves, self.parameters)
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
@@ -159,7 +154,7 @@ class CUDAGraphTreeManager:
             if node is not None:
                 children = node.children  # type: ignore[union-attr]
             else:
-                children = {} if self.owner.budget.over else self.tree.roots
+                children = {} if self.owner.over_budget else self.tree.roots
             for child in children.get(function, ()):
                 if child is fitting or child.fits(inputs):
                     if function.leaves:
@@ -179,9 +174,9 @@ class CUDAGraphTreeManager:
         path, owner = self.path, self.owner
         if path.state is _RECORDING or path.state is _WARMUP:
             self._try_end_recording(function, inputs)
-            if path.node is None and not owner.budget.over and self.tree.roots.get(function):
+            if path.node is None and not owner.over_budget and self.tree.roots.get(function):
                 return self.call(function, inputs)
-        if owner.budget.over:
+        if owner.over_budget:
             self._try_end_execution(function, inputs)
             if path.node is None:
                 owner.enforce_budget()
@@ -237,7 +232,10 @@ class CUDAGraphTreeManager:
         existing = self.tree.after(node).get(function, [])
         misfit = Misfit.of(existing, function, inputs)
         if existing:
-            torch_logs.no_recording_fits(function, misfit.reason)
+            compat.graphs_log.debug(
+                "[%s] Re-recording function=%s, mode=%s, reason=%s",
+                *(function.compile_id, function.label, function.mode.name, misfit.reason),
+            )
         if node is not None and function in self.tree.roots:
             self._try_end_execution(function, inputs)
             if path.node is None:

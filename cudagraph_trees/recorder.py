@@ -44,6 +44,7 @@ follow.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from contextlib import AbstractContextManager
 
@@ -53,10 +54,9 @@ from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
-from . import torch_logs
 from .account.ledger import Measurement
 from .account.placement import keep_placement
-from .capture.pool_debug import history
+from .capture.pool_check import history
 from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
 from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
@@ -64,13 +64,12 @@ from .device.protocol import Input, Model, Output
 from .errors import UntrackedMemory, ran_out_of_memory, why_it_failed
 from .moves import Moves
 from .node import Node, number_of, path_addresses
-from .parameter_refs import ParameterRefs
 from .pool_owner import PoolOwner
 from .random_state import RandomStates
 from .record_policy import Misfit, Refusal
 from .replay.liveness import path_refs
-from .spec import CompilationMode, FunctionSpec
-from .tree_state import TreeState
+from .spec import CompilationMode, FunctionSpec, FunctionState
+from .step_end import ParameterRefs
 
 
 class Recorder:
@@ -80,18 +79,16 @@ class Recorder:
         active_warm_up: the function that is being warmed up now.
     """
 
-    def __init__(
-        self, state: TreeState, owner: PoolOwner, moves: Moves, parameters: ParameterRefs
-    ) -> None:
-        self._functions = state.functions
-        self._path = state.path
-        self._tree = state.tree
-        self._policy = state.policy
-        self._ledger = state.ledger
+    def __init__(self, owner: PoolOwner, moves: Moves, parameters: ParameterRefs) -> None:
         self._owner = owner
+        self._functions = owner.functions
+        self._path = owner.path
+        self._tree = owner.tree
+        self._policy = owner.policy
+        self._ledger = owner.ledger
         self._moves = moves
         self._parameters = parameters
-        self._random_states = RandomStates(state.functions, state.path)
+        self._random_states = RandomStates(owner.functions, owner.path)
         self._warm_up_numbers = itertools.count(-1, -1)
         self._recording_numbers = itertools.count()
         self.active_warm_up: FunctionSpec | None = None
@@ -122,9 +119,7 @@ class Recorder:
         self._random_states.to_host(function, inputs)
         self._owner.stand_aside(function)
         available = device.available_bytes()
-        torch_logs.warm_up(function, again=state.warm_ups > 0)
-        state.warmed_up = True
-        self.active_warm_up = function
+        self._begin_warm_up(function, state)
         try:
             refused = Refusal(reason, this_once=True, failed=True)
             outputs = self.run_plainly(function, inputs, refused)
@@ -136,6 +131,17 @@ class Recorder:
         state.warm_ups += 1
         state.needs = max(state.needs, available - device.unclaimed_bytes())
         return outputs
+
+    def _begin_warm_up(self, function: FunctionSpec, state: FunctionState) -> None:
+        names = (function.compile_id, function.label)
+        if state.warm_ups:
+            compat.graphs_log.debug("[%s] Running eager function=%s", *names)
+        else:
+            mode = function.mode.name
+            compat.graphs_log.debug("[%s] Running warmup function=%s, mode=%s", *names, mode)
+        # It may be recorded from here on, unless that fails, or says that once is not enough.
+        state.warmed_up = True
+        self.active_warm_up = function
 
     def _warm_up(
         self, function: FunctionSpec, inputs: list[Input], *, last: bool = False
@@ -160,10 +166,7 @@ class Recorder:
                     if state.warmed_up
                     else "the one before was not to be the last"
                 )
-            # It is called from here on, unless that fails, or says that once is not enough.
-            state.warmed_up = True
-            torch_logs.warm_up(function, again=state.warm_ups > 0)
-            self.active_warm_up = function
+            self._begin_warm_up(function, state)
             try:
                 with self._history(function), doing(f"warming up {function.label}", self._handle()):
                     node, outputs = warm_up_node(run)
@@ -230,7 +233,12 @@ class Recorder:
             backup = InputBackup.recording(function, inputs, above, owner.pool)
             device.synchronize()
             number = next(self._recording_numbers)
-            torch_logs.recording(function, number, inputs)
+            if compat.graphs_log.isEnabledFor(logging.DEBUG):
+                compat.graphs_log.debug(
+                    "[%s] Recording function=%s, mode=%s, cuda_graph_id=%d, inputs: %s",
+                    *(function.compile_id, function.label, function.mode.name, number),
+                    compat.describe_inputs(inputs),
+                )
             run = Run(
                 function,
                 inputs,

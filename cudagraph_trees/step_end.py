@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from memprof.profiler.model import LedgerKind, TreeCause
 
@@ -54,6 +54,41 @@ _count = compat.storage_use_count
 _refs = sys.getrefcount
 _BLOCK = 512
 """Allocators' blocks begin at multiples of so many bytes, or fewer."""
+
+
+class ParameterRefs:
+    """The parameters that forwards of one manager were recorded with, and other leaves that they
+    were called with, as long as they live: gradients can leave the pool only through them where
+    torch cannot swap the memory of a storage, see Note [The end of a step]."""
+
+    def __init__(self) -> None:
+        # Entries go when their parameter does.
+        self._refs = WeakTensorKeyDictionary()
+
+    def remember(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Keep the leaves among the inputs of a forward that is about to be recorded. Those that
+        are no static inputs may be others, or no leaves, at each call: ``FunctionSpec.leaves``."""
+        if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
+            return
+        self._keep(inputs, function.static_input_idxs)
+        function.leaves = tuple(
+            i
+            for i in function.loose
+            if isinstance(inputs[i], torch.Tensor) and inputs[i].requires_grad
+        )
+
+    def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Keep those that a replay is called with."""
+        self._keep(inputs, function.leaves)
+
+    def _keep(self, inputs: list[Input], which: Sequence[int]) -> None:
+        for i in which:
+            t = inputs[i]
+            if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad:
+                self._refs[t] = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(list(self._refs))
 
 
 def end_quickly(

@@ -281,7 +281,7 @@ def test_a_budget_that_comes_later_holds_for_pools_that_there_are(
     assert [n.wrapped_function.label for n in manager().nodes()] == ["inference function 1"]
     # Of two budgets the smaller one holds, and that is said.
     ask_for_pool(budget=64 * MIB, initial=0)
-    assert current_settings().pool_budget == manager().owner.budget.limit == 16 * MIB
+    assert current_settings().pool_budget == manager().owner.budget == 16 * MIB
     assert f"so {16 * MIB} holds" in caplog.text
     # What asks for none changes nothing.
     ask_for_pool(budget=None, initial=MIB)

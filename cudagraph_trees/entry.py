@@ -81,11 +81,11 @@ class ShapeDispatcher:
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
         spec, options = self.spec, self.spec.options
-        sizes = options.capture_sizes
+        sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
             return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")
         runners = self._of_family(family())
-        limit = options.dynamic_shape_rerecord_limit
+        limit = options["cudagraph_dynamic_shape_rerecord_limit"]
         if limit is not None and len(runners) >= limit:
             if not self._limited:
                 self._limited = True
@@ -99,7 +99,7 @@ class ShapeDispatcher:
         what = "graph without symints" if key is None else f"symint key {key}"
         compat.graphs_log.info("[%s] Recording cudagraph tree for %s", spec.compile_id, what)
         if not self._warned:
-            warn = options.dynamic_shape_warn_limit
+            warn = options["cudagraph_dynamic_shape_warn_limit"]
             self._warned = compat.warn_many_shapes(runners, key, warn)
         backward = spec.mode is CompilationMode.BACKWARD
         try:

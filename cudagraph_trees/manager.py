@@ -187,10 +187,11 @@ class CUDAGraphTreeManager:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
         if (refused := self._refusal_here(function, inputs)) is not None:
             return self.recorder.run_plainly(function, inputs, refused)
+        known, options = self.functions[function], function.options
         if (
-            (not self.functions[function].warmed_up and not function.options.skips_warm_up)
+            (not known.warmed_up and not options["skip_cudagraph_warmup"])
             or path.state is _WARMUP
-            or function.options.only_warms_up
+            or options["force_cudagraphs_warmup"]
         ):
             if (refused := self._refusal_now(function, inputs)) is not None:
                 return self.recorder.run_plainly(function, inputs, refused)

@@ -205,7 +205,7 @@ class PoolOwner:
     def memory_kept(self, function: FunctionSpec, node: Node | None) -> str:
         """What is allocated in the pool and no output of the path to ``node``, in sentences; "" if
         nothing. The books must be right. See Note [Memory that a function keeps]."""
-        if not function.options.checks_pool:
+        if not function.options["slow_path_cudagraph_asserts"]:
             return ""
         path = [] if node is None else path_refs(node.path_weakrefs)
         live = {r.address for r in path if not r.expired()}

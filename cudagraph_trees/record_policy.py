@@ -211,7 +211,7 @@ class RecordPolicy:
     def _look(
         self, function: FunctionSpec, inputs: list[Input], node: Node | None
     ) -> Refusal | None:
-        support = function.options.supports_mutation
+        support = function.options["cudagraph_support_input_mutation"]
         bad = [
             i
             for i in function.mutated_input_idxs
@@ -267,17 +267,18 @@ class RecordPolicy:
 
     def exceeds_limit(self, place: Place) -> bool:
         """Whether recordings there have failed to fit more often than the options allow."""
-        return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
+        limit: int = place[1].options["cudagraph_unexpected_rerecord_limit"]
+        return self._recorded_again.get(place, 0) > limit
 
     def warn_of_limit(self, place: Place, reason: str) -> None:
         """Say, once for each place and in torch's words, that its limit is reached."""
         if place not in self._warned_limit:
             self._warned_limit.add(place)
             options = place[1].options
+            limit = options["cudagraph_unexpected_rerecord_limit"]
             compat.announce_skip(
                 f"skipping cudagraph due to function {place[1].number} exceeding max "
-                f"re-recording limit (={options.rerecord_limit}) on cudagraph node {place[0]} "
-                f"due to {reason}.",
+                f"re-recording limit (={limit}) on cudagraph node {place[0]} due to {reason}.",
                 options.or_error,
             )
 
@@ -299,12 +300,12 @@ class RecordPolicy:
             A sentence about each input that was demoted.
         """
         options = place[1].options
-        limit = options.managed_input_rerecord_limit
+        limit = options["cudagraph_managed_input_rerecord_limit"]
         counts = self._moves.setdefault(place, {})
         for i in latest.moved_managed(inputs):
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in self.demoted(place):
-                if options.managed_input_rerecord_action == "skip":
+                if options["cudagraph_managed_input_rerecord_action"] == "skip":
                     reason = f"input {i}, made by a graph, keeps moving"
                     self._skipped[place] = Refusal(reason)
                     compat.announce_skip(

@@ -260,7 +260,7 @@ class Recorder:
             except BaseException as e:
                 return self._failed(function, inputs, "recording", e, backup, measured, last)
             backup.succeeded()
-            if function.options.synchronizes:
+            if function.options["force_cudagraph_sync"]:
                 node.replay.wait_with(device.synchronize)
             again = self._tree.add(node)
             self._moves.recorded(node)

@@ -117,7 +117,7 @@ class GraphSpec:
         spec.constants = tuple(
             t for t in spec.constants if isinstance(t, torch.Tensor) and t.device.type != "cpu"
         )
-        spec.clone_outputs |= options.clones_outputs
+        spec.clone_outputs |= options["cudagraph_trees_generation_cloning"] == "user_visible"
         return spec
 
     def function(

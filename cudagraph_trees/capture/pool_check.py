@@ -95,7 +95,8 @@ def history(pool: CudaPool, options: TreeOptions, *, again: bool) -> AbstractCon
         options: may ask for it.
         again: the function that is to run has failed before.
     """
-    return pool.observing() if again or options.records_history else nullcontext()
+    wanted = again or options["cudagraph_trees_history_recording"]
+    return pool.observing() if wanted else nullcontext()
 
 
 def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
@@ -110,7 +111,7 @@ def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -
             "torch._inductor.config.triton.cudagraph_trees_history_recording = True, set before "
             "the first call, has them named the first time."
         )
-    if options.draws_references:
+    if options["cudagraph_trees_objgraph"]:
         lines.append(_draw([b.address for b in blocks[:SHOWN]]))
     return "\n".join(lines)
 

@@ -108,7 +108,7 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
     """
     function, pool, parent = run.function, run.pool, run.parent
     assert not isinstance(parent, CUDAWarmupNode)
-    check = function.options.checks_pool
+    check = function.options["slow_path_cudagraph_asserts"]
     above = [] if parent is None else parent.path_weakrefs
     plan = InputPlan.of(function, run.inputs, above, run.demoted)
     before = liveness_of(above)

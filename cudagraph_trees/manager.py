@@ -23,7 +23,7 @@ from .moves import Moves, copyable, nbytes_of
 from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
 from .path import ExecutionState
 from .pool_owner import PoolOwner
-from .record_policy import Cause, Misfit, Place, Refusal
+from .record_policy import Misfit, Place, Refusal, cause_of
 from .recorder import Recorder
 from .settings import TreeSettings, current_settings
 from .spec import CompilationMode, FunctionSpec, FunctionState
@@ -286,17 +286,17 @@ class CUDAGraphTreeManager:
         owner.drop(sight.worthless, "what it reads has gone")
         if not sight.moving:
             return None
-        cause = Cause.of(TreeCause.KEEPS_MOVING, function, inputs, sight.moving)
+        cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, sight.moving)
         every = nbytes_of(inputs, function.static_input_idxs)
         names = function.names_of_inputs(sight.moving)
-        what = f"inputs keep moving: {names}, {cause.nbytes} bytes of {every} in static inputs"
+        what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
         if copyable(function, inputs, sight.moving):
             function.copy_from_now_on(sight.moving)
             self.moves.forget(function)
             recordings = [n for n in self.nodes() if n.wrapped_function is function]
             owner.drop(recordings, "an input that it reads in place is copied from now on")
             reason = f"{what}; that is little: they are copied from now on"
-            self.ledger.add(LedgerKind.DEMOTION, function, reason, **cause.detail())
+            self.ledger.add(LedgerKind.DEMOTION, function, reason, **cause)
             return None
         why = f"{what}; nothing of this graph is recorded any more"
         self.policy.stop(function, why)
@@ -347,11 +347,8 @@ class CUDAGraphTreeManager:
         """Give the outputs of the step their ends, and forget the path."""
         node, step = self.path.node, self.path.step
         assert node is not None
-        end = StepEnd(node, step, inputs, function, self.given, self.parameters, self.pool)
-        for event in end.end():
-            self.ledger.add(
-                event.kind, event.function, event.reason, cause=event.cause, outputs=event.outputs
-            )
+        pool, ledger = self.pool, self.ledger
+        StepEnd(node, step, inputs, function, self.given, self.parameters, pool, ledger).end()
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:

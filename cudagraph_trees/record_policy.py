@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -29,25 +29,13 @@ Place: TypeAlias = "tuple[int | None, FunctionSpec]"
 """Number of the node before, None at a root, and the function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What of a ``TreeDetail`` says why: its fields of the same names."""
-
-    cause: TreeCause | None = None
-    inputs: tuple[int, ...] = ()
-    nbytes: int = 0
-
-    @staticmethod
-    def of(
-        cause: TreeCause, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
-    ) -> Cause:
-        """``which`` of the inputs of a call are the cause."""
-        found = {n for i in which if (n := function.graph_input(i)) is not None}
-        return Cause(cause, tuple(sorted(found)), nbytes_of(inputs, which))
-
-    def detail(self) -> dict[str, Any]:
-        """As keyword arguments of ``TreeLedger.add``."""
-        return asdict(self)
+def cause_of(
+    cause: TreeCause, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
+) -> dict[str, Any]:
+    """Fields of ``TreeDetail`` that say for programs why: ``which`` inputs of a call it was."""
+    found = {n for i in which if (n := function.graph_input(i)) is not None}
+    nbytes = nbytes_of(inputs, which)
+    return {"cause": cause, "inputs": tuple(sorted(found)), "nbytes": nbytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +44,13 @@ class Refusal:
 
     Attributes:
         reason: for the ledger.
-        cause: the same for programs.
+        cause: see ``cause_of``.
         this_once: it will be recorded after all.
         failed: the ledger knows the reason already, of a failure.
     """
 
     reason: str
-    cause: Cause = Cause()
+    cause: dict[str, Any] = field(default_factory=dict)
     this_once: bool = False
     failed: bool = False
 
@@ -73,12 +61,12 @@ class Misfit:
 
     Attributes:
         reason: of the latest one.
-        cause: the same for programs.
+        cause: see ``cause_of``.
         counts: it counts against the limit of recordings at the place.
     """
 
     reason: str = "first recording"
-    cause: Cause = Cause()
+    cause: dict[str, Any] = field(default_factory=dict)
     counts: bool = False
 
     @staticmethod
@@ -96,7 +84,7 @@ class Misfit:
             moved = node.input_plan.moved(inputs, node.input_plan.relied_on(status))
             found = Misfit(
                 reason,
-                Cause.of(TreeCause.MOVED, function, inputs, moved) if moved else Cause(),
+                cause_of(TreeCause.MOVED, function, inputs, moved) if moved else {},
                 found.counts or not (static and compat.static_moves_are_exempt()),
             )
         return found
@@ -231,7 +219,7 @@ class RecordPolicy:
             self._warned_inputs.add(function)
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
-        cause = Cause.of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
+        cause = cause_of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
         return Refusal("it writes to inputs that graphs copy", cause)
 
     def input_elsewhere(

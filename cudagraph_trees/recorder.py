@@ -148,7 +148,7 @@ class Recorder:
     ) -> list[Output] | None:
         path, owner, state = self._path, self._owner, self._functions[function]
         with capturing():
-            measured = Measurement.begin(owner.pool.reserved_bytes)
+            measured = Measurement(owner.pool.reserved_bytes)
             owner.restore_books(function)
             self._random_states.to_host(function, inputs)
             compat.align_inputs(inputs, function.alignment_checked)
@@ -185,7 +185,7 @@ class Recorder:
                 reason,
                 node=number,
                 parent=number_of(parent),
-                measured=measured,
+                **measured.detail(),
             )
             state.warm_ups += 1
             self._random_states.ran(function, outputs, owner.pool.device)
@@ -222,7 +222,7 @@ class Recorder:
         path, owner, device = self._path, self._owner, self._owner.device
         state = self._functions[function]
         with capturing(), compat.recording_callbacks(function.compile_id):
-            measured = Measurement.begin(owner.pool.reserved_bytes)
+            measured = Measurement(owner.pool.reserved_bytes)
             owner.restore_books(function)
             parent = path.node
             place = number_of(parent), function
@@ -272,14 +272,14 @@ class Recorder:
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.
-                LedgerKind.RERECORD if again or why.cause.cause else LedgerKind.RECORD,
+                LedgerKind.RERECORD if again or why.cause else LedgerKind.RECORD,
                 function,
                 why.reason,
                 node=number,
                 parent=place[0],
-                measured=measured,
+                **measured.detail(),
                 marginal=node.marginal_bytes,
-                **why.cause.detail(),
+                **why.cause,
             )
             # After the entry above, so that the ledger has its replays below it.
             node.recorded_ns = time.time_ns()
@@ -304,8 +304,7 @@ class Recorder:
         self._random_states.to_host(function, inputs)
         self._owner.give_back_unneeded(function)
         if not refused.failed:
-            detail = refused.cause.detail()
-            self._ledger.add(LedgerKind.SKIP, function, refused.reason, **detail)
+            self._ledger.add(LedgerKind.SKIP, function, refused.reason, **refused.cause)
         self._policy.ran_plainly(function)
         self._path.ran_without_graph()
         mutated = function.mutated_input_idxs

@@ -14,10 +14,9 @@ from .spec import CompilationMode, FunctionSpec
 def output_origin(function: FunctionSpec, index: int) -> str:
     """Where an output comes from, as far as is known: FX node, source line, module."""
     parts = []
-    record, at = function.record, function.graph_output(index)
-    if record is not None and at is not None:
-        value = record.outputs[at]
-        node = record.nodes.get(value.name)
+    value = function.output_value(index)
+    if value is not None and function.record is not None:
+        node = function.record.nodes.get(value.name)
         parts.append(f"FX node {value.name}")
         frame = value.frame or (node.frame.location if node and node.frame else None)
         if frame:

@@ -38,11 +38,10 @@ _KEY = "memprof_tree_family"
 class TreeManagerContainer:
     """Keeps the manager of one device while a wrapped function lives.
 
-    When the last one dies, the manager goes, and outputs that are still held own their
-    memory from then on.
+    When the last one dies, the manager goes, and outputs that are still held own their memory from
+    then on.
 
     Attributes:
-        device: which.
         tree_manager: None before the first function and after the last.
         live_cudagraphify_fns: number of wrapped functions.
     """
@@ -53,11 +52,8 @@ class TreeManagerContainer:
         self.live_cudagraphify_fns = 0
 
     def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
-        """The manager, made if there is none.
-
-        Args:
-            pool_initial: bytes that its pool is to start with, if the settings do not say more.
-        """
+        """The manager, made if there is none: with ``pool_initial`` bytes, if the settings do not
+        say more."""
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
@@ -96,12 +92,8 @@ class TreeManagerContainer:
     def finalize_cudagraphify_fn(
         self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
     ) -> None:
-        """A wrapped function has died. See Note [What finalizers may wait for].
-
-        Args:
-            manager: that it was wrapped by.
-            function: what was wrapped.
-        """
+        """A wrapped ``function`` of ``manager`` has died. See Note [What finalizers may wait
+        for]."""
         when_nobody_captures(lambda: self._function_died(manager, function))
 
     def _function_died(
@@ -122,11 +114,7 @@ class TreeManagerContainer:
 
 
 class Family:
-    """The containers of one user thread, see Note [Thread families].
-
-    Attributes:
-        containers: by device.
-    """
+    """The containers of one user thread, by device: see Note [Thread families]."""
 
     __slots__ = ("__weakref__", "containers")
 
@@ -181,11 +169,8 @@ def get_container(device: int | torch.device) -> TreeManagerContainer:
 def get_manager(
     device: int | torch.device | None = None, create_if_none_exists: bool = True
 ) -> CUDAGraphTreeManager | None:
-    """The manager of a device (a number is a CUDA device; None is the current one).
-
-    Returns:
-        None if there is none and none is to be made.
-    """
+    """The manager of a device (a number is a CUDA device; None is the current one); None if there
+    is none and none is to be made."""
     if device is None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return None
@@ -249,11 +234,9 @@ def reset_cudagraph_trees() -> None:
 
 @on_fork
 def _after_fork() -> None:
-    """Let go of everything in a forked child: the device is not there for it.
-
-    Nothing is released: that would call the device. Managers are kept so that no destructor
-    does either, and out of reach of the finalizers of their functions.
-    """
+    """Let go of everything in a forked child, without a call of the device, which is not there for
+    it: managers are kept from their destructors, and out of reach of the finalizers of their
+    functions."""
     for f in list(_families):
         for container in f.containers.values():
             _abandoned.append(container.tree_manager)

@@ -37,12 +37,7 @@ Runner = Callable[[list[Input]], "list[Output]"]
 
 class ShapeDispatcher:
     """Hands each call of a compiled graph to the function for its integers, which it wraps when
-    they first come, once per thread family.
-
-    Attributes:
-        spec: the graph.
-        model: what is wrapped.
-    """
+    they first come, once per thread family."""
 
     def __init__(
         self,

@@ -28,12 +28,8 @@ def output_origin(function: FunctionSpec, index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OverwrittenMessage:
-    """The error for one output, all but the numbers of the steps.
-
-    Attributes:
-        before, after: text around the middle sentence.
-        maker: the recording or warm-up that made it.
-    """
+    """The error for one output, all but the numbers of the steps; ``maker`` is the recording or
+    warm-up that made it."""
 
     before: str
     maker: str
@@ -64,13 +60,8 @@ class OverwrittenMessage:
         )
 
     def text(self, made_in: int, overwritten_in: int, by: str) -> str:
-        """The message.
-
-        Args:
-            made_in: number of the step it comes from.
-            overwritten_in: number of the step that reused the memory.
-            by: name of the function that this step began with.
-        """
+        """The message: made in one step, overwritten in another, which began with the function
+        ``by``."""
         return (
             f"{self.before}.\nIt was made in step {made_in} ({self.maker}); step "
             f"{overwritten_in}, which began with {by}, has reused its memory.\n{self.after}"

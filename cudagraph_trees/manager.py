@@ -43,9 +43,6 @@ class CUDAGraphTreeManager:
 
     Attributes:
         owner: of the pool, with ``functions``, ``path``, ``tree``, ``policy`` and ``ledger``.
-        moves: what is known about static inputs that move.
-        parameters: those that forwards read, and other leaves.
-        recorder: makes the calls that are no replays.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         given: what the graph that runs was given and lay in live outputs when it was called, see
             Note [Graphs in parts].

@@ -73,8 +73,7 @@ class _Spot:
         pointer: its ``data_ptr()``.
         storage: its own.
         parameter: its ``id()`` if it is one, else 0: others may be new at each call. No weak
-            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``, by which
-            ``module.to()`` and ``load_state_dict()`` work where a program asks for it).
+            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``).
     """
 
     pointer: int
@@ -87,12 +86,8 @@ class _Spot:
         return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
 
     def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> bool:
-        """Whether the tensor, or the memory that it had, is not there any more.
-
-        Args:
-            ours: see ``_held_by``.
-            now: ``data_ptr()`` of the parameters of the call, by ``id()``.
-        """
+        """Whether the tensor, or the memory that it had, is not there any more: ``ours`` is that of
+        ``_held_by``, ``now`` the ``data_ptr()`` of the call's parameters, by ``id()``."""
         if self.pinned(ours):
             return True
         storage = compat.storage_from_weak(self.storage.pointer)
@@ -179,10 +174,8 @@ class Moves:
         """A call of ``function`` is about to be warmed up or recorded.
 
         Args:
-            function: what is called.
-            inputs: of the call.
+            function, inputs, step: of the call.
             managed: addresses of the outputs of the path; what lies there is the trees' own.
-            step: number of the step that it belongs to.
             recordings: gives all that there are.
         """
         spots = {i: _Spot.of(t) for i, t in _static(function, inputs, managed).items()}

@@ -36,18 +36,12 @@ from .spec import FunctionSpec
 
 @dataclass(eq=False)
 class CUDAWarmupNode:
-    """A run in the pool that is not recorded.
-
-    It follows recordings or warm-ups; only warm-ups follow it, because the addresses of
-    its outputs are accidental.
+    """A run in the pool that is not recorded. Only warm-ups follow it, because the addresses of its
+    outputs are accidental.
 
     Attributes:
-        wrapped_function: what ran.
         number: negative, unlike that of a recording.
-        parent: the node before it.
-        step: number of the step in which it ran.
-        outputs_weakrefs: the outputs that lie in the pool.
-        tensor_weakrefs: their tensors.
+        outputs_weakrefs, tensor_weakrefs: the outputs that lie in the pool, and their tensors.
     """
 
     wrapped_function: FunctionSpec
@@ -84,25 +78,18 @@ class CUDAGraphNode:
         wrapped_function: what was recorded.
         number: of the recording in its manager, from 0.
         step: number of the step in which it was recorded.
-        pool: where.
         parent_ref: the recording before it, None for a root.
-        input_plan, output_plan: what it does with each input, and what each output is.
         outputs_weakrefs: the outputs that lie in the pool. Never replaced, only changed.
         tensor_weakrefs: the tensors that the recording itself returned of these.
         path_weakrefs: outputs of all nodes from the root to this one.
-        recorded_liveness_before_graph: which outputs of the path before it were live when
-            it was recorded.
-        recorded_liveness_after_graph: which outputs of the path were live at its end.
-        live_indices_after_graph: the same, as indices.
-        live_after: the same, as references.
+        recorded_liveness_before_graph, recorded_liveness_after_graph: which outputs of the path
+            were live when it was recorded, and at its end.
+        live_indices_after_graph, live_after: the latter, as indices and as references.
         live_after_slots: the same, each with the cache that it is handed out by, and its
             number there.
         checkpoint: the allocator's books at its end.
         sizes: by address, (bytes asked for, bytes of the block) of its outputs.
         specs: where the storages of copied and managed inputs are, by input.
-        run_handle: the device's recording.
-        replay: what happens when it is called again.
-        output_cache: hands out what a replay returns.
         program: its allocation program, None if that is not known.
         workspaces: storages of the program that a library keeps until it is told to drop them.
         addresses: of the program's storages.
@@ -168,11 +155,8 @@ class CUDAGraphNode:
         return status, status.value
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:
-        """Managed inputs that are somewhere else now and could be copied instead.
-
-        Not if the function writes to any input: a copy would no longer share memory with
-        another input that it may share it with at a later call.
-        """
+        """Managed inputs that are somewhere else now and could be copied instead: see
+        ``moves.copyable``."""
         if self.wrapped_function.mutated_input_idxs:
             return []
         kept = {*self.wrapped_function.static_input_idxs, *self.replay.keep_inputs}
@@ -269,21 +253,15 @@ class RecordingTree:
         return self.roots if parent is None else parent.children
 
     def add(self, node: CUDAGraphNode) -> bool:
-        """``node`` was recorded after its parent.
-
-        Returns:
-            Whether there were others of the same function there.
-        """
+        """``node`` was recorded after its parent. Returns whether there were others of its function
+        there."""
         siblings = self.after(node.parent).setdefault(node.wrapped_function, [])
         siblings.append(node)
         return len(siblings) > 1
 
     def remove(self, node: CUDAGraphNode) -> list[CUDAGraphNode]:
-        """Take out a recording and what was recorded after it.
-
-        Returns:
-            All of them; none if it was taken out before.
-        """
+        """Take out a recording and what was recorded after it: all of them, none if it was taken
+        out before."""
         siblings = self.after(node.parent).get(node.wrapped_function, [])
         if node not in siblings:
             return []

@@ -87,8 +87,6 @@ class PoolOwner:
     """Owns the pool and what is recorded in it, and decides when recordings go.
 
     Attributes:
-        device: where it lies.
-        settings: of the manager.
         functions: those that were wrapped and can still be called, and what is known of them.
         path: what ran last.
         tree: the recordings.
@@ -183,11 +181,8 @@ class PoolOwner:
     # ---- the allocator's books
 
     def restore_books(self, function: FunctionSpec | None = None) -> None:
-        """Make the allocator's books say what memory says, if a replay came last.
-
-        Args:
-            function: what is about to be warmed up or recorded, for the ledger.
-        """
+        """Make the allocator's books say what memory says, if a replay came last. ``function`` is
+        about to be warmed up or recorded, for the ledger."""
         node = self.path.node
         if self.path.state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
             return
@@ -283,11 +278,8 @@ class PoolOwner:
 
     def make_room(self, function: FunctionSpec) -> bool:
         """``function`` has not fitted beside the pool, and runs without a graph: the pool's memory
-        goes back to the device. See Note [Memory that a pool cannot reach].
-
-        Returns:
-            Whether there was any. If the call then succeeds, it is to be counted.
-        """
+        goes back to the device, see Note [Memory that a pool cannot reach]. Returns whether there
+        was any; if the call then succeeds, it is to be counted."""
         with capturing():
             reserved = self.pool.reserved_bytes()
         if reserved:

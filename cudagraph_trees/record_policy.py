@@ -43,8 +43,7 @@ class Refusal:
     """Why a call runs without a graph.
 
     Attributes:
-        reason: for the ledger.
-        cause: see ``cause_of``.
+        reason, cause: for the ledger, see ``cause_of``.
         this_once: it will be recorded after all.
         failed: the ledger knows the reason already, of a failure.
     """
@@ -60,8 +59,7 @@ class Misfit:
     """Why none of the recordings at a place fits a call.
 
     Attributes:
-        reason: of the latest one.
-        cause: see ``cause_of``.
+        reason, cause: of the latest one, for the ledger.
         counts: it counts against the limit of recordings at the place.
     """
 
@@ -180,13 +178,7 @@ class RecordPolicy:
         self, function: FunctionSpec, inputs: list[Input], node: Node | None, *, again: bool = False
     ) -> Refusal | None:
         """Why the function runs without a graph after ``node``; None if nothing speaks against one.
-
-        Args:
-            function: what is called.
-            inputs: of the call, as it was made.
-            node: the one before, None at a root.
-            again: look at the inputs, even if that was done at this place before.
-        """
+        Looks at the inputs of the call only if nobody has at this place, or ``again``."""
         place = number_of(node), function
         if place not in self._skipped or again:
             self._skipped[place] = self._look(function, inputs, node)
@@ -277,16 +269,8 @@ class RecordPolicy:
         return self._demoted.get(place, frozenset())
 
     def demote(self, place: Place, latest: CUDAGraphNode, inputs: list[Input]) -> Iterator[str]:
-        """Copy managed inputs from now on that have kept moving.
-
-        Args:
-            place: where.
-            latest: the last recording there; it does not fit.
-            inputs: of the call that it does not fit.
-
-        Yields:
-            A sentence about each input that was demoted.
-        """
+        """Copy managed inputs from now on that have kept moving: ``latest`` is the last recording
+        at the place, and does not fit the ``inputs`` of a call. Yields a sentence about each."""
         options = place[1].options
         limit = options["cudagraph_managed_input_rerecord_limit"]
         counts = self._moves.setdefault(place, {})

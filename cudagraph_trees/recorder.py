@@ -206,11 +206,7 @@ class Recorder:
             return outputs
 
     def record(self, function: FunctionSpec, inputs: list[Input], why: Misfit) -> list[Output]:
-        """Record after the node that ran last.
-
-        Raises:
-            Exception: the program's own.
-        """
+        """Record after the node that ran last."""
         if (outputs := self._record(function, inputs, why)) is None:
             outputs = self._record(function, inputs, why, last=True)
             assert outputs is not None
@@ -406,7 +402,7 @@ class Recorder:
         the user is told. See Note [Failures].
 
         Returns:
-            None if it may be tried once more, see Note [Memory that a pool cannot reach];
+            None if it may be tried once more, see Note [Memory that a pool cannot reach]; then
             ``inputs`` are there again. Not if this was the ``last`` time.
         """
         state = self._functions[function]

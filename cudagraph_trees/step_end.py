@@ -106,11 +106,9 @@ def end_quickly(
     here on, and the node hands out others. Hot.
 
     Args:
-        node: that ran last, a replay.
-        inputs: of the call that begins the new step.
-        next_function: that call's function.
+        node, step: the replay that ran last, and the number of the step that ends.
+        inputs, next_function: the call that begins the new step.
         located: a recording that begins a step fits the call: see ``_unlocated``.
-        step: number of the step that ends.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -199,10 +197,9 @@ class StepEnd:
     """The end of one step.
 
     Attributes:
-        node: that ran last in it.
-        step: its number.
-        inputs: of the call that begins the new step; outputs among them are replaced.
-        next_function: that call's function.
+        node, step: that ran last in it, and its number.
+        inputs, next_function: the call that begins the new step; outputs among ``inputs`` are
+            replaced.
         given: what the graph was given that this call is a part of, see Note [Graphs in parts].
         parameters: whose gradients may lie in the pool.
         pool: where the outputs lie.

@@ -96,11 +96,8 @@ def _explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
 
 
 def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str]) -> PoolParts:
-    """What the bytes of segments are, of which no part is a workspace.
-
-    Args:
-        owners: of blocks that are known, by address.
-    """
+    """What the bytes of segments are, of which no part is a workspace; ``owners`` of known blocks
+    by address."""
     live: list[_Live] = []
     reserved = unattributed = 0
     for s in segments:

@@ -82,12 +82,8 @@ def placed(
 
 
 def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placement | None:
-    """The placement of a recording that knows its program, else None.
-
-    Args:
-        node: just recorded.
-        path: from the root to it, ``node`` included.
-    """
+    """The placement of a recording that knows its program, else None. ``path`` leads from the root
+    to it."""
     function = node.wrapped_function
     record, program = function.record, node.program
     if record is None or program is None:

@@ -39,13 +39,8 @@ CALLS = 4
 def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
     """Check that exactly the blocks at ``known`` addresses are allocated.
 
-    Args:
-        pool: which.
-        known: addresses.
-        options: how much the error says about others.
-
     Raises:
-        UntrackedMemory: others are, or some of them are not.
+        UntrackedMemory: others are, or some of them are not; ``options`` say how much it says.
     """
     missing, extra = _differences(pool, known)
     if missing:
@@ -88,13 +83,8 @@ def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> s
 
 
 def history(pool: CudaPool, options: TreeOptions, *, again: bool) -> AbstractContextManager[object]:
-    """Within it the allocator keeps the lines that allocate, if that is wanted.
-
-    Args:
-        pool: whose allocator.
-        options: may ask for it.
-        again: the function that is to run has failed before.
-    """
+    """Within it the allocator keeps the lines that allocate, if the options ask for it or the
+    function that is to run has failed before: it runs ``again``."""
     wanted = again or options["cudagraph_trees_history_recording"]
     return pool.observing() if wanted else nullcontext()
 

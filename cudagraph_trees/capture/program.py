@@ -37,13 +37,12 @@ def program_of(
     outputs: Sequence[Output],
     events: Sequence[AllocatorEvent],
 ) -> tuple[AllocationProgram, frozenset[int], tuple[int, ...]]:
-    """The program of one recording, which of its storages are workspaces that a library
-    keeps until it is told to drop them, and the address of each storage.
+    """The program of one recording, which of its storages are workspaces that a library keeps until
+    it is told to drop them, and the address of each storage.
 
     Args:
         function: what was recorded.
-        inputs: by number, where inputs in the pool are: buffers of copied inputs, and
-            outputs of earlier nodes.
+        inputs: those in the pool: buffers of copied inputs, and outputs of earlier nodes.
         outputs: what the recording returned.
         events: what the allocator did, buffers of copied inputs included.
     """

@@ -126,15 +126,9 @@ class InputBackup:
         """Before a forward runs without a graph that writes to nothing that outlives the call.
 
         Small inputs are copied; others are had again if the program holds them. The call may
-        overwrite what it alone holds, as what an earlier part of its graph has made for it, so
-        none is kept from dying, and a tensor that the trees hold to hand it out again counts as
-        dead.
-
-        Args:
-            function: what is called.
-            inputs: of the call.
-            path: all outputs of the path that runs.
-            device: that it runs on.
+        overwrite what it alone holds, as what an earlier part of its graph has made for it, so none
+        is kept from dying, and a tensor that the trees hold to hand it out again counts as dead:
+        one of ``path``, the outputs of the path that runs.
         """
         live = {r.address: r for r in path if not r.expired()}
         out = InputBackup._of(inputs, live.keys(), device)
@@ -147,7 +141,7 @@ class InputBackup:
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
-        """The backup that is made before a recording."""
+        """Before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
@@ -207,9 +201,6 @@ class InputBackup:
 
     def call_again(self, error: Exception) -> list[Input]:
         """Put all back that the call reads, and give its inputs as they were.
-
-        Args:
-            error: what made the warm-up or the recording fail.
 
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.

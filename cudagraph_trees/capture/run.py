@@ -40,11 +40,8 @@ class Run:
     """A call that is about to be warmed up or recorded.
 
     Attributes:
-        function: what.
-        inputs: of the call. Emptied by the run.
-        parent: the node after which it comes.
-        number: of the node that it makes.
-        step: number of the step that it belongs to.
+        function, inputs: the call; ``inputs`` are emptied.
+        parent, number, step: of the node that it makes.
         pool: where.
         demoted: inputs that a recording copies although a node of the path made them.
         learn_program: a recording learns its allocation program.
@@ -63,14 +60,7 @@ class Run:
 
 
 def warm_up_node(run: Run) -> tuple[CUDAWarmupNode, list[Output]]:
-    """Warm up.
-
-    Returns:
-        The node, and what the call returns.
-
-    Raises:
-        Exception: what the function raised.
-    """
+    """Warm up: the node, and what the call returns."""
     function, pool, inputs = run.function, run.pool, run.inputs
     node = CUDAWarmupNode(function, run.number, run.parent, run.step)
     in_pool = {r.address for r in node.path_live_weakrefs()}
@@ -96,15 +86,12 @@ def warm_up_node(run: Run) -> tuple[CUDAWarmupNode, list[Output]]:
 
 
 def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
-    """Record.
-
-    Returns:
-        The node, and what the call returns.
+    """Record: the node, and what the call returns.
 
     Raises:
         UntrackedMemory: the options ask to check, and the pool holds memory unknown to the path.
-        Exception: what the function or the device raised. The pool is as
-            ``CudaPool.capture`` leaves it after a failure.
+        Exception: what the function or the device raised. The pool is as ``CudaPool.capture``
+            leaves it after a failure.
     """
     function, pool, parent = run.function, run.pool, run.parent
     assert not isinstance(parent, CUDAWarmupNode)

@@ -78,11 +78,7 @@ class GeneratorStates:
 
 
 class CapturedRun:
-    """A CUDA graph, which can be launched again; ``graph`` is None if it has no kernel.
-
-    Attributes:
-        launch: launches it. After ``release`` it raises.
-    """
+    """What was captured; ``graph`` is None if it has no kernel. ``launch`` raises once released."""
 
     __slots__ = ("graph", "launch")
 
@@ -186,11 +182,7 @@ class CudaPool:
             caller.wait_stream(self.stream)
 
     def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
-        """Run ``model`` for real, allocating from the pool; keep nothing.
-
-        Raises:
-            Exception: whatever the model raised.
-        """
+        """Run ``model`` for real, allocating from the pool; keep nothing."""
         with (
             torch.cuda.device(self.index),
             allocator.keep_conv_cache(),

@@ -226,13 +226,8 @@ class Copies:
 
 
 def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
-    """A test of lists of inputs, as fast as this machine can: in C++ of our own where that was
-    built, else with torch's helper.
-
-    Args:
-        pointers: ``data_ptr()`` by input; None is not compared.
-        checked: which inputs are compared.
-    """
+    """A test of lists of inputs, as fast as this machine can (in C++ of our own where that was
+    built): do those of ``checked`` lie at their ``pointers``? None is not compared."""
     built = native.load()
     if built is not None:
         return built.Addresses(pointers, checked).equal  # type: ignore[no-any-return]
@@ -261,12 +256,8 @@ def inputs_again(
     """Tensors like inputs in the pool that were let go of, while their bytes are still there.
 
     One that somebody else holds is over the same storage. What nobody holds lies in a free block:
-    it is copied, once a storage, since nobody would know of a tensor over it.
-
-    Args:
-        pool: where they lie.
-        specs: where, by input.
-        refs: to their storages, by input.
+    it is copied, once a storage, since nobody would know of a tensor over it. ``specs`` say where
+    they lie, ``refs`` have the storages of some, by input.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a copy.

@@ -179,12 +179,8 @@ def held(
     refs: Sequence[StorageWeakRefWrapper],
     siblings: Sequence[StorageWeakRefWrapper] | None = None,
 ) -> list[StorageWeakRefWrapper]:
-    """Those of ``refs`` that are really held.
-
-    Args:
-        refs: outputs in question.
-        siblings: outputs whose stale autograd graphs may hold them; ``refs`` by default.
-    """
+    """Those of ``refs`` that are really held, and not by stale autograd graphs of ``siblings`` (of
+    ``refs`` by default)."""
     live = [r for r in refs if not r.expired()]
     while live and let_go_of_stale_graphs(siblings if siblings is not None else refs):
         live = [r for r in live if not r.expired()]

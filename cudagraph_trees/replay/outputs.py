@@ -84,8 +84,8 @@ class OutputPlan:
             stack_traces: for the error message.
 
         Raises:
-            NotImplementedError: an output's memory is on the host; a replay would not
-                compute it again.
+            NotImplementedError: an output's memory is on the host; a replay would not compute it
+                again.
         """
         live, in_extent = live_path_outputs(path), pool.extent()
         plan = OutputPlan()
@@ -340,17 +340,9 @@ class OutputCache:
         self.plan.persistent.clear()
 
     def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
-        """A cached output is held and its memory will be reused: from here on its use raises.
-
-        See Note [Cached outputs]. Hot.
-
-        Args:
-            i: which.
-            ref: its reference.
-            text: of the error.
-            alone: the tensor that was handed out is the only one over its storage, the twin
-                aside.
-        """
+        """A cached output is held and its memory will be reused: from here on its use raises
+        ``text``. ``alone``: the tensor that was handed out is the only one over its storage, the
+        twin aside. See Note [Cached outputs]. Hot."""
         if not alone:
             held = self.drop_slot(i)
             if held is not None or compat.storage_use_count(ref.pointer):

@@ -25,11 +25,8 @@ _foreach_copy = compat.foreach_copy
 
 
 class CalledOff(Exception):
-    """A recording turned out not to fit when its replay had begun. Nothing was launched.
-
-    Attributes:
-        inputs: the inputs of the call, rebuilt.
-    """
+    """A recording turned out not to fit when its replay had begun. Nothing was launched; ``inputs``
+    are those of the call, rebuilt."""
 
     def __init__(self, inputs: list[Input]) -> None:
         super().__init__("an input has other sizes, or died in the recording and is still held")
@@ -60,16 +57,12 @@ class Replay:
         """Lay it out.
 
         Args:
-            run: the device's recording.
-            inputs: what it does with each input.
+            run, inputs, specs, output_cache, pool: see ``CUDAGraphNode``.
             buffers: by input: a tensor over what it reads, if that is in the pool.
-            specs: what it reads in the pool, by input.
             path: outputs of the nodes on its path, its own last.
             dead_before: outputs of the path that must be dead when it is replayed.
             dead_after: those that must die when it takes its inputs.
             keep_inputs: see above.
-            output_cache: makes its outputs.
-            pool: where it was recorded.
         """
         self.plan = inputs
         self.specs = specs
@@ -137,11 +130,8 @@ class Replay:
         self.launch = self.captured.launch
 
     def _let_die(self, inputs: list[Input]) -> None:
-        """Let go of inputs that died in the recording; nobody else may hold them.
-
-        Raises:
-            CalledOff: someone does.
-        """
+        """Let go of inputs that died in the recording; nobody else may hold them, or it is called
+        off."""
         # The launch does not read them through Python.
         for i in self.plan.managed:
             inputs[i] = None

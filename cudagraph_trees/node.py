@@ -1,13 +1,22 @@
 """The nodes of a tree: what ran in the pool, and what of the path before it that relies on.
 
-Nodes are data. ``capture`` makes them, ``replay`` runs them. Dynamo
-calls ``_is_cuda_graph_recorded_tensor`` by that name (``torch._dynamo.variables.optimizer``).
+``capture`` makes them. Dynamo calls ``_is_cuda_graph_recorded_tensor`` by that name
+(``torch._dynamo.variables.optimizer``).
+
+Note [What is decided when]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A replay should do no more than: compare addresses, look whether what was dead when the
+node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
+is laid out when the node is recorded: ``same_addresses`` for one comparison in C++,
+``dead_before`` and ``dead_after`` as flat lists of references rather than of indices, the
+buffers of the grouped copy in order, the outputs in slots. What is left out of a list then
+costs nothing at a replay.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
@@ -18,9 +27,10 @@ from memprof.profiler.model import AllocationProgram
 
 from . import _torch_compat as compat
 from .device.cuda import CapturedRun, CudaPool
-from .device.protocol import Checkpoint, Input, TensorSpec
-from .replay.inputs import CheckInvariantStatus, InputPlan
+from .device.protocol import Checkpoint, Input, Output, TensorSpec
+from .replay.inputs import CheckInvariantStatus, Copies, InputPlan, inputs_again
 from .replay.liveness import (
+    FindLive,
     Liveness,
     OutputRefs,
     PathOutputIndex,
@@ -28,10 +38,21 @@ from .replay.liveness import (
     address_of,
     held,
     path_refs,
+    refs_at,
 )
 from .replay.outputs import OutputCache, OutputPlan
-from .replay.replay import Replay
 from .spec import FunctionSpec
+
+_foreach_copy = compat.foreach_copy
+
+
+class CalledOff(Exception):
+    """A recording turned out not to fit when its replay had begun. Nothing was launched; ``inputs``
+    are those of the call, rebuilt."""
+
+    def __init__(self, inputs: list[Input]) -> None:
+        super().__init__("an input has other sizes, or died in the recording and is still held")
+        self.inputs = inputs
 
 
 @dataclass(eq=False)
@@ -90,6 +111,12 @@ class CUDAGraphNode:
         checkpoint: the allocator's books at its end.
         sizes: by address, (bytes asked for, bytes of the block) of its outputs.
         specs: where the storages of copied and managed inputs are, by input.
+        same_addresses: whether a call's inputs lie where it reads them; None if none matters.
+        find_live: which of some outputs are held.
+        dead_before, dead_after: outputs of the path that must be dead when it is replayed, and
+            those that must die when it takes its inputs.
+        copies: fills the buffers of its copied inputs, None if there are none.
+        keep_inputs: inputs that an output is an alias of: they live until it is made.
         program: its allocation program, None if that is not known.
         workspaces: storages of the program that a library keeps until it is told to drop them.
         addresses: of the program's storages.
@@ -118,8 +145,14 @@ class CUDAGraphNode:
     sizes: dict[int, tuple[int, int]]
     specs: dict[int, TensorSpec]
     run_handle: CapturedRun
-    replay: Replay
     output_cache: OutputCache
+    same_addresses: Callable[[list[Input]], bool] | None
+    find_live: FindLive
+    dead_before: list[StorageWeakRefWrapper]
+    dead_after: list[StorageWeakRefWrapper]
+    copies: Copies | None
+    keep_inputs: list[int]
+    launch: Callable[[], object]
     program: AllocationProgram | None = None
     workspaces: frozenset[int] = frozenset()
     addresses: tuple[int, ...] = ()
@@ -128,13 +161,78 @@ class CUDAGraphNode:
     replays: int = 0
     marginal_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        self.fits = self.replay.fits
-
     @property
     def parent(self) -> CUDAGraphNode | None:
         """The node before it, None for a root."""
         return None if self.parent_ref is None else self.parent_ref()
+
+    def fits(self, inputs: list[Input]) -> bool:
+        """Whether the recording is right for this call. Hot."""
+        return (self.same_addresses is None or self.same_addresses(inputs)) and (
+            not self.dead_before
+            or not self.find_live(self.dead_before)
+            or not held(self.dead_before, path_refs(self.path_weakrefs))
+        )
+
+    def run(self, inputs: list[Input]) -> list[Output]:
+        """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
+
+        Raises:
+            CalledOff: someone holds an input that died in the recording, or one that is copied
+                has other sizes; see Note [Kinds of inputs].
+        """
+        copies = self.copies
+        if copies is not None:
+            try:
+                if copies.odd:
+                    copies.copy_odd(inputs)
+                if copies.buffers:
+                    _foreach_copy(copies.buffers, copies.sources(inputs))
+            except RuntimeError:
+                if copies.fit(inputs):
+                    raise
+                raise CalledOff(list(inputs)) from None
+        kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
+        if self.dead_after:
+            self._let_die(inputs)
+        self.launch()
+        inputs.clear()
+        outputs = self.output_cache.outputs()
+        del kept
+        return outputs
+
+    def wait_with(self, synchronize: Callable[[], None]) -> None:
+        """Each replay ends with ``synchronize()``: ``force_cudagraph_sync``."""
+        launch = self.launch
+
+        def launch_and_wait() -> None:
+            launch()
+            synchronize()
+
+        self.launch = launch_and_wait
+
+    def _let_die(self, inputs: list[Input]) -> None:
+        """Let go of inputs that died in the recording; nobody else may hold them, or it is called
+        off."""
+        # The launch does not read them through Python.
+        for i in self.input_plan.managed:
+            inputs[i] = None
+        for i in self.input_plan.copied:
+            inputs[i] = None
+        if self.find_live(self.dead_after) and held(self.dead_after, path_refs(self.path_weakrefs)):
+            raise CalledOff(self._rebuild_inputs(inputs))
+
+    def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
+        """Inputs of a call that was called off by ``_let_die``. Nothing was launched.
+
+        Copied values are in the buffers, which the next recording may reuse: clones.
+        """
+        plan, out = self.input_plan, list(inputs)
+        lie = {i: w for i in plan.managed if (w := plan.live_outputs[i]) is not None}
+        refs = dict(zip(lie, refs_at(self.path_weakrefs, list(lie.values())), strict=True))
+        for i, t in inputs_again(self.pool, self.specs, refs).items():
+            out[i] = t
+        return out
 
     def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str]:
         """Why it does not fit, and the details. Not hot."""
@@ -146,7 +244,7 @@ class CUDAGraphNode:
             which = plan.relied_on(status)
             if which and not compat.pointers_equal(inputs, plan.pointers, which):
                 return status, f"{status.value}.\n{plan.describe_moved(function, inputs, which)}"
-        dead_before, copies = self.replay.dead_before, self.replay.copies
+        dead_before, copies = self.dead_before, self.copies
         status = CheckInvariantStatus.SUCCESS
         if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
@@ -159,7 +257,7 @@ class CUDAGraphNode:
         ``moves.copyable``."""
         if self.wrapped_function.mutated_input_idxs:
             return []
-        kept = {*self.wrapped_function.static_input_idxs, *self.replay.keep_inputs}
+        kept = {*self.wrapped_function.static_input_idxs, *self.keep_inputs}
         return self.input_plan.moved(inputs, [i for i in self.input_plan.managed if i not in kept])
 
     def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
@@ -169,9 +267,7 @@ class CUDAGraphNode:
     def all_outputs_are_dead(self) -> bool:
         """Whether nobody holds any output of the path."""
         live_after = self.live_after
-        return not (
-            self.replay.find_live(live_after) and held(live_after, path_refs(self.path_weakrefs))
-        )
+        return not (self.find_live(live_after) and held(live_after, path_refs(self.path_weakrefs)))
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
         """Whether the memory of a tensor is that of an output of the path, live or not."""
@@ -199,15 +295,18 @@ class CUDAGraphNode:
         """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
         self.output_cache.clear()
         self.output_plan.persistent.clear()
-        self.run_handle.release()
-        self.replay.release()
+        self._release_graph()
         self.checkpoint = None
 
     def release_graph(self) -> None:
         """Drop what its function holds of the device. What it returned may be held: the rest
         stays until the path ends."""
-        self.run_handle.release()
+        self._release_graph()
         self.output_cache.let_go_of_fixed()
+
+    def _release_graph(self) -> None:
+        self.run_handle.release()
+        self.launch = self.run_handle.launch
 
 
 Node: TypeAlias = "CUDAGraphNode | CUDAWarmupNode"

@@ -36,8 +36,7 @@ from enum import Enum, auto
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Output
-from .node import CUDAGraphNode, CUDAWarmupNode
-from .replay.replay import CalledOff
+from .node import CalledOff, CUDAGraphNode, CUDAWarmupNode
 from .spec import CompilationMode, FunctionSpec
 
 
@@ -140,7 +139,7 @@ class TreePath:
         self.generation = self._mark.mark_step_counter or self._tracker.generation
         child.replays += 1
         try:
-            outputs = child.replay.run(inputs)
+            outputs = child.run(inputs)
         except BaseException as e:
             if node is None:
                 self.step -= 1

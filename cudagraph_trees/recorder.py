@@ -257,7 +257,7 @@ class Recorder:
                 return self._failed(function, inputs, "recording", e, backup, measured, last)
             backup.succeeded()
             if function.options["force_cudagraph_sync"]:
-                node.replay.wait_with(device.synchronize)
+                node.wait_with(device.synchronize)
             again = self._tree.add(node)
             self._moves.recorded(node)
             self._ran(node)

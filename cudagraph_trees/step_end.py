@@ -113,7 +113,7 @@ def end_quickly(
     Returns:
         False if it is another case; nothing was done then.
     """
-    live = node.replay.find_live(node.live_after)
+    live = node.find_live(node.live_after)
     if not live:
         return True
     arguments = _unlocated(next_function, inputs, located)

@@ -42,7 +42,7 @@ DECISIONS: Mapping[str, tuple[Verdict, str]] = {
     "triton.cudagraph_dynamic_shape_rerecord_limit": (_OURS, "entry.ShapeDispatcher"),
     "triton.cudagraph_initial_mempool_allocation_gb": (_OURS, "container.get_tree_manager"),
     "triton.slow_path_cudagraph_asserts": (_OURS, "capture.run.capture_node"),
-    "triton.fast_path_cudagraph_asserts": (Verdict.ALWAYS, "replay.replay: is dead what must be"),
+    "triton.fast_path_cudagraph_asserts": (Verdict.ALWAYS, "node: is dead what must be"),
     "triton.cudagraph_trees_history_recording": (_OURS, "recorder, pool_check"),
     "triton.cudagraph_trees_objgraph": (_OURS, "pool_check"),
     "triton.cudagraph_trees_generation_cloning": (_OURS, "spec.GraphSpec.of"),

@@ -17,19 +17,19 @@ from .. import _torch_compat as compat
 from ..device.cuda import CapturedRun, CudaPool
 from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
 from ..node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
-from ..replay.inputs import InputPlan, reference_persistent
+from ..replay.inputs import Copies, InputPlan, reference_persistent, same_addresses
 from ..replay.liveness import (
     Liveness,
     OutputRefs,
     StorageWeakRefWrapper,
     address_of,
     died,
+    find_live,
     liveness_of,
     path_refs,
     refs_at,
 )
 from ..replay.outputs import OutputCache, OutputPlan
-from ..replay.replay import Replay
 from ..spec import FunctionSpec
 from .pool_check import check_pool
 from .program import program_of
@@ -186,19 +186,14 @@ def _lay_out(
         sizes=_sizes(pool, refs),
         specs=specs,
         run_handle=handle,
-        replay=Replay(
-            handle,
-            plan,
-            buffers,
-            specs,
-            path,
-            dead_before,
-            dead_after,
-            [i for i, w in enumerate(plan.live_outputs) if w is not None and w in aliased],
-            cache,
-            pool,
-        ),
         output_cache=cache,
+        same_addresses=same_addresses(plan.pointers, plan.checked) if plan.checked else None,
+        find_live=find_live(),
+        dead_before=refs_at(above, dead_before),
+        dead_after=refs_at(above, dead_after),
+        copies=Copies(plan, buffers) if plan.copied else None,
+        keep_inputs=[i for i, w in enumerate(plan.live_outputs) if w in aliased],
+        launch=handle.launch,
     )
 
 

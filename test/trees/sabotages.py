@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import pool_owner, record_policy, step_end
+from memprof.cudagraph_trees import node, pool_owner, record_policy, step_end
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.capture import run as capture
 from memprof.cudagraph_trees.device import _torch_compat as allocator
@@ -27,7 +27,7 @@ from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import CUDAGraphNode
 from memprof.cudagraph_trees.path import TreePath
-from memprof.cudagraph_trees.replay import inputs, liveness, outputs, replay
+from memprof.cudagraph_trees.replay import inputs, liveness, outputs
 from memprof.cudagraph_trees.spec import CompilationMode, GraphSpec
 
 OPERATIONS = 8000
@@ -167,7 +167,7 @@ def _() -> None:
 
 @sabotage("a recording fits whatever the addresses are")
 def _() -> None:
-    _set(replay, "same_addresses", lambda pointers, which: lambda inputs: True)
+    _set(capture, "same_addresses", lambda pointers, which: lambda inputs: True)
 
 
 @sabotage("static inputs are not compared, managed ones are")
@@ -196,7 +196,7 @@ def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
 @sabotage("what must be dead before a replay is not looked at")
 def _() -> None:
     _set(
-        replay.Replay,
+        CUDAGraphNode,
         "fits",
         lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs),
     )
@@ -204,7 +204,7 @@ def _() -> None:
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(replay, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _wrap(capture, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
 
 
 class _OnceCopied:
@@ -225,7 +225,7 @@ def _() -> None:
 @sabotage("an input of an output's storage dies before the output is made")
 def _() -> None:
     _wrap(
-        replay.Replay,
+        CUDAGraphNode,
         "__init__",
         lambda init: (
             lambda self, *a, **k: (init(self, *a, **k), setattr(self, "keep_inputs", []))[0]
@@ -238,7 +238,7 @@ def _() -> None:
     def found(pool: Any, specs: Any, refs: Any) -> Any:
         return {i: pool.tensor_at(spec) for i, spec in specs.items()}
 
-    _set(replay, "inputs_again", found)
+    _set(node, "inputs_again", found)
     _set(recovery, "inputs_again", found)
 
 

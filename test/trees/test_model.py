@@ -59,11 +59,11 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.replay.replay as m\n"
+        "import memprof.cudagraph_trees.capture.run as m\n"
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "from memprof.cudagraph_trees.replay.replay import Replay as c\n"
+        "from memprof.cudagraph_trees.node import CUDAGraphNode as c\n"
         "c.fits = lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs)"
     ),
     "no output is invalidated when its step is over": (
@@ -87,7 +87,7 @@ BROKEN = {
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "import memprof.cudagraph_trees.replay.replay as m\n"
+        "import memprof.cudagraph_trees.node as m\n"
         "import memprof.cudagraph_trees.capture.recovery as n\n"
         "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
         "    i: pool.tensor_at(spec) for i, spec in specs.items()}"

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees import configure, pool_owner
 from memprof.cudagraph_trees.capture.recovery import InputBackup
-from memprof.cudagraph_trees.device.cuda import GeneratorStates
-from memprof.cudagraph_trees.device.protocol import Pool
+from memprof.cudagraph_trees.device.cuda import CudaPool, GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
@@ -55,7 +54,7 @@ def test_there_is_no_memory_for_another_pool(
     asked: list[int] = []
     create_pool = manager().device.create_pool
 
-    def create(nbytes: int = 0) -> Pool:
+    def create(nbytes: int = 0) -> CudaPool:
         asked.append(nbytes)
         if len(asked) <= failures:
             raise torch.OutOfMemoryError("no memory for a pool")

@@ -95,20 +95,11 @@ def remove_cached_tensor(t: torch.Tensor) -> None:
         _C._remove_cached_tensor(t)
 
 
-def exchange_cached_tensor(old: torch.Tensor, new: torch.Tensor) -> None:
-    """``new`` is cached in the place of ``old``."""
-    try:
-        _C._remove_cached_tensor(old)
-        _C._add_cached_tensor(new)
-    except RuntimeError:
-        remove_cached_tensor(old)
-        add_cached_tensor(new)
-
-
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
     other = likeness(twin, tuple(twin.shape), twin.stride(), 0)
-    exchange_cached_tensor(tensor, other)
+    remove_cached_tensor(tensor)
+    add_cached_tensor(other)
     return other
 
 

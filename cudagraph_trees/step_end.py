@@ -137,7 +137,7 @@ def end_quickly(
         ends.append((ref, output_cache, k, is_alone))
     for ref, output_cache, k, is_alone in ends:
         message = output_cache.messages[k] or output_cache.message(k)
-        text = message.text(step, step + 1, next_function.label)
+        text = message.text(step, next_function.label)
         output_cache.overwrite(k, ref, text, is_alone)
     return True
 
@@ -276,12 +276,12 @@ class StepEnd:
         _drop_unheld(handed_out)
         if _count(pointer) == 0:
             return
-        message = OverwrittenMessage.of(function, index, node.number)
+        message = OverwrittenMessage(function, index, node.number)
         self.pool.release_storage(pointer)
         self.pool.invalidate(
             handed_out[0] if handed_out else None,
             pointer,
-            message.text(self.step, self.step + 1, by=self.next_function.label),
+            message.text(self.step, self.next_function.label),
         )
         reason = f"output {index} is held beyond its step; its use raises"
         cause = TreeCause.HELD

@@ -267,7 +267,7 @@ class OutputCache:
         """The error for output ``i`` when its memory was reused."""
         found = self.messages[i]
         if found is None:
-            found = self.messages[i] = OverwrittenMessage.of(self.function, i, self.node)
+            found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
         return found
 
     # ---- slots

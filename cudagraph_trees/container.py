@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,29 +77,21 @@ class TreeManagerContainer:
         try:
             yield manager
         finally:
-            self.finalize_cudagraphify_fn()
+            when_nobody_captures(self._function_died)
 
-    def add_strong_reference(
-        self, wrapped: Callable[..., Any], function: FunctionSpec | None = None
-    ) -> None:
+    def add_strong_reference(self, wrapped: Callable[..., Any], function: FunctionSpec) -> None:
         """The manager stays for as long as ``wrapped`` does, and so does what it has of
         ``function``."""
         with capturing():
             self.live_cudagraphify_fns += 1
-            manager = self.tree_manager
+            died = partial(self._function_died, self.tree_manager, function)
         # At exit there is nothing to hand back, and perhaps no device any more.
-        weakref.finalize(wrapped, self.finalize_cudagraphify_fn, manager, function).atexit = False
-
-    def finalize_cudagraphify_fn(
-        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
-    ) -> None:
-        """A wrapped ``function`` of ``manager`` has died. See Note [What finalizers may wait
-        for]."""
-        when_nobody_captures(lambda: self._function_died(manager, function))
+        weakref.finalize(wrapped, when_nobody_captures, died).atexit = False
 
     def _function_died(
-        self, manager: CUDAGraphTreeManager | None, function: FunctionSpec | None
+        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
     ) -> None:
+        """See Note [What finalizers may wait for]."""
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()

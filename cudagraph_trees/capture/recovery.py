@@ -54,6 +54,9 @@ _WHAT_TO_DO = (
 class Unrecoverable(Exception):
     """The call cannot be made again; the text says why."""
 
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the call cannot be made again without a graph: {why}")
+
 
 def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
     """Bytes of inputs that ``function`` writes to if they are too many to be copied, else 0."""
@@ -180,9 +183,9 @@ class InputBackup:
                 continue
             if spec.nbytes > left:
                 return
-            self.storages[spec.address] = _bytes_of(inputs[i].untyped_storage()).to(
-                "cpu", copy=True
-            )
+            storage = inputs[i].untyped_storage()
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self.storages[spec.address] = whole.to("cpu", copy=True)
             left -= spec.nbytes
 
     def give_up(self, error: BaseException) -> None:
@@ -205,34 +208,20 @@ class InputBackup:
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.
         """
-        try:
-            self.generators.restore()
-            return self.inputs_again(error)
-        except Unrecoverable:
-            raise
-        except Exception as e:
-            let_go_of_frames(error)
-            raise Unrecoverable(
-                f"the call cannot be made again without a graph: {type(e).__name__}: {e}"
-            ) from e
-
-    def inputs_again(self, error: Exception) -> list[Input]:
-        """The inputs as they were.
-
-        Raises:
-            Unrecoverable: that cannot be had.
-        """
         let_go_of_frames(error)
         try:
+            self.generators.restore()
             if self.pool is not None:
                 self._find_after_recording(self.pool)
             else:
                 self._find_after_warm_up()
+        except Unrecoverable:
+            raise
         except torch.OutOfMemoryError as e:
-            raise Unrecoverable(
-                "the call cannot be made again without a graph: there is no memory to copy "
-                f"inputs that died in it. {_WHAT_TO_DO}"
-            ) from e
+            why = f"there is no memory to copy inputs that died in it. {_WHAT_TO_DO}"
+            raise Unrecoverable(why) from e
+        except Exception as e:
+            raise Unrecoverable(f"{type(e).__name__}: {e}") from e
         # They die in the call that is made with them.
         found, self.inputs = self.inputs, []
         self.succeeded()
@@ -249,15 +238,13 @@ class InputBackup:
         found |= inputs_again(pool, copied, {})
         for i, spec in self.specs.items():
             if i not in found:
-                raise Unrecoverable(_died(i, spec, "recording", "it was not copied"))
+                raise _died(i, spec, "recording", "it was not copied")
             self.inputs[i] = found[i]
 
     def _find_after_warm_up(self) -> None:
         if self.lost:
-            raise Unrecoverable(
-                "the call cannot be made again without a graph: the failed warm-up may have "
-                f"written to its inputs, {self.lost}. {_WHAT_TO_DO}"
-            )
+            why = f"the failed warm-up may have written to its inputs, {self.lost}. {_WHAT_TO_DO}"
+            raise Unrecoverable(why)
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
@@ -278,19 +265,13 @@ class InputBackup:
             elif i in self.backup:
                 self.inputs[i] = empty.new_empty_strided(spec.shape, spec.stride)
             else:
-                raise Unrecoverable(
-                    _died(i, spec, "warm-up", "it was too large to have been copied before")
-                )
+                raise _died(i, spec, "warm-up", "it was too large to have been copied before")
         for i, copy in self.backup.items():
             self.inputs[i].copy_(copy)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _died(i: int, spec: TensorSpec, what: str, why: str) -> str:
-    return (
-        f"the call cannot be made again without a graph: input {i}, {spec.nbytes} bytes, was "
-        f"released during the failed {what}, and {why}. {_WHAT_TO_DO}"
+def _died(i: int, spec: TensorSpec, what: str, why: str) -> Unrecoverable:
+    return Unrecoverable(
+        f"input {i}, {spec.nbytes} bytes, was released during the failed {what}, and {why}. "
+        f"{_WHAT_TO_DO}"
     )

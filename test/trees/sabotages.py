@@ -395,7 +395,7 @@ def _() -> None:
 
 @sabotage("a function that failed is called again with what is left of its inputs")
 def _() -> None:
-    _set(recovery.InputBackup, "inputs_again", lambda self, error: list(self.inputs))
+    _set(recovery.InputBackup, "call_again", lambda self, error: list(self.inputs))
 
 
 # ---- random numbers

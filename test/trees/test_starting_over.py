@@ -175,7 +175,7 @@ def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
     # WHEN what the call needs to be made again cannot be had, which raises something else
     with monkeypatch.context() as m:
         if what == "inputs":
-            m.setattr(InputBackup, "inputs_again", lost)
+            m.setattr(InputBackup, "_find_after_warm_up", lost)
         else:
             m.setattr(GeneratorStates, "restore", lost)
         with pytest.raises(error, match="mine") as e:

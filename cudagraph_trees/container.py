@@ -207,7 +207,7 @@ def mark_warmup_incomplete() -> None:
     From torch 2.15 on, the same as ``torch.compiler.cudagraph_mark_warmup_incomplete()``.
     """
     for manager in all_managers():
-        manager.mark_warmup_incomplete()
+        manager.recorder.mark_warmup_incomplete()
 
 
 @on_reset

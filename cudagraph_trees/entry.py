@@ -121,7 +121,7 @@ class ShapeDispatcher:
         with container.in_use() as manager:
             clone = manager.settings.outputs == "clone"
             function = self.spec.function(
-                manager.next_number(), inputs, static, sorted(checked), clone_outputs=clone
+                next(manager.function_numbers), inputs, static, sorted(checked), clone_outputs=clone
             )
             runner = manager.wrap(function, inputs)
             container.add_strong_reference(runner, function)

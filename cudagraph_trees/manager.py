@@ -63,7 +63,7 @@ class CUDAGraphTreeManager:
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
-        self._function_numbers = itertools.count()
+        self.function_numbers = itertools.count()
         compat.set_cached_tensors_enabled(True)
 
     @property
@@ -72,10 +72,6 @@ class CUDAGraphTreeManager:
         return self.owner.pool
 
     # ---- functions
-
-    def next_number(self) -> int:
-        """A number for another function; it is used up."""
-        return next(self._function_numbers)
 
     def wrap(self, function: FunctionSpec, inputs: list[Input]) -> functools.partial[list[Output]]:
         """``call`` of a function. ``inputs`` are those of its first call."""
@@ -170,15 +166,15 @@ class CUDAGraphTreeManager:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
         path, owner = self.path, self.owner
         if path.state is _RECORDING or path.state is _WARMUP:
-            self._try_end_recording(function, inputs)
+            self._try_end(function, inputs)
             if path.node is None and not owner.over_budget and self.tree.roots.get(function):
                 return self.call(function, inputs)
         if owner.over_budget:
-            self._try_end_execution(function, inputs)
+            self._try_end(function, inputs)
             if path.node is None:
                 owner.enforce_budget()
         if self.dead:
-            self._try_end_execution(function, inputs)
+            self._try_end(function, inputs)
             self._bury()
         if owner.resting:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
@@ -235,7 +231,7 @@ class CUDAGraphTreeManager:
                 *(function.compile_id, function.label, function.mode.name, misfit.reason),
             )
         if node is not None and function in self.tree.roots:
-            self._try_end_execution(function, inputs)
+            self._try_end(function, inputs)
             if path.node is None:
                 return None
         place = self._place(function)
@@ -252,7 +248,7 @@ class CUDAGraphTreeManager:
                 policy.warn_of_limit(place, misfit.reason)
                 why = f"re-recording limit reached: {misfit.reason}"
                 return policy.known_refusal(place) or Refusal(why)
-        self._try_end_execution(function, inputs)
+        self._try_end(function, inputs)
         place = self._place(function)
         if refused := policy.known_refusal(place):
             return refused
@@ -313,32 +309,19 @@ class CUDAGraphTreeManager:
         self.policy.ran_plainly(function)
         self.ledger.add(LedgerKind.SKIP, function, reason)
 
-    def mark_warmup_incomplete(self) -> None:
-        """Warm the function up once more that is being warmed up now."""
-        self.recorder.mark_warmup_incomplete()
-
     # ---- the ends of steps
 
-    def _try_end_recording(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """End the path, which was just made, if a new step begins or nobody holds its outputs."""
-        node = self.path.node
-        assert node is not None
-        if self.path.step_may_begin() and not takes_gradients(node, function, inputs):
-            self._end_step(function, inputs)
-        elif node.all_outputs_are_dead():
-            self.path.end()
-        else:
-            self._warn_if_stuck(node, function)
-
-    def _try_end_execution(self, function: FunctionSpec, inputs: list[Input]) -> None:
+    def _try_end(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """End the path if a new step begins or nobody holds its outputs."""
-        node = self.path.node
+        path, node = self.path, self.path.node
         if node is None:
             return
         if node.all_outputs_are_dead():
-            self.path.end()
-        elif self.path.step_may_begin() and not takes_gradients(node, function, inputs):
+            path.end()
+        elif path.step_may_begin() and not takes_gradients(node, function, inputs):
             self._end_step(function, inputs)
+        elif path.state is not _EXECUTION:
+            self._warn_if_stuck(node, function)
 
     def _end_step(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Give the outputs of the step their ends, and forget the path."""

@@ -168,7 +168,10 @@ class Recorder:
                 )
             self._begin_warm_up(function, state)
             try:
-                with self._history(function), doing(f"warming up {function.label}", self._handle()):
+                with (
+                    self._history(function),
+                    doing(f"warming up {function.label}", owner.pool.handle),
+                ):
                     node, outputs = warm_up_node(run)
                     # What it says of memory must be asked for while the allocator keeps lines.
                     kept = owner.memory_kept(function, node)
@@ -251,7 +254,7 @@ class Recorder:
             timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
             try:
                 what = f"recording {function.label} as a CUDA graph"
-                with self._history(function), timed, doing(what, self._handle()):
+                with self._history(function), timed, doing(what, owner.pool.handle):
                     node, outputs = capture_node(run)
             except BaseException as e:
                 return self._failed(function, inputs, "recording", e, backup, measured, last)
@@ -377,10 +380,6 @@ class Recorder:
         grown = self._owner.pool.reserved_bytes() - measured.pool_before
         self._functions[function].pool_growth += grown
         return grown
-
-    def _handle(self) -> tuple[int, int] | None:
-        handle = self._owner.pool.handle
-        return handle if isinstance(handle, tuple) else None
 
     def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
         again = self._functions[function].failures > 0

@@ -275,16 +275,17 @@ class CUDAGraphTreeManager:
     def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
         node, owner = self.path.node, self.owner
         step = self.path.step + (node is None)
-        sight = self.moves.look(function, inputs, path_addresses(node), step, self.nodes)
-        owner.drop(sight.worthless, "what it reads has gone")
-        if not sight.moving:
+        above = path_addresses(node)
+        moving, worthless = self.moves.look(function, inputs, above, step, self.nodes)
+        owner.drop(worthless, "what it reads has gone")
+        if not moving:
             return None
-        cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, sight.moving)
+        cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, moving)
         every = nbytes_of(inputs, function.static_input_idxs)
-        names = function.names_of_inputs(sight.moving)
+        names = function.names_of_inputs(moving)
         what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
-        if copyable(function, inputs, sight.moving):
-            function.copy_from_now_on(sight.moving)
+        if copyable(function, inputs, moving):
+            function.copy_from_now_on(moving)
             self.moves.forget(function)
             recordings = [n for n in self.nodes() if n.wrapped_function is function]
             owner.drop(recordings, "an input that it reads in place is copied from now on")

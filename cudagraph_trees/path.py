@@ -66,17 +66,6 @@ class TreePath:
         pending_backward: a forward ran, and since then no backward.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_mark",
-        "_tracker",
-        "generation",
-        "node",
-        "pending_backward",
-        "state",
-        "step",
-    )
-
     def __init__(self) -> None:
         self._mark, self._tracker = compat.step_counters()
         self.node: CUDAGraphNode | CUDAWarmupNode | None = None

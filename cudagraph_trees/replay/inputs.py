@@ -187,8 +187,6 @@ class Copies:
         odd: whether there are inputs that it cannot copy as they are.
     """
 
-    __slots__ = ("_expanded", "_overlapping", "_shapes", "buffers", "odd", "sources")
-
     def __init__(self, plan: InputPlan, buffers: Sequence[Input]) -> None:
         """Args: ``buffers`` has one for each copied input, by input."""
         overlapping = [i for i in plan.copied if i in plan.overlapping]

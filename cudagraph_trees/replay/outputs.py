@@ -173,28 +173,6 @@ class OutputCache:
         invalidated: how often the use of each output was made to raise.
     """
 
-    __slots__ = (
-        "build",
-        "clean",
-        "empty",
-        "fixed",
-        "function",
-        "invalidated",
-        "messages",
-        "missing",
-        "moves_out",
-        "nbytes",
-        "node",
-        "path",
-        "plan",
-        "pool",
-        "ready",
-        "refs",
-        "seen",
-        "slots",
-        "twins",
-    )
-
     def __init__(
         self,
         function: FunctionSpec,

@@ -238,12 +238,6 @@ def count_copied_inputs(n: int) -> None:
     counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
 
 
-def static_moves_are_exempt() -> bool:
-    """Whether ``cudagraph_unexpected_rerecord_limit`` leaves out recordings that are made again
-    because a static input has moved: from torch 2.13 on."""
-    return torch_version() >= (2, 13)
-
-
 def announce_skip(message: str, or_error: bool) -> None:
     """Log and count as torch does when graphs are not used.
 

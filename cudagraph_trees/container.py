@@ -60,12 +60,10 @@ class TreeManagerContainer:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
                 settings = current_settings()
                 initial = max(settings.pool_initial, pool_initial)
-                self.tree_manager = CUDAGraphTreeManager(
-                    CudaDevice(self.device), replace(settings, pool_initial=initial)
-                )
+                settings = replace(settings, pool_initial=initial)
+                self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), settings)
                 history.remember(self.tree_manager)
-            elif pool_initial > self.tree_manager.settings.pool_initial:
-                self.tree_manager.owner.begun_already(pool_initial)
+            self.tree_manager.owner.ask_for_initial(pool_initial)
             return self.tree_manager
 
     @contextmanager
@@ -196,9 +194,8 @@ def ask_for_pool(*, budget: int | None, initial: int) -> None:
     for manager in all_managers():
         manager.owner.lower_budget(budget)
     for container in list(family().containers.values()):
-        manager_here = container.tree_manager
-        if manager_here is not None and initial > manager_here.settings.pool_initial:
-            manager_here.owner.begun_already(initial)
+        if container.tree_manager is not None:
+            container.tree_manager.owner.ask_for_initial(initial)
 
 
 def mark_warmup_incomplete() -> None:

@@ -234,23 +234,30 @@ class CUDAGraphNode:
             out[i] = t
         return out
 
-    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str]:
-        """Why it does not fit, and the details. Not hot."""
-        plan, function = self.input_plan, self.wrapped_function
-        for status in (
-            CheckInvariantStatus.CudagraphManagedIdxMismatch,
-            CheckInvariantStatus.StaticInputIdxMismatch,
+    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str, list[int]]:
+        """Why it does not fit, the details, and which inputs have moved. Not hot."""
+        plan, placeholders = self.input_plan, self.wrapped_function.placeholders
+        for status, which in (
+            (CheckInvariantStatus.CudagraphManagedIdxMismatch, plan.managed),
+            (CheckInvariantStatus.StaticInputIdxMismatch, plan.static),
         ):
-            which = plan.relied_on(status)
-            if which and not compat.pointers_equal(inputs, plan.pointers, which):
-                return status, f"{status.value}.\n{plan.describe_moved(function, inputs, which)}"
+            if moved := plan.moved(inputs, which):
+                lines = [f"{status.value}."]
+                for i in moved:
+                    p = placeholders[i] if i < len(placeholders) else None
+                    lines.append(
+                        f"input name: {getattr(p, 'name', i)}. "
+                        f"data pointer changed from {plan.pointers[i]} to {inputs[i].data_ptr()}. "
+                        f"input stack trace: {getattr(p, 'stack_trace', None)}"
+                    )
+                return status, "\n".join(lines), moved
         dead_before, copies = self.dead_before, self.copies
         status = CheckInvariantStatus.SUCCESS
         if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
         elif copies is not None and not copies.fit(inputs):
             status = CheckInvariantStatus.CopiedInputSizeMismatch
-        return status, status.value
+        return status, status.value, []
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:
         """Managed inputs that are somewhere else now and could be copied instead: see

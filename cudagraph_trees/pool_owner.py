@@ -142,8 +142,7 @@ class PoolOwner:
         """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
         if budget is not None and (self.budget is None or budget < self.budget):
             self.budget = budget
-            with capturing():
-                self.over_budget = self.pool.reserved_bytes() > budget
+            self.over_budget = self._reserved_bytes() > budget
 
     def enforce_budget(self) -> None:
         """The step has ended, and the pool is above its limit: drop recordings, and perhaps give
@@ -166,17 +165,19 @@ class PoolOwner:
                 message = f"skipping cudagraphs of {function.label}: {why}"
                 compat.announce_skip(message, function.options.or_error)
 
-    def begun_already(self, pool_initial: int) -> None:
-        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
-        if pool_initial not in self._begun_already:
-            self._begun_already.add(pool_initial)
+    def ask_for_initial(self, nbytes: int) -> None:
+        """Code asks for a pool that begins with so many bytes: what has begun with less says so."""
+        if nbytes > self.settings.pool_initial and nbytes not in self._begun_already:
+            self._begun_already.add(nbytes)
             compat.log.warning(
                 "a pool of %d bytes to begin with was asked for, but code that runs already has "
                 "one on %s, which began with %d; it takes what it needs when it needs it",
-                pool_initial,
-                self.ledger.device,
-                self.settings.pool_initial,
+                *(nbytes, self.ledger.device, self.settings.pool_initial),
             )
+
+    def _reserved_bytes(self) -> int:
+        with capturing():
+            return self.pool.reserved_bytes()
 
     # ---- the allocator's books
 
@@ -229,9 +230,7 @@ class PoolOwner:
         state = self.functions[function]
         if not state.pool_growth or state.recordings:
             return
-        with capturing():
-            reserved = self.pool.reserved_bytes()
-        if state.pool_growth >= reserved >> 6:
+        if state.pool_growth >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
@@ -264,11 +263,8 @@ class PoolOwner:
 
     def _nothing_more(self, why: str, cramped: frozenset[int]) -> None:
         self.no_room, self._cramped = why, cramped
-        compat.log.warning(
-            "no more CUDA graphs on %s: %s. A smaller batch leaves room for them",
-            self.ledger.device,
-            why,
-        )
+        message = "no more CUDA graphs on %s: %s. A smaller batch leaves room for them"
+        compat.log.warning(message, self.ledger.device, why)
 
     def forget(self, functions: Iterable[FunctionSpec]) -> None:
         """They are gone. If there was no room for their sake, there may be some."""
@@ -280,8 +276,7 @@ class PoolOwner:
         """``function`` has not fitted beside the pool, and runs without a graph: the pool's memory
         goes back to the device, see Note [Memory that a pool cannot reach]. Returns whether there
         was any; if the call then succeeds, it is to be counted."""
-        with capturing():
-            reserved = self.pool.reserved_bytes()
+        reserved = self._reserved_bytes()
         if reserved:
             self.give_back(f"{function.label} needs the memory, and runs without a graph")
         return reserved > 0
@@ -297,10 +292,8 @@ class PoolOwner:
         """``function`` is about to be warmed up in the general pool. What it needs is not known at
         first: this pool is given back unless there is much more. Later it is: of two that would be
         there beside each other, the smaller one goes."""
-        needs = self.functions[function].needs
-        with capturing():
-            reserved = self.pool.reserved_bytes()
-            crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
+        needs, reserved = self.functions[function].needs, self._reserved_bytes()
+        crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
         if crowded or needs > reserved > 0:
             self.give_back(f"{function.label} is warmed up in the general pool")
 

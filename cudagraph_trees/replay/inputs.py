@@ -149,26 +149,6 @@ class InputPlan:
         inputs.clear()
         return recording
 
-    def describe_moved(
-        self, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
-    ) -> str:
-        """One line for each of ``which`` whose address is another one now."""
-        lines = []
-        for i in self.moved(inputs, which):
-            p = function.placeholders[i] if i < len(function.placeholders) else None
-            lines.append(
-                f"input name: {getattr(p, 'name', i)}. "
-                f"data pointer changed from {self.pointers[i]} to {inputs[i].data_ptr()}. "
-                f"input stack trace: {getattr(p, 'stack_trace', None)}"
-            )
-        return "\n".join(lines)
-
-    def relied_on(self, status: CheckInvariantStatus) -> list[int]:
-        """Inputs whose address the recording relies on in the way that ``status`` is about."""
-        if status is CheckInvariantStatus.StaticInputIdxMismatch:
-            return self.static
-        return self.managed if status is CheckInvariantStatus.CudagraphManagedIdxMismatch else []
-
     def moved(self, inputs: Sequence[Input], which: Sequence[int]) -> list[int]:
         """Those of ``which`` whose address is another one now. Not hot."""
         return [

@@ -25,7 +25,7 @@ from .path import ExecutionState
 from .pool_owner import PoolOwner
 from .record_policy import Misfit, Place, Refusal, cause_of
 from .recorder import Recorder
-from .settings import TreeSettings, current_settings
+from .settings import TreeSettings
 from .spec import CompilationMode, FunctionSpec, FunctionState
 from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
@@ -48,9 +48,9 @@ class CUDAGraphTreeManager:
             Note [Graphs in parts].
     """
 
-    def __init__(self, device: CudaDevice, settings: TreeSettings | None = None) -> None:
+    def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
         self.device = device
-        self.settings = settings if settings is not None else current_settings()
+        self.settings = settings
         self.owner = owner = PoolOwner(device, self.settings)
         self.functions = owner.functions
         self.path = owner.path

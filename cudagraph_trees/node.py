@@ -26,7 +26,7 @@ from torch.utils.weak import TensorWeakRef
 from memprof.profiler.model import AllocationProgram
 
 from . import _torch_compat as compat
-from .device.cuda import CapturedRun, CudaPool
+from .device.cuda import CudaPool, released
 from .device.protocol import Checkpoint, Input, Output, TensorSpec
 from .replay.inputs import CheckInvariantStatus, Copies, InputPlan, inputs_again
 from .replay.liveness import (
@@ -144,7 +144,6 @@ class CUDAGraphNode:
     checkpoint: Checkpoint
     sizes: dict[int, tuple[int, int]]
     specs: dict[int, TensorSpec]
-    run_handle: CapturedRun
     output_cache: OutputCache
     same_addresses: Callable[[list[Input]], bool] | None
     find_live: FindLive
@@ -302,18 +301,14 @@ class CUDAGraphNode:
         """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
         self.output_cache.clear()
         self.output_plan.persistent.clear()
-        self._release_graph()
+        self.launch = released
         self.checkpoint = None
 
     def release_graph(self) -> None:
         """Drop what its function holds of the device. What it returned may be held: the rest
         stays until the path ends."""
-        self._release_graph()
+        self.launch = released
         self.output_cache.let_go_of_fixed()
-
-    def _release_graph(self) -> None:
-        self.run_handle.release()
-        self.launch = self.run_handle.launch
 
 
 Node: TypeAlias = "CUDAGraphNode | CUDAWarmupNode"

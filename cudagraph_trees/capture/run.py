@@ -14,7 +14,7 @@ from memprof.profiler.doing import name_graphs
 from memprof.profiler.model import AllocationProgram
 
 from .. import _torch_compat as compat
-from ..device.cuda import CapturedRun, CudaPool
+from ..device.cuda import CudaPool
 from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
 from ..node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
 from ..replay.inputs import Copies, InputPlan, reference_persistent, same_addresses
@@ -119,15 +119,15 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
         observing() as captured_events,
         name_graphs(f"{function.label} #{run.number}"),
     ):
-        handle, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
+        launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:
         recording.clear()
-        node = _lay_out(run, handle, plan, specs, buffers, before, outputs, persistent)
+        node = _lay_out(run, launch, plan, specs, buffers, before, outputs, persistent)
         if check:
             check_pool(pool, {r.address for r in node.path_live_weakrefs()}, function.options)
-        handle.launch()
+        launch()
     except BaseException:
-        handle.release()
+        del launch  # and with it the graph
         raise
     compat.count_copied_inputs(len(plan.copied))
     if run.learn_program:
@@ -137,7 +137,7 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
 
 def _lay_out(
     run: Run,
-    handle: CapturedRun,
+    launch: Callable[[], object],
     plan: InputPlan,
     specs: dict[int, TensorSpec],
     buffers: list[Input],
@@ -185,15 +185,14 @@ def _lay_out(
         checkpoint=pool.checkpoint(),
         sizes=_sizes(pool, refs),
         specs=specs,
-        run_handle=handle,
         output_cache=cache,
         same_addresses=same_addresses(plan.pointers, plan.checked) if plan.checked else None,
         find_live=find_live(),
         dead_before=refs_at(above, dead_before),
         dead_after=refs_at(above, dead_after),
-        copies=Copies(plan, buffers) if plan.copied else None,
+        copies=Copies(plan.copied, buffers) if plan.copied else None,
         keep_inputs=[i for i, w in enumerate(plan.live_outputs) if w in aliased],
-        launch=handle.launch,
+        launch=launch,
     )
 
 

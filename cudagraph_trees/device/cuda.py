@@ -77,32 +77,18 @@ class GeneratorStates:
             generator.set_state(content)
 
 
-class CapturedRun:
-    """What was captured; ``graph`` is None if it has no kernel. ``launch`` raises once released."""
-
-    __slots__ = ("graph", "launch")
-
-    def __init__(self, graph: torch.cuda.CUDAGraph | None) -> None:
-        self.graph = graph
-        self.launch = allocator.graph_launch(graph) if graph is not None else _nothing
-
-    def release(self) -> None:
-        """Drop the graph. Idempotent."""
-        self.graph = None
-        self.launch = _released
-
-
 def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
     """``CudaPool.replace`` in Python."""
     allocator.set_tensor_message(tensor, message)
     return compat.another(tensor, twin)
 
 
-def _nothing() -> object:
+def _nothing() -> None:
     """What a function that launches nothing has to do again."""
 
 
-def _released() -> object:
+def released() -> None:
+    """Stands for the launch of a graph that is gone."""
     raise RuntimeError("this recording was released; it cannot be replayed any more")
 
 
@@ -195,7 +181,7 @@ class CudaPool:
 
     def capture(
         self, model: Model, inputs: list[Input], *, kernel_free: bool = False
-    ) -> tuple[CapturedRun, list[Output]]:
+    ) -> tuple[Callable[[], object], list[Output]]:
         """Run ``model`` so that it can be repeated, without computing anything.
 
         Args:
@@ -205,10 +191,10 @@ class CudaPool:
             kernel_free: it launches nothing.
 
         Returns:
-            What can be launched, and what the run returned.
+            What launches it, which alone holds the graph, and what the run returned.
         """
         if kernel_free:
-            return CapturedRun(None), self.warm_up(model, inputs)
+            return _nothing, self.warm_up(model, inputs)
         graph = torch.cuda.CUDAGraph()
         caller = torch.cuda.current_stream(self.device)
         before = GeneratorStates(self.device, inputs)
@@ -234,7 +220,7 @@ class CudaPool:
                 raise
         if not isinstance(outputs, (list, tuple)):
             outputs = [outputs]
-        return CapturedRun(graph), list(outputs)
+        return allocator.graph_launch(graph), list(outputs)
 
     def _end_failed_capture(
         self,

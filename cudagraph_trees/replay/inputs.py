@@ -69,8 +69,6 @@ class InputPlan:
         copied: inputs with a buffer of their own.
         checked: inputs whose address is compared: ``static`` and ``managed``.
         pointers: ``data_ptr()`` of those, None for the rest; one entry an input.
-        expanded: dimensions of copied inputs in which all elements are one; by input.
-        overlapping: copied inputs whose elements overlap otherwise: copied as bytes.
         live_outputs: for each input the live path output that it lies in, or None.
     """
 
@@ -79,8 +77,6 @@ class InputPlan:
     copied: list[int]
     checked: list[int]
     pointers: list[int | None]
-    expanded: dict[int, list[int]]
-    overlapping: frozenset[int]
     live_outputs: list[PathOutputIndex | None]
 
     @staticmethod
@@ -115,22 +111,8 @@ class InputPlan:
                 copied.append(i)
                 continue
             pointers[i] = x.data_ptr()
-        expanded = {i: _expanded_dims(inputs[i]) for i in copied}
-        overlapping = frozenset(
-            i
-            for i, dims in expanded.items()
-            if compat.internal_overlap(_index_expanded(inputs[i], dims)) != 0
-        )
-        return InputPlan(
-            managed=managed,
-            static=static,
-            copied=copied,
-            checked=sorted(managed + static),
-            pointers=pointers,
-            expanded=expanded,
-            overlapping=overlapping,
-            live_outputs=live_outputs,
-        )
+        checked = sorted(managed + static)
+        return InputPlan(managed, static, copied, checked, pointers, live_outputs)
 
     def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled.
@@ -145,7 +127,7 @@ class InputPlan:
                     recording[i] = torch.empty_strided(
                         t.size(), t.stride(), dtype=t.dtype, device=t.device
                     )
-                Copies(self, recording).copy(inputs)
+                Copies(self.copied, recording).copy(inputs)
         inputs.clear()
         return recording
 
@@ -167,17 +149,22 @@ class Copies:
         odd: whether there are inputs that it cannot copy as they are.
     """
 
-    def __init__(self, plan: InputPlan, buffers: Sequence[Input]) -> None:
-        """Args: ``buffers`` has one for each copied input, by input."""
-        overlapping = [i for i in plan.copied if i in plan.overlapping]
-        expanded = [i for i in plan.copied if plan.expanded[i] and i not in plan.overlapping]
-        plain = [i for i in plan.copied if i not in plan.overlapping and not plan.expanded[i]]
-        self._overlapping = [(i, buffers[i]) for i in overlapping]
-        self._expanded = [
-            (i, plan.expanded[i], _index_expanded(buffers[i], plan.expanded[i])) for i in expanded
-        ]
-        self._shapes = [(i, buffers[i].shape) for i in plan.copied]
-        self.odd = bool(overlapping or expanded)
+    def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
+        """Args: ``buffers`` has one for each copied input, by input, with the strides of that."""
+        self._overlapping: list[tuple[int, torch.Tensor]] = []
+        self._expanded: list[tuple[int, list[int], torch.Tensor]] = []
+        plain = []
+        for i in copied:
+            dims = _expanded_dims(buffers[i])  # in which all elements are one
+            indexed = _index_expanded(buffers[i], dims)
+            if compat.internal_overlap(indexed) != 0:
+                self._overlapping.append((i, buffers[i]))
+            elif dims:
+                self._expanded.append((i, dims, indexed))
+            else:
+                plain.append(i)
+        self._shapes = [(i, buffers[i].shape) for i in copied]
+        self.odd = bool(self._overlapping or self._expanded)
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
         self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(

@@ -348,11 +348,9 @@ def _() -> None:
 def _() -> None:
     kept: list[Any] = []
     _wrap(
-        cuda.CudaCapturedRun,
-        "__init__",
-        lambda init: (
-            lambda self, graph, outputs: (init(self, graph, outputs), kept.append(graph))[0]
-        ),
+        allocator,
+        "graph_launch",
+        lambda launch_of: lambda graph: (kept.append(graph), launch_of(graph))[1],
     )
 
 

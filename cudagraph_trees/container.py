@@ -107,8 +107,6 @@ class TreeManagerContainer:
 class Family:
     """The containers of one user thread, by device: see Note [Thread families]."""
 
-    __slots__ = ("__weakref__", "containers")
-
     def __init__(self) -> None:
         self.containers: dict[torch.device, TreeManagerContainer] = {}
 

@@ -61,8 +61,18 @@ class _Replaced:
 
 
 class InductorTrees:
-    """These trees in the place of torch's, from construction to ``undo()`` or the end of a
-    ``with`` block. Several may overlap, in any order and in several threads."""
+    """Makes ``torch.compile(mode="reduce-overhead")`` use these trees, as ``use_in_inductor``.
+
+    Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
+    its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it
+    is called. Several may overlap, in any order and in several threads.
+
+    Args:
+        on_wrap: called with each function that is wrapped and its keyword arguments, which it
+            may complete (``record``, ``partition``, …) until the function is first called.
+            Returns what is wrapped: the function, or one in its place.
+        this_thread: only for what the calling thread compiles.
+    """
 
     def __init__(self, on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> None:
         self.on_wrap = on_wrap
@@ -167,17 +177,4 @@ def _reset_both(theirs: Callable[[], None]) -> None:
     theirs()
 
 
-def use_in_inductor(on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> InductorTrees:
-    """Make ``torch.compile(mode="reduce-overhead")`` use these trees.
-
-    Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
-    its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it
-    is called.
-
-    Args:
-        on_wrap: called with each function that is wrapped and its keyword arguments, which it
-            may complete (``record``, ``partition``, …) until the function is first called.
-            Returns what is wrapped: the function, or one in its place.
-        this_thread: only for what the calling thread compiles.
-    """
-    return InductorTrees(on_wrap, this_thread=this_thread)
+use_in_inductor = InductorTrees

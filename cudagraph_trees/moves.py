@@ -242,11 +242,9 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
 
 
 def copyable(function: FunctionSpec, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
-    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving].
-
-    Not if the function writes to any input: a copy would no longer share memory with another
-    input that it may share it with at a later call.
-    """
+    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving]: not
+    if the function writes to any input, since a copy would no longer share memory with another
+    input that it may share it with at a later call."""
     if function.mutated_input_idxs:
         return False
     every = nbytes_of(inputs, function.static_input_idxs)

@@ -46,7 +46,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -56,7 +56,6 @@ from memprof.profiler.model import LedgerKind
 from . import _torch_compat as compat
 from .account.ledger import Measurement
 from .account.placement import keep_placement
-from .capture.pool_check import history
 from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
 from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
@@ -382,8 +381,10 @@ class Recorder:
         return grown
 
     def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
-        again = self._functions[function].failures > 0
-        return history(self._owner.pool, function.options, again=again)
+        """Within it the allocator keeps the lines that allocate, if somebody may want them."""
+        failed = self._functions[function].failures > 0
+        wanted = failed or function.options["cudagraph_trees_history_recording"]
+        return self._owner.pool.observing() if wanted else nullcontext()
 
     # ---- failures
 

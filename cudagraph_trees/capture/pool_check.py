@@ -19,7 +19,6 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -80,13 +79,6 @@ def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> s
         "Something that ran in the warm-up or the recording has kept a tensor: a cache "
         f"in a custom operator, a global, a workspace.\n{describe(pool, addresses, options)}"
     )
-
-
-def history(pool: CudaPool, options: TreeOptions, *, again: bool) -> AbstractContextManager[object]:
-    """Within it the allocator keeps the lines that allocate, if the options ask for it or the
-    function that is to run has failed before: it runs ``again``."""
-    wanted = again or options["cudagraph_trees_history_recording"]
-    return pool.observing() if wanted else nullcontext()
 
 
 def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:

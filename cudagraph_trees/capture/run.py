@@ -156,7 +156,10 @@ def _lay_out(
     nodes = path_to(parent)
     for depth, index in aliased:
         nodes[depth].output_is_aliased(index)
-    refs: OutputRefs = output_plan.references(outputs)
+    refs: OutputRefs = [
+        StorageWeakRefWrapper(o) if isinstance(o, torch.Tensor) and fixed is None else None
+        for o, fixed in zip(outputs, output_plan.persistent, strict=True)
+    ]
     path = [*above, refs]
     after = liveness_of(path)
     live = [(d, i) for d, alive in enumerate(after) for i, x in enumerate(alive) if x]

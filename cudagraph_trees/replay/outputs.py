@@ -123,13 +123,6 @@ class OutputPlan:
             plan.cacheable.append(cacheable)
         return plan
 
-    def references(self, outputs: Sequence[Output]) -> OutputRefs:
-        """A weak reference for each output in the pool."""
-        return [
-            StorageWeakRefWrapper(o) if isinstance(o, torch.Tensor) and fixed is None else None
-            for o, fixed in zip(outputs, self.persistent, strict=True)
-        ]
-
 
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 """Which of some cached outputs their last holder has left something on; it may clear it from others

@@ -61,7 +61,7 @@ class _Replaced:
 
 
 class InductorTrees:
-    """Makes ``torch.compile(mode="reduce-overhead")`` use these trees, as ``use_in_inductor``.
+    """``use_in_inductor()`` makes ``torch.compile(mode="reduce-overhead")`` use these trees.
 
     Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
     its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-trees-simgpu fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -95,11 +95,8 @@ test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values inclu
 test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of the zoo, half an hour
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
 
-fuzz-trees: $(ENVIRONMENT) ## random programs on the graph trees: ARGS='--device cpu --operations 100000 --seed 0'
-	PYTHONPATH=test $(PY) -m trees.fuzz $(or $(ARGS),--device cpu)
-
-fuzz-trees-simgpu: $(SIMGPU_STAMP) ## the same on the simulated CUDA device, with values
-	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(or $(ARGS),--device cuda)
+fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
+	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(ARGS)
 
 fuzz-readers: $(ENVIRONMENT) ## broken and hostile profile files on everything that reads them: ARGS='--seconds 600 --seed 0'
 	PYTHONPATH=.:test $(PY) -m fuzz.readers $(or $(ARGS),--seconds 600)

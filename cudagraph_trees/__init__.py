@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,25 +15,9 @@ if TYPE_CHECKING:
         mark_warmup_incomplete,
         reset_cudagraph_trees,
     )
-    from .entry import cudagraphify, cudagraphify_impl
-    from .given import tell_what_is_given
+    from .entry import cudagraphify, cudagraphify_impl, tell_what_is_given
     from .inductor import InductorTrees, use_in_inductor
     from .settings import TreeSettings, configure
-
-# Most importers of this package want one name, and some of them (reports) must not import torch.
-_HOME = {
-    "InductorTrees": "inductor",
-    "TreeSettings": "settings",
-    "configure": "settings",
-    "cudagraphify": "entry",
-    "cudagraphify_impl": "entry",
-    "get_container": "container",
-    "get_manager": "container",
-    "mark_warmup_incomplete": "container",
-    "reset_cudagraph_trees": "container",
-    "tell_what_is_given": "given",
-    "use_in_inductor": "inductor",
-}
 
 __all__ = [
     "InductorTrees",
@@ -49,10 +34,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+# In this order: most importers of this package want one name, and some of them (reports) must not
+# import torch, which the first needs not.
+_HOMES = ("settings", "container", "entry", "inductor")
 
-    return getattr(import_module(f"{__name__}.{home}"), name)
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            found = getattr(import_module(f"{__name__}.{home}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ _logging: Any = torch._logging
 _dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
-# That of torch's own trees: TORCH_LOGS=cudagraphs switches it.
+# That of torch's own trees, which says what it says of these, too: TORCH_LOGS=cudagraphs.
 graphs_log: logging.Logger = _logging.getArtifactLogger(
     "torch._inductor.cudagraph_trees", "cudagraphs"
 )
@@ -95,20 +95,11 @@ def remove_cached_tensor(t: torch.Tensor) -> None:
         _C._remove_cached_tensor(t)
 
 
-def exchange_cached_tensor(old: torch.Tensor, new: torch.Tensor) -> None:
-    """``new`` is cached in the place of ``old``."""
-    try:
-        _C._remove_cached_tensor(old)
-        _C._add_cached_tensor(new)
-    except RuntimeError:
-        remove_cached_tensor(old)
-        add_cached_tensor(new)
-
-
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
     other = likeness(twin, tuple(twin.shape), twin.stride(), 0)
-    exchange_cached_tensor(tensor, other)
+    remove_cached_tensor(tensor)
+    add_cached_tensor(other)
     return other
 
 
@@ -245,12 +236,6 @@ def count_copied_inputs(n: int) -> None:
     from torch._dynamo.utils import counters
 
     counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
-
-
-def static_moves_are_exempt() -> bool:
-    """Whether ``cudagraph_unexpected_rerecord_limit`` leaves out recordings that are made again
-    because a static input has moved: from torch 2.13 on."""
-    return torch_version() >= (2, 13)
 
 
 def announce_skip(message: str, or_error: bool) -> None:

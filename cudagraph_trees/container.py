@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from . import _torch_compat as compat
 from .account import history
 from .capture_lock import capturing, when_nobody_captures
 from .device.cuda import CudaDevice
-from .device.protocol import Device
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings, override
 from .spec import FunctionSpec
@@ -36,32 +36,13 @@ from .spec import FunctionSpec
 _KEY = "memprof_tree_family"
 
 
-DEVICES: dict[str, Callable[[torch.device], Device]] = {
-    "cuda": lambda device: CudaDevice(device.index)
-}
-"""Makes the devices that graph trees run on, by the type of the ``torch.device``."""
-
-
-def make_device(device: torch.device) -> Device:
-    """The kind of device that graph trees run on there.
-
-    Raises:
-        ValueError: there is none.
-    """
-    make = DEVICES.get(device.type)
-    if make is None:
-        raise ValueError(f"graph trees run on {', '.join(DEVICES)} devices, not on {device}")
-    return make(device)
-
-
 class TreeManagerContainer:
     """Keeps the manager of one device while a wrapped function lives.
 
-    When the last one dies, the manager goes, and outputs that are still held own their
-    memory from then on.
+    When the last one dies, the manager goes, and outputs that are still held own their memory from
+    then on.
 
     Attributes:
-        device: which.
         tree_manager: None before the first function and after the last.
         live_cudagraphify_fns: number of wrapped functions.
     """
@@ -72,22 +53,17 @@ class TreeManagerContainer:
         self.live_cudagraphify_fns = 0
 
     def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
-        """The manager, made if there is none.
-
-        Args:
-            pool_initial: bytes that its pool is to start with, if the settings do not say more.
-        """
+        """The manager, made if there is none: with ``pool_initial`` bytes, if the settings do not
+        say more."""
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
                 settings = current_settings()
                 initial = max(settings.pool_initial, pool_initial)
-                self.tree_manager = CUDAGraphTreeManager(
-                    make_device(self.device), replace(settings, pool_initial=initial)
-                )
+                settings = replace(settings, pool_initial=initial)
+                self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), settings)
                 history.remember(self.tree_manager)
-            elif pool_initial > self.tree_manager.settings.pool_initial:
-                self.tree_manager.owner.begun_already(pool_initial)
+            self.tree_manager.owner.ask_for_initial(pool_initial)
             return self.tree_manager
 
     @contextmanager
@@ -99,33 +75,21 @@ class TreeManagerContainer:
         try:
             yield manager
         finally:
-            self.finalize_cudagraphify_fn()
+            when_nobody_captures(self._function_died)
 
-    def add_strong_reference(
-        self, wrapped: Callable[..., Any], function: FunctionSpec | None = None
-    ) -> None:
+    def add_strong_reference(self, wrapped: Callable[..., Any], function: FunctionSpec) -> None:
         """The manager stays for as long as ``wrapped`` does, and so does what it has of
         ``function``."""
         with capturing():
             self.live_cudagraphify_fns += 1
-            manager = self.tree_manager
+            died = partial(self._function_died, self.tree_manager, function)
         # At exit there is nothing to hand back, and perhaps no device any more.
-        weakref.finalize(wrapped, self.finalize_cudagraphify_fn, manager, function).atexit = False
-
-    def finalize_cudagraphify_fn(
-        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
-    ) -> None:
-        """A wrapped function has died. See Note [What finalizers may wait for].
-
-        Args:
-            manager: that it was wrapped by.
-            function: what was wrapped.
-        """
-        when_nobody_captures(lambda: self._function_died(manager, function))
+        weakref.finalize(wrapped, when_nobody_captures, died).atexit = False
 
     def _function_died(
-        self, manager: CUDAGraphTreeManager | None, function: FunctionSpec | None
+        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
     ) -> None:
+        """See Note [What finalizers may wait for]."""
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()
@@ -141,13 +105,7 @@ class TreeManagerContainer:
 
 
 class Family:
-    """The containers of one user thread, see Note [Thread families].
-
-    Attributes:
-        containers: by device.
-    """
-
-    __slots__ = ("__weakref__", "containers")
+    """The containers of one user thread, by device: see Note [Thread families]."""
 
     def __init__(self) -> None:
         self.containers: dict[torch.device, TreeManagerContainer] = {}
@@ -185,7 +143,7 @@ def _as_device(device: int | torch.device) -> torch.device:
         return torch.device("cuda", device)
     if str(device) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu") if device.type == "cpu" else device
+    return device
 
 
 def get_container(device: int | torch.device) -> TreeManagerContainer:
@@ -200,11 +158,8 @@ def get_container(device: int | torch.device) -> TreeManagerContainer:
 def get_manager(
     device: int | torch.device | None = None, create_if_none_exists: bool = True
 ) -> CUDAGraphTreeManager | None:
-    """The manager of a device (a number is a CUDA device; None is the current one).
-
-    Returns:
-        None if there is none and none is to be made.
-    """
+    """The manager of a device (a number is a CUDA device; None is the current one); None if there
+    is none and none is to be made."""
     if device is None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return None
@@ -237,9 +192,8 @@ def ask_for_pool(*, budget: int | None, initial: int) -> None:
     for manager in all_managers():
         manager.owner.lower_budget(budget)
     for container in list(family().containers.values()):
-        manager_here = container.tree_manager
-        if manager_here is not None and initial > manager_here.settings.pool_initial:
-            manager_here.owner.begun_already(initial)
+        if container.tree_manager is not None:
+            container.tree_manager.owner.ask_for_initial(initial)
 
 
 def mark_warmup_incomplete() -> None:
@@ -248,7 +202,7 @@ def mark_warmup_incomplete() -> None:
     From torch 2.15 on, the same as ``torch.compiler.cudagraph_mark_warmup_incomplete()``.
     """
     for manager in all_managers():
-        manager.mark_warmup_incomplete()
+        manager.recorder.mark_warmup_incomplete()
 
 
 @on_reset
@@ -268,11 +222,9 @@ def reset_cudagraph_trees() -> None:
 
 @on_fork
 def _after_fork() -> None:
-    """Let go of everything in a forked child: the device is not there for it.
-
-    Nothing is released: that would call the device. Managers are kept so that no destructor
-    does either, and out of reach of the finalizers of their functions.
-    """
+    """Let go of everything in a forked child, without a call of the device, which is not there for
+    it: managers are kept from their destructors, and out of reach of the finalizers of their
+    functions."""
     for f in list(_families):
         for container in f.containers.values():
             _abandoned.append(container.tree_manager)

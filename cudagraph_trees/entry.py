@@ -1,4 +1,18 @@
-"""``cudagraphify``: the function that a compiler calls."""
+"""``cudagraphify``: the function that a compiler calls.
+
+Note [Graphs in parts]
+~~~~~~~~~~~~~~~~~~~~~~
+Inductor cuts a graph that cannot be captured whole: the trees run its partitions, and generated
+code runs what is between them. So the call that begins a step is one of a partition, and what the
+graph was given and something else of it reads, a later partition or the code in between, is not
+among its inputs. It may lie in an output of the step that ends all the same (``g(a, f(x))``), and
+nobody could replace it: generated code has it in a variable of its own.
+
+So whoever calls such a graph says before what it was given, and what lies in a live output stays
+the tensor that it is: it moves out of the pool, see Note [The end of a step]. It is referred to
+weakly, so that it can die as soon as the graph has read it. Graphs that are one partition and
+nothing else need none of that, which is most of them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +23,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from . import _torch_compat as compat
-from . import torch_logs
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
-from .manager import ManagerGone
+from .manager import CUDAGraphTreeManager, ManagerGone
+from .replay.liveness import path_refs
 from .spec import CompilationMode, GraphSpec
 
 Runner = Callable[[list[Input]], "list[Output]"]
@@ -22,12 +37,7 @@ Runner = Callable[[list[Input]], "list[Output]"]
 
 class ShapeDispatcher:
     """Hands each call of a compiled graph to the function for its integers, which it wraps when
-    they first come, once per thread family.
-
-    Attributes:
-        spec: the graph.
-        model: what is wrapped.
-    """
+    they first come, once per thread family."""
 
     def __init__(
         self,
@@ -66,20 +76,25 @@ class ShapeDispatcher:
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
         spec, options = self.spec, self.spec.options
-        sizes = options.capture_sizes
+        sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
             return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")
         runners = self._of_family(family())
-        limit = options.dynamic_shape_rerecord_limit
+        limit = options["cudagraph_dynamic_shape_rerecord_limit"]
         if limit is not None and len(runners) >= limit:
             if not self._limited:
                 self._limited = True
-                torch_logs.sizes_limit(spec.compile_id, spec.mode, limit)
+                compat.graphs_log.warning(
+                    "[%s] %s graph hit cudagraph_dynamic_shape_rerecord_limit=%s; "
+                    "already-recorded shapes still replay, new shapes run eager.",
+                    *(spec.compile_id, spec.mode.name.lower(), limit),
+                )
             why = f"it has graphs for {limit} sizes, cudagraph_dynamic_shape_rerecord_limit"
             return self._plainly(inputs, why)
-        torch_logs.wrapped(spec.compile_id, key)
+        what = "graph without symints" if key is None else f"symint key {key}"
+        compat.graphs_log.info("[%s] Recording cudagraph tree for %s", spec.compile_id, what)
         if not self._warned:
-            warn = options.dynamic_shape_warn_limit
+            warn = options["cudagraph_dynamic_shape_warn_limit"]
             self._warned = compat.warn_many_shapes(runners, key, warn)
         backward = spec.mode is CompilationMode.BACKWARD
         try:
@@ -106,7 +121,7 @@ class ShapeDispatcher:
         with container.in_use() as manager:
             clone = manager.settings.outputs == "clone"
             function = self.spec.function(
-                manager.next_number(), inputs, static, sorted(checked), clone_outputs=clone
+                next(manager.function_numbers), inputs, static, sorted(checked), clone_outputs=clone
             )
             runner = manager.wrap(function, inputs)
             container.add_strong_reference(runner, function)
@@ -174,3 +189,37 @@ def cudagraphify(
     """
     wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
     return wrapped, wrapped(inputs)
+
+
+def tell_what_is_given(call: Callable[[list[Input]], Any]) -> Callable[[list[Input]], Any]:
+    """The callable of a graph in parts, which tells the managers what each call was given."""
+
+    def telling(inputs: list[Input]) -> Any:
+        before = []
+        for container in family().containers.values():
+            manager = container.tree_manager
+            if manager is not None:
+                before.append((manager, manager.given))
+                manager.given = _in_outputs(manager, inputs)
+        try:
+            return call(inputs)
+        finally:
+            for manager, given in before:
+                manager.given = given
+
+    return telling
+
+
+def _in_outputs(manager: CUDAGraphTreeManager, inputs: Sequence[Input]) -> list[TensorWeakRef]:
+    """Inputs that lie in live outputs of the last step, if another one may begin."""
+    node = manager.path.node
+    if node is None or not manager.path.step_may_begin():
+        return []
+    live = {r.pointer for r in path_refs(node.path_weakrefs) if not r.expired()}
+    if not live:
+        return []
+    return [
+        TensorWeakRef(x)
+        for x in inputs
+        if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata in live
+    ]

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from .spec import CompilationMode
-
-if TYPE_CHECKING:
-    from .spec import FunctionSpec
+from .spec import CompilationMode, FunctionSpec
 
 
 def output_origin(function: FunctionSpec, index: int) -> str:
     """Where an output comes from, as far as is known: FX node, source line, module."""
     parts = []
-    record, at = function.record, function.graph_output(index)
-    if record is not None and at is not None:
-        value = record.outputs[at]
-        node = record.nodes.get(value.name)
+    value = function.output_value(index)
+    if value is not None and function.record is not None:
+        node = function.record.nodes.get(value.name)
         parts.append(f"FX node {value.name}")
         frame = value.frame or (node.frame.location if node and node.frame else None)
         if frame:
@@ -31,54 +25,33 @@ def output_origin(function: FunctionSpec, index: int) -> str:
     return ", ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
 class OverwrittenMessage:
-    """The error for one output, all but the numbers of the steps.
+    """The error for one output, all but the numbers of the steps."""
 
-    Attributes:
-        before, after: text around the middle sentence.
-        maker: the recording or warm-up that made it.
-    """
-
-    before: str
-    maker: str
-    after: str
-
-    @staticmethod
-    def of(function: FunctionSpec, index: int, node: int) -> OverwrittenMessage:
+    def __init__(self, function: FunctionSpec, index: int, node: int) -> None:
         """Args: ``node`` is the number of the recording, negative for a warm-up."""
         gradient = function.mode is CompilationMode.BACKWARD
-        what = "gradient tensor output" if gradient else "tensor output"
-        trace = None
-        if function.stack_traces is not None and index < len(function.stack_traces):
-            trace = function.stack_traces[index]
+        traces, trace = function.stack_traces, None
+        if traces is not None and index < len(traces):
+            trace = traces[index]
         origin = output_origin(function, index)
-        return OverwrittenMessage(
-            before=f"Error: accessing {what} of CUDAGraphs that has been overwritten by a "
-            f"subsequent run.\nIt is output {index} of {function.label}"
-            + (f" ({origin})" if origin else ""),
-            maker=f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}",
-            after=f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}\n"
-            + (
-                _GRADIENT_WAYS_OUT
-                if gradient
-                else _CLONED_WAYS_OUT
-                if function.clone_outputs
-                else _WAYS_OUT
-            ),
+        self._before = (
+            f"Error: accessing {'gradient ' if gradient else ''}tensor output of CUDAGraphs that "
+            "has been overwritten by a subsequent run.\n"
+            f"It is output {index} of {function.label}{f' ({origin})' if origin else ''}.\n"
+        )
+        self._maker = f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}"
+        others = _CLONED_WAYS_OUT if function.clone_outputs else _WAYS_OUT
+        self._after = (
+            f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}\n"
+            f"{_GRADIENT_WAYS_OUT if gradient else others}"
         )
 
-    def text(self, made_in: int, overwritten_in: int, by: str) -> str:
-        """The message.
-
-        Args:
-            made_in: number of the step it comes from.
-            overwritten_in: number of the step that reused the memory.
-            by: name of the function that this step began with.
-        """
+    def text(self, step: int, by: str) -> str:
+        """The message: made in ``step``, overwritten in the next, which began with ``by``."""
         return (
-            f"{self.before}.\nIt was made in step {made_in} ({self.maker}); step "
-            f"{overwritten_in}, which began with {by}, has reused its memory.\n{self.after}"
+            f"{self._before}It was made in step {step} ({self._maker}); step {step + 1}, which "
+            f"began with {by}, has reused its memory.\n{self._after}"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import _torch_compat as compat
@@ -45,25 +45,34 @@ def _wrap_for_inductor(
 class _Replaced:
     """Names of torch that stand for something of ours, or for what they stood for."""
 
-    def __init__(self, ours: Callable[[], dict[Any, dict[str, object]]]) -> None:
+    def __init__(self, ours: Callable[[], Iterable[tuple[object, str, object]]]) -> None:
         self._ours = ours
         self._theirs: list[tuple[object, str, object]] = []
 
     def switch(self, on: bool) -> None:
         """Put ours in the place of the names, or theirs back. Idempotent."""
         if on and not self._theirs:
-            for module, names in self._ours().items():
-                for name, ours in names.items():
-                    if hasattr(module, name):
-                        self._theirs.append((module, name, getattr(module, name)))
-                        setattr(module, name, ours)
+            for module, name, ours in self._ours():
+                if hasattr(module, name):
+                    self._theirs.append((module, name, getattr(module, name)))
+                    setattr(module, name, ours)
         while self._theirs and not on:
             setattr(*self._theirs.pop())
 
 
 class InductorTrees:
-    """These trees in the place of torch's, from construction to ``undo()`` or the end of a
-    ``with`` block. Several may overlap, in any order and in several threads."""
+    """``use_in_inductor()`` makes ``torch.compile(mode="reduce-overhead")`` use these trees.
+
+    Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
+    its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it
+    is called. Several may overlap, in any order and in several threads.
+
+    Args:
+        on_wrap: called with each function that is wrapped and its keyword arguments, which it
+            may complete (``record``, ``partition``, …) until the function is first called.
+            Returns what is wrapped: the function, or one in its place.
+        this_thread: only for what the calling thread compiles.
+    """
 
     def __init__(self, on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> None:
         self.on_wrap = on_wrap
@@ -103,32 +112,22 @@ def _in_use_here() -> InductorTrees | None:
     return next((used for used in reversed(_in_use) if used.thread in here), None)
 
 
-def _names_of_the_compiler() -> dict[Any, dict[str, object]]:
+def _names_of_the_compiler() -> Iterable[tuple[object, str, object]]:
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.output_code as output_code
 
-    return {
-        compile_fx: {"cudagraphify": _inductor_entry(compile_fx.cudagraphify)},
-        output_code: {
-            "maybe_handle_backward_generation": _backward_entry(
-                output_code.maybe_handle_backward_generation
-            )
-        },
-    }
+    yield compile_fx, "cudagraphify", _inductor_entry(compile_fx.cudagraphify)
+    name = "maybe_handle_backward_generation"
+    yield output_code, name, _backward_entry(getattr(output_code, name))
 
 
-def _names_of_the_trees() -> dict[Any, dict[str, object]]:
+def _names_of_the_trees() -> Iterable[tuple[object, str, object]]:
     import torch._inductor.cudagraph_trees as trees
 
-    return {
-        trees: {
-            "cudagraphify_impl": cudagraphify_impl,
-            "cudagraphify": cudagraphify,
-            "get_container": get_container,
-            "get_manager": get_manager,
-            "reset_cudagraph_trees": functools.partial(_reset_both, trees.reset_cudagraph_trees),
-        }
-    }
+    for ours in (cudagraphify_impl, cudagraphify, get_container, get_manager):
+        yield trees, ours.__name__, ours
+    name = "reset_cudagraph_trees"
+    yield trees, name, functools.partial(_reset_both, getattr(trees, name))
 
 
 _COMPILER = _Replaced(_names_of_the_compiler)
@@ -178,17 +177,4 @@ def _reset_both(theirs: Callable[[], None]) -> None:
     theirs()
 
 
-def use_in_inductor(on_wrap: OnWrap | None = None, *, this_thread: bool = False) -> InductorTrees:
-    """Make ``torch.compile(mode="reduce-overhead")`` use these trees.
-
-    Either for a block, ``with use_in_inductor(): ...``, or for good, ``use_in_inductor()``;
-    its ``undo()`` puts torch's back. What counts is when a function is compiled, not when it
-    is called.
-
-    Args:
-        on_wrap: called with each function that is wrapped and its keyword arguments, which it
-            may complete (``record``, ``partition``, …) until the function is first called.
-            Returns what is wrapped: the function, or one in its place.
-        this_thread: only for what the calling thread compiles.
-    """
-    return InductorTrees(on_wrap, this_thread=this_thread)
+use_in_inductor = InductorTrees

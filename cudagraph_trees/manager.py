@@ -16,20 +16,18 @@ from torch.utils.weak import TensorWeakRef
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
 from . import _torch_compat as compat
-from . import torch_logs
 from .capture_lock import capturing
-from .device.protocol import Device, Input, Output, Pool
+from .device.cuda import CudaDevice, CudaPool
+from .device.protocol import Input, Output
 from .moves import Moves, copyable, nbytes_of
 from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
-from .parameter_refs import ParameterRefs
 from .path import ExecutionState
 from .pool_owner import PoolOwner
-from .record_policy import Cause, Misfit, Place, Refusal
+from .record_policy import Misfit, Place, Refusal, cause_of
 from .recorder import Recorder
-from .settings import TreeSettings, current_settings
+from .settings import TreeSettings
 from .spec import CompilationMode, FunctionSpec, FunctionState
-from .step_end import StepEnd, end_quickly, is_stuck, takes_gradients
-from .tree_state import TreeState
+from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
 _EXECUTION = ExecutionState.EXECUTION
 _RECORDING = ExecutionState.RECORDING
@@ -44,45 +42,36 @@ class CUDAGraphTreeManager:
     """All recordings that share one pool, and the calls that they serve.
 
     Attributes:
-        functions, path, tree, policy, ledger: see ``TreeState``.
-        owner: of the pool.
-        moves: what is known about static inputs that move.
-        parameters: those that forwards read, and other leaves.
-        recorder: makes the calls that are no replays.
+        owner: of the pool, with ``functions``, ``path``, ``tree``, ``policy`` and ``ledger``.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         given: what the graph that runs was given and lay in live outputs when it was called, see
             Note [Graphs in parts].
     """
 
-    def __init__(self, device: Device, settings: TreeSettings | None = None) -> None:
+    def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
         self.device = device
-        self.settings = settings if settings is not None else current_settings()
-        state = TreeState.on(str(device.device))
-        self.functions = state.functions
-        self.path = state.path
-        self.tree = state.tree
-        self.policy = state.policy
-        self.ledger = state.ledger
-        self.owner = PoolOwner(device, self.settings, state)
+        self.settings = settings
+        self.owner = owner = PoolOwner(device, self.settings)
+        self.functions = owner.functions
+        self.path = owner.path
+        self.tree = owner.tree
+        self.policy = owner.policy
+        self.ledger = owner.ledger
         self.moves = Moves()
         self.parameters = ParameterRefs()
-        self.recorder = Recorder(state, self.owner, self.moves, self.parameters)
+        self.recorder = Recorder(owner, self.moves, self.parameters)
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
-        self._function_numbers = itertools.count()
+        self.function_numbers = itertools.count()
         compat.set_cached_tensors_enabled(True)
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> CudaPool:
         """The pool that is used now."""
         return self.owner.pool
 
     # ---- functions
-
-    def next_number(self) -> int:
-        """A number for another function; it is used up."""
-        return next(self._function_numbers)
 
     def wrap(self, function: FunctionSpec, inputs: list[Input]) -> functools.partial[list[Output]]:
         """``call`` of a function. ``inputs`` are those of its first call."""
@@ -158,7 +147,7 @@ class CUDAGraphTreeManager:
             if node is not None:
                 children = node.children  # type: ignore[union-attr]
             else:
-                children = {} if self.owner.budget.over else self.tree.roots
+                children = {} if self.owner.over_budget else self.tree.roots
             for child in children.get(function, ()):
                 if child is fitting or child.fits(inputs):
                     if function.leaves:
@@ -177,31 +166,30 @@ class CUDAGraphTreeManager:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
         path, owner = self.path, self.owner
         if path.state is _RECORDING or path.state is _WARMUP:
-            self._try_end_recording(function, inputs)
-            if path.node is None and not owner.budget.over and self.tree.roots.get(function):
+            self._try_end(function, inputs)
+            if path.node is None and not owner.over_budget and self.tree.roots.get(function):
                 return self.call(function, inputs)
-        if owner.budget.over:
-            self._try_end_execution(function, inputs)
+        if owner.over_budget:
+            self._try_end(function, inputs)
             if path.node is None:
                 owner.enforce_budget()
         if self.dead:
-            self._try_end_execution(function, inputs)
+            self._try_end(function, inputs)
             self._bury()
         if owner.resting:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
         if (refused := self._refusal_here(function, inputs)) is not None:
             return self.recorder.run_plainly(function, inputs, refused)
+        known, options = self.functions[function], function.options
         if (
-            (not self.functions[function].warmed_up and not function.options.skips_warm_up)
+            (not known.warmed_up and not options["skip_cudagraph_warmup"])
             or path.state is _WARMUP
-            or function.options.only_warms_up
+            or options["force_cudagraphs_warmup"]
         ):
             if (refused := self._refusal_now(function, inputs)) is not None:
                 return self.recorder.run_plainly(function, inputs, refused)
             return self.recorder.warm_up(function, inputs)
-        if self.device.address_bound and (
-            why := self.policy.input_elsewhere(function, inputs, self.pool.device)
-        ):
+        if why := self.policy.input_elsewhere(function, inputs, self.pool.device):
             return self.recorder.run_plainly(function, inputs, Refusal(why))
         misfit = Misfit()
         if path.state is not _RECORDING:
@@ -221,9 +209,7 @@ class CUDAGraphTreeManager:
             return Refusal(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
             return refused
-        if self.device.address_bound and (
-            refused := self.policy.refusal_at(function, inputs, self.path.node)
-        ):
+        if refused := self.policy.refusal_at(function, inputs, self.path.node):
             return refused
         if self.policy.exceeds_limit(self._place(function)):
             return Refusal("it was recorded too often at this place")
@@ -240,16 +226,17 @@ class CUDAGraphTreeManager:
         existing = self.tree.after(node).get(function, [])
         misfit = Misfit.of(existing, function, inputs)
         if existing:
-            torch_logs.no_recording_fits(function, misfit.reason)
+            compat.graphs_log.debug(
+                "[%s] Re-recording function=%s, mode=%s, reason=%s",
+                *(function.compile_id, function.label, function.mode.name, misfit.reason),
+            )
         if node is not None and function in self.tree.roots:
-            self._try_end_execution(function, inputs)
+            self._try_end(function, inputs)
             if path.node is None:
                 return None
         place = self._place(function)
-        if (
-            self.device.address_bound
-            and function.mutated_input_idxs
-            and (refused := policy.refusal_at(function, inputs, path.node, again=True))
+        if function.mutated_input_idxs and (
+            refused := policy.refusal_at(function, inputs, path.node, again=True)
         ):
             return refused
         if existing:
@@ -261,7 +248,7 @@ class CUDAGraphTreeManager:
                 policy.warn_of_limit(place, misfit.reason)
                 why = f"re-recording limit reached: {misfit.reason}"
                 return policy.known_refusal(place) or Refusal(why)
-        self._try_end_execution(function, inputs)
+        self._try_end(function, inputs)
         place = self._place(function)
         if refused := policy.known_refusal(place):
             return refused
@@ -281,8 +268,6 @@ class CUDAGraphTreeManager:
             return Refusal("the pool was given back in this step", this_once=True)
         if self.path.node is None and self.owner.lacks_room(function):
             return Refusal(self.owner.no_room)
-        if not self.device.address_bound:
-            return None
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.
         with capturing():
             return self._refusal_for_moves(function, inputs)
@@ -290,21 +275,22 @@ class CUDAGraphTreeManager:
     def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
         node, owner = self.path.node, self.owner
         step = self.path.step + (node is None)
-        sight = self.moves.look(function, inputs, path_addresses(node), step, self.nodes)
-        owner.drop(sight.worthless, "what it reads has gone")
-        if not sight.moving:
+        above = path_addresses(node)
+        moving, worthless = self.moves.look(function, inputs, above, step, self.nodes)
+        owner.drop(worthless, "what it reads has gone")
+        if not moving:
             return None
-        cause = Cause.of(TreeCause.KEEPS_MOVING, function, inputs, sight.moving)
+        cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, moving)
         every = nbytes_of(inputs, function.static_input_idxs)
-        names = function.names_of_inputs(sight.moving)
-        what = f"inputs keep moving: {names}, {cause.nbytes} bytes of {every} in static inputs"
-        if copyable(function, inputs, sight.moving):
-            function.copy_from_now_on(sight.moving)
+        names = function.names_of_inputs(moving)
+        what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
+        if copyable(function, inputs, moving):
+            function.copy_from_now_on(moving)
             self.moves.forget(function)
             recordings = [n for n in self.nodes() if n.wrapped_function is function]
             owner.drop(recordings, "an input that it reads in place is copied from now on")
             reason = f"{what}; that is little: they are copied from now on"
-            self.ledger.add(LedgerKind.DEMOTION, function, reason, **cause.detail())
+            self.ledger.add(LedgerKind.DEMOTION, function, reason, **cause)
             return None
         why = f"{what}; nothing of this graph is recorded any more"
         self.policy.stop(function, why)
@@ -324,42 +310,26 @@ class CUDAGraphTreeManager:
         self.policy.ran_plainly(function)
         self.ledger.add(LedgerKind.SKIP, function, reason)
 
-    def mark_warmup_incomplete(self) -> None:
-        """Warm the function up once more that is being warmed up now."""
-        self.recorder.mark_warmup_incomplete()
-
     # ---- the ends of steps
 
-    def _try_end_recording(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """End the path, which was just made, if a new step begins or nobody holds its outputs."""
-        node = self.path.node
-        assert node is not None
-        if self.path.step_may_begin() and not takes_gradients(node, function, inputs):
-            self._end_step(function, inputs)
-        elif node.all_outputs_are_dead():
-            self.path.end()
-        else:
-            self._warn_if_stuck(node, function)
-
-    def _try_end_execution(self, function: FunctionSpec, inputs: list[Input]) -> None:
+    def _try_end(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """End the path if a new step begins or nobody holds its outputs."""
-        node = self.path.node
+        path, node = self.path, self.path.node
         if node is None:
             return
         if node.all_outputs_are_dead():
-            self.path.end()
-        elif self.path.step_may_begin() and not takes_gradients(node, function, inputs):
+            path.end()
+        elif path.step_may_begin() and not takes_gradients(node, function, inputs):
             self._end_step(function, inputs)
+        elif path.state is not _EXECUTION:
+            self._warn_if_stuck(node, function)
 
     def _end_step(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Give the outputs of the step their ends, and forget the path."""
         node, step = self.path.node, self.path.step
         assert node is not None
-        end = StepEnd(node, step, inputs, function, self.given, self.parameters, self.pool)
-        for event in end.end():
-            self.ledger.add(
-                event.kind, event.function, event.reason, cause=event.cause, outputs=event.outputs
-            )
+        pool, ledger = self.pool, self.ledger
+        StepEnd(node, step, inputs, function, self.given, self.parameters, pool, ledger).end()
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:

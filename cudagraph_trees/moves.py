@@ -42,17 +42,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from . import _torch_compat as compat
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
-
-if TYPE_CHECKING:
-    from .device.protocol import Input
-    from .node import CUDAGraphNode
-    from .spec import FunctionSpec
+from .device.protocol import Input
+from .node import CUDAGraphNode
+from .replay.liveness import StorageWeakRefWrapper, address_of
+from .spec import FunctionSpec
 
 _refs = sys.getrefcount
 
@@ -76,8 +73,7 @@ class _Spot:
         pointer: its ``data_ptr()``.
         storage: its own.
         parameter: its ``id()`` if it is one, else 0: others may be new at each call. No weak
-            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``, by which
-            ``module.to()`` and ``load_state_dict()`` work where a program asks for it).
+            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``).
     """
 
     pointer: int
@@ -90,12 +86,8 @@ class _Spot:
         return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
 
     def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> bool:
-        """Whether the tensor, or the memory that it had, is not there any more.
-
-        Args:
-            ours: see ``_held_by``.
-            now: ``data_ptr()`` of the parameters of the call, by ``id()``.
-        """
+        """Whether the tensor, or the memory that it had, is not there any more: ``ours`` is that of
+        ``_held_by``, ``now`` the ``data_ptr()`` of the call's parameters, by ``id()``."""
         if self.pinned(ours):
             return True
         storage = compat.storage_from_weak(self.storage.pointer)
@@ -125,14 +117,8 @@ class _Sighting:
     spots: dict[int, _Spot]
     nodes: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
 
-    def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> list[int]:
-        return [i for i, spot in self.spots.items() if spot.left(ours, now)]
-
     def replays(self) -> int:
         return max((n.replays for ref in self.nodes if (n := ref()) is not None), default=0)
-
-    def pinned(self, ours: Mapping[int, int]) -> bool:
-        return any(spot.pinned(ours) for spot in self.spots.values())
 
 
 @dataclass(slots=True)
@@ -152,19 +138,6 @@ class _Known:
     moved: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What a look at the static inputs of a call has found.
-
-    Attributes:
-        moving: those that keep moving, () if none do.
-        worthless: recordings for places that have gone long ago, or whose memory they pin.
-    """
-
-    moving: tuple[int, ...] = ()
-    worthless: Sequence[CUDAGraphNode] = ()
-
-
 class Moves:
     """What is known about the static inputs of one manager's functions."""
 
@@ -178,19 +151,21 @@ class Moves:
         managed: set[int],
         step: int,
         recordings: Callable[[], Iterable[CUDAGraphNode]],
-    ) -> Sight:
+    ) -> tuple[list[int], list[CUDAGraphNode]]:
         """A call of ``function`` is about to be warmed up or recorded.
 
         Args:
-            function: what is called.
-            inputs: of the call.
+            function, inputs, step: of the call.
             managed: addresses of the outputs of the path; what lies there is the trees' own.
-            step: number of the step that it belongs to.
             recordings: gives all that there are.
+
+        Returns:
+            The inputs that keep moving, and recordings that are worthless: for places that have
+            gone long ago, or whose memory they pin.
         """
         spots = {i: _Spot.of(t) for i, t in _static(function, inputs, managed).items()}
         if not spots:
-            return Sight()
+            return [], []
         key = tuple((i, spot.pointer) for i, spot in spots.items())
         known = self._known.setdefault(function, _Known())
         sightings = known.sightings
@@ -198,20 +173,23 @@ class Moves:
         sightings[key] = _Sighting(step, spots, same.nodes if same is not None else [])
         before = [s for s in (same, *sightings.values()) if s is not None]
         if freed := {i for s in before for i, spot in s.spots.items() if spot.freed()}:
-            return Sight(tuple(sorted(freed & spots.keys())))
+            return sorted(freed & spots.keys()), []
         if same is not None:
-            return Sight()
+            return [], []
         earlier = [(k, s) for k, s in sightings.items() if s.step < step]
         ours = _held_by(recordings()) if earlier else {}
         now = {s.parameter: s.pointer for s in spots.values() if s.parameter}
-        gone = [(k, s, left) for k, s in earlier if (left := s.left(ours, now))]
         worthless: list[weakref.ref[CUDAGraphNode]] = []
-        for k, s, left in gone:
-            del sightings[k]
-            (worthless if s.pinned(ours) else known.gone).extend(s.nodes)
-            known.moved.update(left)
+        gone = []
+        for k, s in earlier:
+            if left := [i for i, spot in s.spots.items() if spot.left(ours, now)]:
+                gone.append(s)
+                del sightings[k]
+                pinned = any(spot.pinned(ours) for spot in s.spots.values())
+                (worthless if pinned else known.gone).extend(s.nodes)
+                known.moved.update(left)
         if gone:
-            paid = sum(s.replays() for _, s, _ in gone) / len(gone)
+            paid = sum(s.replays() for s in gone) / len(gone)
             known.debt = max(0, known.debt + COST - paid)
             if not known.debt:
                 known.moved.clear()
@@ -219,10 +197,8 @@ class Moves:
             known.gone += sightings.pop(next(iter(sightings))).nodes
         worthless += known.gone[:-MAX_GONE]
         del known.gone[:-MAX_GONE]
-        return Sight(
-            tuple(sorted(known.moved & spots.keys())) if known.debt >= LIMIT else (),
-            [node for ref in worthless if (node := ref()) is not None],
-        )
+        moving = sorted(known.moved & spots.keys()) if known.debt >= LIMIT else []
+        return moving, [node for ref in worthless if (node := ref()) is not None]
 
     def recorded(self, node: CUDAGraphNode) -> None:
         """``node`` was recorded for the call that was looked at last."""
@@ -266,11 +242,9 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
 
 
 def copyable(function: FunctionSpec, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
-    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving].
-
-    Not if the function writes to any input: a copy would no longer share memory with another
-    input that it may share it with at a later call.
-    """
+    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving]: not
+    if the function writes to any input, since a copy would no longer share memory with another
+    input that it may share it with at a later call."""
     if function.mutated_input_idxs:
         return False
     every = nbytes_of(inputs, function.static_input_idxs)

@@ -1,54 +1,68 @@
 """The nodes of a tree: what ran in the pool, and what of the path before it that relies on.
 
-Nodes are data. ``capture`` makes them, ``replay`` runs them, ``tree`` knows their place. Dynamo
-calls ``_is_cuda_graph_recorded_tensor`` by that name (``torch._dynamo.variables.optimizer``).
+``capture`` makes them. Dynamo calls ``_is_cuda_graph_recorded_tensor`` by that name
+(``torch._dynamo.variables.optimizer``).
+
+Note [What is decided when]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A replay should do no more than: compare addresses, look whether what was dead when the
+node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
+is laid out when the node is recorded: ``same_addresses`` for one comparison in C++,
+``dead_before`` and ``dead_after`` as flat lists of references rather than of indices, the
+buffers of the grouped copy in order, the outputs in slots. What is left out of a list then
+costs nothing at a replay.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from memprof.profiler.model import AllocationProgram
+
 from . import _torch_compat as compat
-from .replay.inputs import CheckInvariantStatus, InputPlan
+from .device.cuda import CudaPool, released
+from .device.protocol import Checkpoint, Input, Output, TensorSpec
+from .replay.inputs import CheckInvariantStatus, Copies, InputPlan, inputs_again
 from .replay.liveness import (
+    FindLive,
     Liveness,
     OutputRefs,
     PathOutputIndex,
+    StorageWeakRefWrapper,
+    address_of,
     held,
     path_refs,
+    refs_at,
 )
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
+from .replay.outputs import OutputCache, OutputPlan
+from .spec import FunctionSpec
 
-if TYPE_CHECKING:
-    from memprof.profiler.model import AllocationProgram
+_foreach_copy = compat.foreach_copy
 
-    from .device.protocol import CapturedRun, Checkpoint, Input, Pool, TensorSpec
-    from .replay.output_cache import OutputCache
-    from .replay.outputs import OutputPlan
-    from .replay.replay import Replay
-    from .spec import FunctionSpec
+
+class CalledOff(Exception):
+    """A recording turned out not to fit when its replay had begun. Nothing was launched; ``inputs``
+    are those of the call, rebuilt."""
+
+    def __init__(self, inputs: list[Input]) -> None:
+        super().__init__("an input has other sizes, or died in the recording and is still held")
+        self.inputs = inputs
 
 
 @dataclass(eq=False)
 class CUDAWarmupNode:
-    """A run in the pool that is not recorded.
-
-    It follows recordings or warm-ups; only warm-ups follow it, because the addresses of
-    its outputs are accidental.
+    """A run in the pool that is not recorded. Only warm-ups follow it, because the addresses of its
+    outputs are accidental.
 
     Attributes:
-        wrapped_function: what ran.
         number: negative, unlike that of a recording.
-        parent: the node before it.
-        step: number of the step in which it ran.
-        outputs_weakrefs: the outputs that lie in the pool.
-        tensor_weakrefs: their tensors.
+        outputs_weakrefs, tensor_weakrefs: the outputs that lie in the pool, and their tensors.
     """
 
     wrapped_function: FunctionSpec
@@ -85,25 +99,24 @@ class CUDAGraphNode:
         wrapped_function: what was recorded.
         number: of the recording in its manager, from 0.
         step: number of the step in which it was recorded.
-        pool: where.
         parent_ref: the recording before it, None for a root.
-        input_plan, output_plan: what it does with each input, and what each output is.
         outputs_weakrefs: the outputs that lie in the pool. Never replaced, only changed.
         tensor_weakrefs: the tensors that the recording itself returned of these.
         path_weakrefs: outputs of all nodes from the root to this one.
-        recorded_liveness_before_graph: which outputs of the path before it were live when
-            it was recorded.
-        recorded_liveness_after_graph: which outputs of the path were live at its end.
-        live_indices_after_graph: the same, as indices.
-        live_after: the same, as references.
+        recorded_liveness_before_graph, recorded_liveness_after_graph: which outputs of the path
+            were live when it was recorded, and at its end.
+        live_indices_after_graph, live_after: the latter, as indices and as references.
         live_after_slots: the same, each with the cache that it is handed out by, and its
             number there.
         checkpoint: the allocator's books at its end.
         sizes: by address, (bytes asked for, bytes of the block) of its outputs.
         specs: where the storages of copied and managed inputs are, by input.
-        run_handle: the device's recording.
-        replay: what happens when it is called again.
-        output_cache: hands out what a replay returns.
+        same_addresses: whether a call's inputs lie where it reads them; None if none matters.
+        find_live: which of some outputs are held.
+        dead_before, dead_after: outputs of the path that must be dead when it is replayed, and
+            those that must die when it takes its inputs.
+        copies: fills the buffers of its copied inputs, None if there are none.
+        keep_inputs: inputs that an output is an alias of: they live until it is made.
         program: its allocation program, None if that is not known.
         workspaces: storages of the program that a library keeps until it is told to drop them.
         addresses: of the program's storages.
@@ -116,7 +129,7 @@ class CUDAGraphNode:
     wrapped_function: FunctionSpec
     number: int
     step: int
-    pool: Pool
+    pool: CudaPool
     parent_ref: weakref.ref[CUDAGraphNode] | None
     input_plan: InputPlan
     output_plan: OutputPlan
@@ -131,9 +144,14 @@ class CUDAGraphNode:
     checkpoint: Checkpoint
     sizes: dict[int, tuple[int, int]]
     specs: dict[int, TensorSpec]
-    run_handle: CapturedRun
-    replay: Replay
     output_cache: OutputCache
+    same_addresses: Callable[[list[Input]], bool] | None
+    find_live: FindLive
+    dead_before: list[StorageWeakRefWrapper]
+    dead_after: list[StorageWeakRefWrapper]
+    copies: Copies | None
+    keep_inputs: list[int]
+    launch: Callable[[], object]
     program: AllocationProgram | None = None
     workspaces: frozenset[int] = frozenset()
     addresses: tuple[int, ...] = ()
@@ -142,41 +160,110 @@ class CUDAGraphNode:
     replays: int = 0
     marginal_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        self.fits = self.replay.fits
-
     @property
     def parent(self) -> CUDAGraphNode | None:
         """The node before it, None for a root."""
         return None if self.parent_ref is None else self.parent_ref()
 
-    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str]:
-        """Why it does not fit, and the details. Not hot."""
-        plan, function = self.input_plan, self.wrapped_function
-        for status in (
-            CheckInvariantStatus.CudagraphManagedIdxMismatch,
-            CheckInvariantStatus.StaticInputIdxMismatch,
+    def fits(self, inputs: list[Input]) -> bool:
+        """Whether the recording is right for this call. Hot."""
+        return (self.same_addresses is None or self.same_addresses(inputs)) and (
+            not self.dead_before
+            or not self.find_live(self.dead_before)
+            or not held(self.dead_before, path_refs(self.path_weakrefs))
+        )
+
+    def run(self, inputs: list[Input]) -> list[Output]:
+        """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
+
+        Raises:
+            CalledOff: someone holds an input that died in the recording, or one that is copied
+                has other sizes; see Note [Kinds of inputs].
+        """
+        copies = self.copies
+        if copies is not None:
+            try:
+                if copies.odd:
+                    copies.copy_odd(inputs)
+                if copies.buffers:
+                    _foreach_copy(copies.buffers, copies.sources(inputs))
+            except RuntimeError:
+                if copies.fit(inputs):
+                    raise
+                raise CalledOff(list(inputs)) from None
+        kept = [inputs[i] for i in self.keep_inputs] if self.keep_inputs else None
+        if self.dead_after:
+            self._let_die(inputs)
+        self.launch()
+        inputs.clear()
+        outputs = self.output_cache.outputs()
+        del kept
+        return outputs
+
+    def wait_with(self, synchronize: Callable[[], None]) -> None:
+        """Each replay ends with ``synchronize()``: ``force_cudagraph_sync``."""
+        launch = self.launch
+
+        def launch_and_wait() -> None:
+            launch()
+            synchronize()
+
+        self.launch = launch_and_wait
+
+    def _let_die(self, inputs: list[Input]) -> None:
+        """Let go of inputs that died in the recording; nobody else may hold them, or it is called
+        off."""
+        # The launch does not read them through Python.
+        for i in self.input_plan.managed:
+            inputs[i] = None
+        for i in self.input_plan.copied:
+            inputs[i] = None
+        if self.find_live(self.dead_after) and held(self.dead_after, path_refs(self.path_weakrefs)):
+            raise CalledOff(self._rebuild_inputs(inputs))
+
+    def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
+        """Inputs of a call that was called off by ``_let_die``. Nothing was launched.
+
+        Copied values are in the buffers, which the next recording may reuse: clones.
+        """
+        plan, out = self.input_plan, list(inputs)
+        lie = {i: w for i in plan.managed if (w := plan.live_outputs[i]) is not None}
+        refs = dict(zip(lie, refs_at(self.path_weakrefs, list(lie.values())), strict=True))
+        for i, t in inputs_again(self.pool, self.specs, refs).items():
+            out[i] = t
+        return out
+
+    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str, list[int]]:
+        """Why it does not fit, the details, and which inputs have moved. Not hot."""
+        plan, placeholders = self.input_plan, self.wrapped_function.placeholders
+        for status, which in (
+            (CheckInvariantStatus.CudagraphManagedIdxMismatch, plan.managed),
+            (CheckInvariantStatus.StaticInputIdxMismatch, plan.static),
         ):
-            which = plan.relied_on(status)
-            if which and not compat.pointers_equal(inputs, plan.pointers, which):
-                return status, f"{status.value}.\n{plan.describe_moved(function, inputs, which)}"
-        dead_before, copies = self.replay.dead_before, self.replay.copies
+            if moved := plan.moved(inputs, which):
+                lines = [f"{status.value}."]
+                for i in moved:
+                    p = placeholders[i] if i < len(placeholders) else None
+                    lines.append(
+                        f"input name: {getattr(p, 'name', i)}. "
+                        f"data pointer changed from {plan.pointers[i]} to {inputs[i].data_ptr()}. "
+                        f"input stack trace: {getattr(p, 'stack_trace', None)}"
+                    )
+                return status, "\n".join(lines), moved
+        dead_before, copies = self.dead_before, self.copies
         status = CheckInvariantStatus.SUCCESS
         if dead_before and held(dead_before, path_refs(self.path_weakrefs)):
             status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
         elif copies is not None and not copies.fit(inputs):
             status = CheckInvariantStatus.CopiedInputSizeMismatch
-        return status, status.value
+        return status, status.value, []
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:
-        """Managed inputs that are somewhere else now and could be copied instead.
-
-        Not if the function writes to any input: a copy would no longer share memory with
-        another input that it may share it with at a later call.
-        """
+        """Managed inputs that are somewhere else now and could be copied instead: see
+        ``moves.copyable``."""
         if self.wrapped_function.mutated_input_idxs:
             return []
-        kept = {*self.wrapped_function.static_input_idxs, *self.replay.keep_inputs}
+        kept = {*self.wrapped_function.static_input_idxs, *self.keep_inputs}
         return self.input_plan.moved(inputs, [i for i in self.input_plan.managed if i not in kept])
 
     def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
@@ -186,9 +273,7 @@ class CUDAGraphNode:
     def all_outputs_are_dead(self) -> bool:
         """Whether nobody holds any output of the path."""
         live_after = self.live_after
-        return not (
-            self.replay.find_live(live_after) and held(live_after, path_refs(self.path_weakrefs))
-        )
+        return not (self.find_live(live_after) and held(live_after, path_refs(self.path_weakrefs)))
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
         """Whether the memory of a tensor is that of an output of the path, live or not."""
@@ -216,14 +301,13 @@ class CUDAGraphNode:
         """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
         self.output_cache.clear()
         self.output_plan.persistent.clear()
-        self.run_handle.release()
-        self.replay.release()
+        self.launch = released
         self.checkpoint = None
 
     def release_graph(self) -> None:
         """Drop what its function holds of the device. What it returned may be held: the rest
         stays until the path ends."""
-        self.run_handle.release()
+        self.launch = released
         self.output_cache.let_go_of_fixed()
 
 
@@ -252,3 +336,63 @@ def number_of(node: Node | None) -> int | None:
 def path_addresses(node: Node | None) -> set[int]:
     """Addresses of all outputs of a path, dead ones included: the memory is the pool's."""
     return set() if node is None else {r.address for r in path_refs(node.path_weakrefs)}
+
+
+class RecordingTree:
+    """The recordings of one manager.
+
+    Attributes:
+        roots: those that nothing precedes, by function. Replaced or added to, never emptied one by
+            one: another thread may be walking over them.
+    """
+
+    def __init__(self) -> None:
+        self.roots: dict[FunctionSpec, list[CUDAGraphNode]] = {}
+
+    def after(self, parent: CUDAGraphNode | None) -> dict[FunctionSpec, list[CUDAGraphNode]]:
+        """The recordings that follow ``parent``, or the roots if it is None."""
+        return self.roots if parent is None else parent.children
+
+    def add(self, node: CUDAGraphNode) -> bool:
+        """``node`` was recorded after its parent. Returns whether there were others of its function
+        there."""
+        siblings = self.after(node.parent).setdefault(node.wrapped_function, [])
+        siblings.append(node)
+        return len(siblings) > 1
+
+    def remove(self, node: CUDAGraphNode) -> list[CUDAGraphNode]:
+        """Take out a recording and what was recorded after it: all of them, none if it was taken
+        out before."""
+        siblings = self.after(node.parent).get(node.wrapped_function, [])
+        if node not in siblings:
+            return []
+        siblings.remove(node)
+        return list(_walk([node]))
+
+    def forget(self, function: FunctionSpec) -> None:
+        """``function`` is gone, and so are its recordings: it needs no place among the roots."""
+        # A new one: a collector may have come by in the midst of a walk over it.
+        self.roots = {f: nodes for f, nodes in self.roots.items() if nodes or f is not function}
+
+    def clear(self) -> None:
+        """Forget all recordings, which were released."""
+        self.roots.clear()
+
+    def nodes(self) -> Iterator[CUDAGraphNode]:
+        """All recordings, parents before children; one that is added meanwhile may be missing.
+
+        The thread that writes a profile comes by here while others record. It takes no lock, which
+        would hold it up for as long as a capture lasts and leave it what finalizers put off
+        (``capture_lock``): ``list`` copies a dictionary's values or a list in one step of the
+        interpreter.
+        """
+        return _walk([node for nodes in list(self.roots.values()) for node in list(nodes)])
+
+
+def _walk(nodes: list[CUDAGraphNode]) -> Iterator[CUDAGraphNode]:
+    stack = nodes[::-1]
+    while stack:
+        node = stack.pop()
+        yield node
+        for children in list(node.children.values()):
+            stack.extend(list(children)[::-1])

@@ -36,8 +36,7 @@ from enum import Enum, auto
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Output
-from .node import CUDAGraphNode, CUDAWarmupNode
-from .replay.replay import CalledOff
+from .node import CalledOff, CUDAGraphNode, CUDAWarmupNode
 from .spec import CompilationMode, FunctionSpec
 
 
@@ -66,17 +65,6 @@ class TreePath:
         generation: torch's number of the generation in which something ran last.
         pending_backward: a forward ran, and since then no backward.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_mark",
-        "_tracker",
-        "generation",
-        "node",
-        "pending_backward",
-        "state",
-        "step",
-    )
 
     def __init__(self) -> None:
         self._mark, self._tracker = compat.step_counters()
@@ -140,7 +128,7 @@ class TreePath:
         self.generation = self._mark.mark_step_counter or self._tracker.generation
         child.replays += 1
         try:
-            outputs = child.replay.run(inputs)
+            outputs = child.run(inputs)
         except BaseException as e:
             if node is None:
                 self.step -= 1

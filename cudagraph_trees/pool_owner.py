@@ -36,6 +36,22 @@ and what another function lacks does not cost this job its graphs. A sixteenth o
 little, and a thirty-second is added to what it needs: recordings find other pieces free than
 warm-ups did, and took up to 3 % more. So a job that would just have fitted with graphs may run
 without; one that asked for graphs or errors is not stopped for an estimate.
+
+Note [Keeping a pool within its budget]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+All recordings share the pool's segments, and each has addresses in them baked in. So no
+segment can be given back while a recording lives that may use it, and dropping one
+recording, say the least recently used one, frees nothing. What works is to drop them all:
+the pool goes, and whatever is used again is recorded again into a new one, which then holds
+the working set and no longer the sizes that were seen once.
+
+What a recording needs is known only when it has been made, so a pool may be above its
+budget until the step ends. Then:
+
+* normally, everything is dropped, as above;
+* if that was done less than ``PATIENCE`` steps ago, the working set itself does not fit.
+  Then the function whose recording went over the limit runs without a graph from now on,
+  as well. Each time that happens one function fewer is recorded, so it comes to an end.
 """
 
 from __future__ import annotations
@@ -45,18 +61,16 @@ from collections.abc import Iterable
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
-from . import torch_logs
-from .budget import Budget
+from .account.ledger import TreeLedger
 from .capture.pool_check import memory_kept
 from .capture_lock import capturing
-from .device.protocol import Device
-from .node import CUDAGraphNode, Node, path_to
-from .path import ExecutionState
-from .replay.liveness import path_refs
-from .replay.storage_ref import StorageWeakRefWrapper
+from .device.cuda import CudaDevice
+from .node import CUDAGraphNode, Node, RecordingTree, path_to
+from .path import ExecutionState, TreePath
+from .record_policy import RecordPolicy
+from .replay.liveness import StorageWeakRefWrapper, path_refs
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec
-from .tree_state import TreeState
+from .spec import CompilationMode, FunctionSpec, FunctionState
 
 MAX_ROOMS = 3
 """So often the pool is given back for what does not fit beside it."""
@@ -65,31 +79,42 @@ ROOM_APART = 4
 """What is warmed up apart is so beside the pool if it can have so many times the pool's bytes: what
 takes more than four times as much as all others together is seldom called after them."""
 
+PATIENCE = 4
+"""Steps in which a working set is recorded once more."""
+
 
 class PoolOwner:
-    """Owns the pool, and decides when recordings go from it.
+    """Owns the pool and what is recorded in it, and decides when recordings go.
 
     Attributes:
-        device: where it lies.
-        settings: of the manager.
+        functions: those that were wrapped and can still be called, and what is known of them.
+        path: what ran last.
+        tree: the recordings.
+        policy: why functions are not recorded where.
+        ledger: everything that was done.
         pool: the one that is used now.
-        budget: the limit on it.
+        budget: the limit on it, bytes; None for none.
+        over_budget: the pool is above it, until the step ends.
         resting: the pool was given back; nothing is recorded until the step ends.
         restored: how often the allocator's books were restored.
         no_room: why nothing is recorded any more, "" if it is.
     """
 
-    def __init__(self, device: Device, settings: TreeSettings, state: TreeState) -> None:
+    def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
         self.device = device
         self.settings = settings
-        self._functions = state.functions
-        self._path = state.path
-        self._tree = state.tree
-        self._policy = state.policy
-        self._ledger = state.ledger
+        self.functions: dict[FunctionSpec, FunctionState] = {}
+        self.path = TreePath()
+        self.tree = RecordingTree()
+        self.policy = RecordPolicy(self.functions)
+        self.ledger = TreeLedger(str(device.device), self.path)
         with capturing():
             self.pool = device.create_pool(settings.pool_initial)
-        self.budget = Budget(settings.pool_budget)
+        self.budget = settings.pool_budget
+        self.over_budget = False
+        # The function whose run went over it, and the step that ended when recordings last went.
+        self._over_by: FunctionSpec | None = None
+        self._last_enforced: int | None = None
         self.resting = False
         self.restored = 0
         self.no_room = ""
@@ -109,13 +134,15 @@ class PoolOwner:
 
     def check_budget(self, function: FunctionSpec) -> None:
         """``function`` may have had something allocated from the pool."""
-        if self.budget.limit is not None:
-            self.budget.check(function, self.pool.reserved_bytes())
+        limit = self.budget
+        if limit is not None and not self.over_budget and self.pool.reserved_bytes() > limit:
+            self.over_budget, self._over_by = True, function
 
     def lower_budget(self, budget: int | None) -> None:
         """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
-        with capturing():
-            self.budget.lower(budget, self.pool.reserved_bytes())
+        if budget is not None and (self.budget is None or budget < self.budget):
+            self.budget = budget
+            self.over_budget = self._reserved_bytes() > budget
 
     def enforce_budget(self) -> None:
         """The step has ended, and the pool is above its limit: drop recordings, and perhaps give
@@ -125,55 +152,56 @@ class PoolOwner:
             RuntimeError: a function is given up, and ``cudagraph_or_error`` is on for it.
         """
         with capturing():
-            limit = self.budget.limit
-            reason = f"the pool has {self.pool.reserved_bytes()} bytes, its budget is {limit}"
-            function = self.budget.enforce(self._path.step)
+            reason = f"the pool has {self.pool.reserved_bytes()} bytes, its budget is {self.budget}"
+            function, self._over_by, self.over_budget = self._over_by, None, False
+            last, self._last_enforced = self._last_enforced, self.path.step
             self.start_over(reason)
-            if function is not None and function in self._functions:
-                self._policy.give_up(function, "it did not fit the pool's budget before")
+            soon = last is not None and self.path.step - last < PATIENCE
+            if soon and function is not None and function in self.functions:
+                self.policy.give_up(function, "it did not fit the pool's budget before")
                 why = f"{reason}, and what is in use does not fit"
                 entry = f"{why}: it runs without a graph from now on"
-                self._ledger.add(LedgerKind.SKIP, function, entry)
+                self.ledger.add(LedgerKind.SKIP, function, entry)
                 message = f"skipping cudagraphs of {function.label}: {why}"
                 compat.announce_skip(message, function.options.or_error)
 
-    def begun_already(self, pool_initial: int) -> None:
-        """Code asks for a pool that begins with ``pool_initial`` bytes, and it has begun."""
-        if pool_initial not in self._begun_already:
-            self._begun_already.add(pool_initial)
+    def ask_for_initial(self, nbytes: int) -> None:
+        """Code asks for a pool that begins with so many bytes: what has begun with less says so."""
+        if nbytes > self.settings.pool_initial and nbytes not in self._begun_already:
+            self._begun_already.add(nbytes)
             compat.log.warning(
                 "a pool of %d bytes to begin with was asked for, but code that runs already has "
                 "one on %s, which began with %d; it takes what it needs when it needs it",
-                pool_initial,
-                self._ledger.device,
-                self.settings.pool_initial,
+                *(nbytes, self.ledger.device, self.settings.pool_initial),
             )
+
+    def _reserved_bytes(self) -> int:
+        with capturing():
+            return self.pool.reserved_bytes()
 
     # ---- the allocator's books
 
     def restore_books(self, function: FunctionSpec | None = None) -> None:
-        """Make the allocator's books say what memory says, if a replay came last.
-
-        Args:
-            function: what is about to be warmed up or recorded, for the ledger.
-        """
-        node = self._path.node
-        if self._path.state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
+        """Make the allocator's books say what memory says, if a replay came last. ``function`` is
+        about to be warmed up or recorded, for the ledger."""
+        node = self.path.node
+        if self.path.state is not ExecutionState.EXECUTION or not isinstance(node, CUDAGraphNode):
             return
         self.restored += 1
-        torch_logs.books_restored(self.restored)
+        message = "Checkpointing cuda caching allocator state. Number of checkpoints %d"
+        compat.graphs_log.debug(message, self.restored)
         # Cached tensors own nothing and would look live.
         _drop_cached_tensors(node)
         node.all_outputs_are_dead()
         node.restore_pool()
-        self._path.books_restored()
+        self.path.books_restored()
         reason = "the allocator's books were restored"
-        self._ledger.add(LedgerKind.CHECKPOINT, function, reason, node=node.number)
+        self.ledger.add(LedgerKind.CHECKPOINT, function, reason, node=node.number)
 
     def memory_kept(self, function: FunctionSpec, node: Node | None) -> str:
         """What is allocated in the pool and no output of the path to ``node``, in sentences; "" if
         nothing. The books must be right. See Note [Memory that a function keeps]."""
-        if not function.options.checks_pool:
+        if not function.options["slow_path_cudagraph_asserts"]:
             return ""
         path = [] if node is None else path_refs(node.path_weakrefs)
         live = {r.address for r in path if not r.expired()}
@@ -189,7 +217,7 @@ class PoolOwner:
     def give_back(self, reason: str) -> None:
         """Start over, in the midst of a path too: its outputs own their memory from then on, and
         nothing is recorded until the step ends, see Note [Giving the pool back]."""
-        node = self._path.node
+        node = self.path.node
         self.resting |= node is not None
         with capturing():
             self.restore_books()
@@ -199,19 +227,17 @@ class PoolOwner:
 
     def give_back_unneeded(self, function: FunctionSpec) -> None:
         """``function`` is about to run without a graph: see Note [A pool that nobody needs]."""
-        state = self._functions[function]
+        state = self.functions[function]
         if not state.pool_growth or state.recordings:
             return
-        with capturing():
-            reserved = self.pool.reserved_bytes()
-        if state.pool_growth >= reserved >> 6:
+        if state.pool_growth >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
         """``backward`` was warmed up: see Note [Room for the optimizer]."""
-        if backward.number in self._stood_back or next(self._tree.nodes(), None) is not None:
+        if backward.number in self._stood_back or next(self.tree.nodes(), None) is not None:
             return
-        path = path_to(self._path.node)
+        path = path_to(self.path.node)
         reserved = self.pool.reserved_bytes()
         if self.device.unclaimed_bytes() < 2 * _gradients(path) + reserved // 16:
             self._stood_back.add(backward.number)
@@ -237,11 +263,8 @@ class PoolOwner:
 
     def _nothing_more(self, why: str, cramped: frozenset[int]) -> None:
         self.no_room, self._cramped = why, cramped
-        compat.log.warning(
-            "no more CUDA graphs on %s: %s. A smaller batch leaves room for them",
-            self._ledger.device,
-            why,
-        )
+        message = "no more CUDA graphs on %s: %s. A smaller batch leaves room for them"
+        compat.log.warning(message, self.ledger.device, why)
 
     def forget(self, functions: Iterable[FunctionSpec]) -> None:
         """They are gone. If there was no room for their sake, there may be some."""
@@ -251,13 +274,9 @@ class PoolOwner:
 
     def make_room(self, function: FunctionSpec) -> bool:
         """``function`` has not fitted beside the pool, and runs without a graph: the pool's memory
-        goes back to the device. See Note [Memory that a pool cannot reach].
-
-        Returns:
-            Whether there was any. If the call then succeeds, it is to be counted.
-        """
-        with capturing():
-            reserved = self.pool.reserved_bytes()
+        goes back to the device, see Note [Memory that a pool cannot reach]. Returns whether there
+        was any; if the call then succeeds, it is to be counted."""
+        reserved = self._reserved_bytes()
         if reserved:
             self.give_back(f"{function.label} needs the memory, and runs without a graph")
         return reserved > 0
@@ -273,17 +292,15 @@ class PoolOwner:
         """``function`` is about to be warmed up in the general pool. What it needs is not known at
         first: this pool is given back unless there is much more. Later it is: of two that would be
         there beside each other, the smaller one goes."""
-        needs = self._functions[function].needs
-        with capturing():
-            reserved = self.pool.reserved_bytes()
-            crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
+        needs, reserved = self.functions[function].needs, self._reserved_bytes()
+        crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
         if crowded or needs > reserved > 0:
             self.give_back(f"{function.label} is warmed up in the general pool")
 
     def rested(self) -> bool:
         """Whether recording may go on after ``give_back``: a new step begins, or it is later
         and nothing is held of the old one."""
-        path = self._path
+        path = self.path
         if self.resting and (
             path.step_may_begin()
             or (path.generation_moved() and all(r.expired() for r in self._left))
@@ -300,12 +317,12 @@ class PoolOwner:
         The allocator's books must be right: outputs of the current path own their blocks in
         the old pool and stay valid for as long as they are held.
         """
-        for node in list(self._tree.nodes()):
+        for node in list(self.tree.nodes()):
             self._release(node, reason)
-        self._tree.clear()
-        self._path.end()
-        self._policy.forget_recordings()
-        for state in self._functions.values():
+        self.tree.clear()
+        self.path.end()
+        self.policy.forget_recordings()
+        for state in self.functions.values():
             state.pool_growth = state.recordings = 0
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
             # Until there is another one, whatever becomes of this.
@@ -325,31 +342,31 @@ class PoolOwner:
 
     def drop(self, nodes: Iterable[CUDAGraphNode], reason: str) -> None:
         """Drop recordings and what was recorded after them. Those on the path that runs stay."""
-        running = path_to(self._path.node)
+        running = path_to(self.path.node)
         for node in nodes:
             if node not in running:
-                for n in self._tree.remove(node):
+                for n in self.tree.remove(node):
                     self._release(n, reason)
-                    self._functions[n.wrapped_function].recordings -= 1
+                    self.functions[n.wrapped_function].recordings -= 1
 
     def _release(self, node: CUDAGraphNode, reason: str) -> None:
-        self._ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)
-        self._ledger.retire(node)
+        self.ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)
+        self.ledger.retire(node)
         node.release()
 
     def shut_down(self) -> None:
         """Drop all recordings and the pool. Outputs that are held own their memory from then on."""
         with capturing():
-            node = self._path.node
-            if self._path.state is ExecutionState.EXECUTION and isinstance(node, CUDAGraphNode):
+            node = self.path.node
+            if self.path.state is ExecutionState.EXECUTION and isinstance(node, CUDAGraphNode):
                 _drop_cached_tensors(node)
                 if next(node.path_live_weakrefs(), None) is not None:
                     node.restore_pool()
-            for n in list(self._tree.nodes()):
-                self._ledger.retire(n)
+            for n in list(self.tree.nodes()):
+                self.ledger.retire(n)
                 n.release()
-            self._tree.clear()
-            self._path.end()
+            self.tree.clear()
+            self.path.end()
             self.pool.release()
 
 

@@ -34,8 +34,7 @@ from . import _torch_compat as compat
 from .device.protocol import Input, Output
 from .node import path_to
 from .path import TreePath
-from .replay.liveness import live_path_outputs
-from .replay.storage_ref import StorageWeakRefWrapper, address_of
+from .replay.liveness import StorageWeakRefWrapper, address_of, live_path_outputs
 from .spec import CompilationMode, FunctionSpec, FunctionState
 
 _DTYPES = (torch.int64, torch.uint64)
@@ -75,7 +74,7 @@ class RandomStates:
     def ran(self, function: FunctionSpec, outputs: list[Output], device: torch.device) -> None:
         """After ``function`` ran: what it returned on the host is noted, and in a checkpoint
         replaced, in place, by tensors on ``device``."""
-        if function.mode is not CompilationMode.FORWARD or device.type == "cpu":
+        if function.mode is not CompilationMode.FORWARD:
             return
         found = [i for i, o in enumerate(outputs) if _may_be_state(o) and o.is_cpu]
         if function.user_outputs is not None:

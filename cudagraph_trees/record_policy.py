@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -29,25 +29,13 @@ Place: TypeAlias = "tuple[int | None, FunctionSpec]"
 """Number of the node before, None at a root, and the function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What of a ``TreeDetail`` says why: its fields of the same names."""
-
-    cause: TreeCause | None = None
-    inputs: tuple[int, ...] = ()
-    nbytes: int = 0
-
-    @staticmethod
-    def of(
-        cause: TreeCause, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
-    ) -> Cause:
-        """``which`` of the inputs of a call are the cause."""
-        found = {n for i in which if (n := function.graph_input(i)) is not None}
-        return Cause(cause, tuple(sorted(found)), nbytes_of(inputs, which))
-
-    def detail(self) -> dict[str, Any]:
-        """As keyword arguments of ``TreeLedger.add``."""
-        return asdict(self)
+def cause_of(
+    cause: TreeCause, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
+) -> dict[str, Any]:
+    """Fields of ``TreeDetail`` that say for programs why: ``which`` inputs of a call it was."""
+    found = {n for i in which if (n := function.graph_input(i)) is not None}
+    nbytes = nbytes_of(inputs, which)
+    return {"cause": cause, "inputs": tuple(sorted(found)), "nbytes": nbytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +43,13 @@ class Refusal:
     """Why a call runs without a graph.
 
     Attributes:
-        reason: for the ledger.
-        cause: the same for programs.
+        reason, cause: for the ledger, see ``cause_of``.
         this_once: it will be recorded after all.
         failed: the ledger knows the reason already, of a failure.
     """
 
     reason: str
-    cause: Cause = Cause()
+    cause: dict[str, Any] = field(default_factory=dict)
     this_once: bool = False
     failed: bool = False
 
@@ -72,13 +59,12 @@ class Misfit:
     """Why none of the recordings at a place fits a call.
 
     Attributes:
-        reason: of the latest one.
-        cause: the same for programs.
+        reason, cause: of the latest one, for the ledger.
         counts: it counts against the limit of recordings at the place.
     """
 
     reason: str = "first recording"
-    cause: Cause = Cause()
+    cause: dict[str, Any] = field(default_factory=dict)
     counts: bool = False
 
     @staticmethod
@@ -88,16 +74,16 @@ class Misfit:
         """Of all recordings of ``function`` at a place, for these inputs."""
         found = Misfit()
         for node in recordings:
-            status, reason = node.mismatch(inputs)
+            status, reason, moved = node.mismatch(inputs)
             if status is CheckInvariantStatus.SUCCESS:
                 # It was tried just now, and someone holds an input that must die.
                 reason = "an input that died in the recording is still held"
+            # Torch's limit leaves these out from 2.13 on.
             static = status is CheckInvariantStatus.StaticInputIdxMismatch
-            moved = node.input_plan.moved(inputs, node.input_plan.relied_on(status))
             found = Misfit(
                 reason,
-                Cause.of(TreeCause.MOVED, function, inputs, moved) if moved else Cause(),
-                found.counts or not (static and compat.static_moves_are_exempt()),
+                cause_of(TreeCause.MOVED, function, inputs, moved) if moved else {},
+                found.counts or not (static and compat.torch_version() >= (2, 13)),
             )
         return found
 
@@ -192,13 +178,7 @@ class RecordPolicy:
         self, function: FunctionSpec, inputs: list[Input], node: Node | None, *, again: bool = False
     ) -> Refusal | None:
         """Why the function runs without a graph after ``node``; None if nothing speaks against one.
-
-        Args:
-            function: what is called.
-            inputs: of the call, as it was made.
-            node: the one before, None at a root.
-            again: look at the inputs, even if that was done at this place before.
-        """
+        Looks at the inputs of the call only if nobody has at this place, or ``again``."""
         place = number_of(node), function
         if place not in self._skipped or again:
             self._skipped[place] = self._look(function, inputs, node)
@@ -211,7 +191,7 @@ class RecordPolicy:
     def _look(
         self, function: FunctionSpec, inputs: list[Input], node: Node | None
     ) -> Refusal | None:
-        support = function.options.supports_mutation
+        support = function.options["cudagraph_support_input_mutation"]
         bad = [
             i
             for i in function.mutated_input_idxs
@@ -231,7 +211,7 @@ class RecordPolicy:
             self._warned_inputs.add(function)
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
-        cause = Cause.of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
+        cause = cause_of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
         return Refusal("it writes to inputs that graphs copy", cause)
 
     def input_elsewhere(
@@ -267,17 +247,18 @@ class RecordPolicy:
 
     def exceeds_limit(self, place: Place) -> bool:
         """Whether recordings there have failed to fit more often than the options allow."""
-        return self._recorded_again.get(place, 0) > place[1].options.rerecord_limit
+        limit: int = place[1].options["cudagraph_unexpected_rerecord_limit"]
+        return self._recorded_again.get(place, 0) > limit
 
     def warn_of_limit(self, place: Place, reason: str) -> None:
         """Say, once for each place and in torch's words, that its limit is reached."""
         if place not in self._warned_limit:
             self._warned_limit.add(place)
             options = place[1].options
+            limit = options["cudagraph_unexpected_rerecord_limit"]
             compat.announce_skip(
                 f"skipping cudagraph due to function {place[1].number} exceeding max "
-                f"re-recording limit (={options.rerecord_limit}) on cudagraph node {place[0]} "
-                f"due to {reason}.",
+                f"re-recording limit (={limit}) on cudagraph node {place[0]} due to {reason}.",
                 options.or_error,
             )
 
@@ -288,23 +269,15 @@ class RecordPolicy:
         return self._demoted.get(place, frozenset())
 
     def demote(self, place: Place, latest: CUDAGraphNode, inputs: list[Input]) -> Iterator[str]:
-        """Copy managed inputs from now on that have kept moving.
-
-        Args:
-            place: where.
-            latest: the last recording there; it does not fit.
-            inputs: of the call that it does not fit.
-
-        Yields:
-            A sentence about each input that was demoted.
-        """
+        """Copy managed inputs from now on that have kept moving: ``latest`` is the last recording
+        at the place, and does not fit the ``inputs`` of a call. Yields a sentence about each."""
         options = place[1].options
-        limit = options.managed_input_rerecord_limit
+        limit = options["cudagraph_managed_input_rerecord_limit"]
         counts = self._moves.setdefault(place, {})
         for i in latest.moved_managed(inputs):
             counts[i] = counts.get(i, 0) + 1
             if counts[i] >= limit and i not in self.demoted(place):
-                if options.managed_input_rerecord_action == "skip":
+                if options["cudagraph_managed_input_rerecord_action"] == "skip":
                     reason = f"input {i}, made by a graph, keeps moving"
                     self._skipped[place] = Refusal(reason)
                     compat.announce_skip(

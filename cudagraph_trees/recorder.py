@@ -44,8 +44,9 @@ follow.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -53,10 +54,8 @@ from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
 
 from . import _torch_compat as compat
-from . import torch_logs
 from .account.ledger import Measurement
 from .account.placement import keep_placement
-from .capture.pool_debug import history
 from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
 from .capture.run import Run, capture_node, warm_up_node
 from .capture_lock import capturing
@@ -64,13 +63,12 @@ from .device.protocol import Input, Model, Output
 from .errors import UntrackedMemory, ran_out_of_memory, why_it_failed
 from .moves import Moves
 from .node import Node, number_of, path_addresses
-from .parameter_refs import ParameterRefs
 from .pool_owner import PoolOwner
 from .random_state import RandomStates
 from .record_policy import Misfit, Refusal
 from .replay.liveness import path_refs
-from .spec import CompilationMode, FunctionSpec
-from .tree_state import TreeState
+from .spec import CompilationMode, FunctionSpec, FunctionState
+from .step_end import ParameterRefs
 
 
 class Recorder:
@@ -80,18 +78,16 @@ class Recorder:
         active_warm_up: the function that is being warmed up now.
     """
 
-    def __init__(
-        self, state: TreeState, owner: PoolOwner, moves: Moves, parameters: ParameterRefs
-    ) -> None:
-        self._functions = state.functions
-        self._path = state.path
-        self._tree = state.tree
-        self._policy = state.policy
-        self._ledger = state.ledger
+    def __init__(self, owner: PoolOwner, moves: Moves, parameters: ParameterRefs) -> None:
         self._owner = owner
+        self._functions = owner.functions
+        self._path = owner.path
+        self._tree = owner.tree
+        self._policy = owner.policy
+        self._ledger = owner.ledger
         self._moves = moves
         self._parameters = parameters
-        self._random_states = RandomStates(state.functions, state.path)
+        self._random_states = RandomStates(owner.functions, owner.path)
         self._warm_up_numbers = itertools.count(-1, -1)
         self._recording_numbers = itertools.count()
         self.active_warm_up: FunctionSpec | None = None
@@ -103,8 +99,7 @@ class Recorder:
             UntrackedMemory: it has kept memory of the pool, and ``cudagraph_or_error`` is on.
             Exception: the program's own, or see Note [Calling again after a failure].
         """
-        written = too_much_to_copy(function, inputs) if self._owner.device.address_bound else 0
-        if written:
+        if written := too_much_to_copy(function, inputs):
             return self._warm_up_apart(function, inputs, written)
         if (outputs := self._warm_up(function, inputs)) is None:
             outputs = self._warm_up(function, inputs, last=True)
@@ -123,9 +118,7 @@ class Recorder:
         self._random_states.to_host(function, inputs)
         self._owner.stand_aside(function)
         available = device.available_bytes()
-        torch_logs.warm_up(function, again=state.warm_ups > 0)
-        state.warmed_up = True
-        self.active_warm_up = function
+        self._begin_warm_up(function, state)
         try:
             refused = Refusal(reason, this_once=True, failed=True)
             outputs = self.run_plainly(function, inputs, refused)
@@ -138,12 +131,23 @@ class Recorder:
         state.needs = max(state.needs, available - device.unclaimed_bytes())
         return outputs
 
+    def _begin_warm_up(self, function: FunctionSpec, state: FunctionState) -> None:
+        names = (function.compile_id, function.label)
+        if state.warm_ups:
+            compat.graphs_log.debug("[%s] Running eager function=%s", *names)
+        else:
+            mode = function.mode.name
+            compat.graphs_log.debug("[%s] Running warmup function=%s, mode=%s", *names, mode)
+        # It may be recorded from here on, unless that fails, or says that once is not enough.
+        state.warmed_up = True
+        self.active_warm_up = function
+
     def _warm_up(
         self, function: FunctionSpec, inputs: list[Input], *, last: bool = False
     ) -> list[Output] | None:
         path, owner, state = self._path, self._owner, self._functions[function]
         with capturing():
-            measured = Measurement.begin(owner.pool.reserved_bytes)
+            measured = Measurement(owner.pool.reserved_bytes)
             owner.restore_books(function)
             self._random_states.to_host(function, inputs)
             compat.align_inputs(inputs, function.alignment_checked)
@@ -161,12 +165,12 @@ class Recorder:
                     if state.warmed_up
                     else "the one before was not to be the last"
                 )
-            # It is called from here on, unless that fails, or says that once is not enough.
-            state.warmed_up = True
-            torch_logs.warm_up(function, again=state.warm_ups > 0)
-            self.active_warm_up = function
+            self._begin_warm_up(function, state)
             try:
-                with self._history(function), doing(f"warming up {function.label}", self._handle()):
+                with (
+                    self._history(function),
+                    doing(f"warming up {function.label}", owner.pool.handle),
+                ):
                     node, outputs = warm_up_node(run)
                     # What it says of memory must be asked for while the allocator keeps lines.
                     kept = owner.memory_kept(function, node)
@@ -183,7 +187,7 @@ class Recorder:
                 reason,
                 node=number,
                 parent=number_of(parent),
-                measured=measured,
+                **measured.detail(),
             )
             state.warm_ups += 1
             self._random_states.ran(function, outputs, owner.pool.device)
@@ -204,11 +208,7 @@ class Recorder:
             return outputs
 
     def record(self, function: FunctionSpec, inputs: list[Input], why: Misfit) -> list[Output]:
-        """Record after the node that ran last.
-
-        Raises:
-            Exception: the program's own.
-        """
+        """Record after the node that ran last."""
         if (outputs := self._record(function, inputs, why)) is None:
             outputs = self._record(function, inputs, why, last=True)
             assert outputs is not None
@@ -220,7 +220,7 @@ class Recorder:
         path, owner, device = self._path, self._owner, self._owner.device
         state = self._functions[function]
         with capturing(), compat.recording_callbacks(function.compile_id):
-            measured = Measurement.begin(owner.pool.reserved_bytes)
+            measured = Measurement(owner.pool.reserved_bytes)
             owner.restore_books(function)
             parent = path.node
             place = number_of(parent), function
@@ -228,14 +228,15 @@ class Recorder:
                 path.begin_run()
             self._parameters.remember(function, inputs)
             above = path_addresses(parent)
-            backup = (
-                InputBackup.recording(function, inputs, above, owner.pool)
-                if device.address_bound
-                else InputBackup.warm_up(function, inputs, above, owner.pool.device)
-            )
+            backup = InputBackup.recording(function, inputs, above, owner.pool)
             device.synchronize()
             number = next(self._recording_numbers)
-            torch_logs.recording(function, number, inputs)
+            if compat.graphs_log.isEnabledFor(logging.DEBUG):
+                compat.graphs_log.debug(
+                    "[%s] Recording function=%s, mode=%s, cuda_graph_id=%d, inputs: %s",
+                    *(function.compile_id, function.label, function.mode.name, number),
+                    compat.describe_inputs(inputs),
+                )
             run = Run(
                 function,
                 inputs,
@@ -244,7 +245,6 @@ class Recorder:
                 path.step,
                 owner.pool,
                 demoted=self._policy.demoted(place),
-                address_bound=device.address_bound,
                 # Who has a record wants to know, and it costs milliseconds, once.
                 learn_program=owner.settings.programs or function.record is not None,
                 buffers=backup.buffers,
@@ -253,13 +253,13 @@ class Recorder:
             timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
             try:
                 what = f"recording {function.label} as a CUDA graph"
-                with self._history(function), timed, doing(what, self._handle()):
+                with self._history(function), timed, doing(what, owner.pool.handle):
                     node, outputs = capture_node(run)
             except BaseException as e:
                 return self._failed(function, inputs, "recording", e, backup, measured, last)
             backup.succeeded()
-            if function.options.synchronizes:
-                node.replay.wait_with(device.synchronize)
+            if function.options["force_cudagraph_sync"]:
+                node.wait_with(device.synchronize)
             again = self._tree.add(node)
             self._moves.recorded(node)
             self._ran(node)
@@ -270,14 +270,14 @@ class Recorder:
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.
-                LedgerKind.RERECORD if again or why.cause.cause else LedgerKind.RECORD,
+                LedgerKind.RERECORD if again or why.cause else LedgerKind.RECORD,
                 function,
                 why.reason,
                 node=number,
                 parent=place[0],
-                measured=measured,
+                **measured.detail(),
                 marginal=node.marginal_bytes,
-                **why.cause.detail(),
+                **why.cause,
             )
             # After the entry above, so that the ledger has its replays below it.
             node.recorded_ns = time.time_ns()
@@ -302,8 +302,7 @@ class Recorder:
         self._random_states.to_host(function, inputs)
         self._owner.give_back_unneeded(function)
         if not refused.failed:
-            detail = refused.cause.detail()
-            self._ledger.add(LedgerKind.SKIP, function, refused.reason, **detail)
+            self._ledger.add(LedgerKind.SKIP, function, refused.reason, **refused.cause)
         self._policy.ran_plainly(function)
         self._path.ran_without_graph()
         mutated = function.mutated_input_idxs
@@ -381,13 +380,11 @@ class Recorder:
         self._functions[function].pool_growth += grown
         return grown
 
-    def _handle(self) -> tuple[int, int] | None:
-        handle = self._owner.pool.handle
-        return handle if isinstance(handle, tuple) else None
-
     def _history(self, function: FunctionSpec) -> AbstractContextManager[object]:
-        again = self._owner.device.address_bound and self._functions[function].failures > 0
-        return history(self._owner.pool, function.options, again=again)
+        """Within it the allocator keeps the lines that allocate, if somebody may want them."""
+        failed = self._functions[function].failures > 0
+        wanted = failed or function.options["cudagraph_trees_history_recording"]
+        return self._owner.pool.observing() if wanted else nullcontext()
 
     # ---- failures
 
@@ -405,7 +402,7 @@ class Recorder:
         the user is told. See Note [Failures].
 
         Returns:
-            None if it may be tried once more, see Note [Memory that a pool cannot reach];
+            None if it may be tried once more, see Note [Memory that a pool cannot reach]; then
             ``inputs`` are there again. Not if this was the ``last`` time.
         """
         state = self._functions[function]

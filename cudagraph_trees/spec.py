@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from memprof.profiler.model import GraphRecord, GraphValue
+
 from .device.protocol import Input, Model
 from .torch_options import AT_COMPILATION, TreeOptions
-
-if TYPE_CHECKING:
-    from memprof.profiler.model import GraphRecord
 
 NAMED = 5
 """So many inputs a sentence names."""
@@ -70,18 +69,35 @@ class GraphSpec:
 
     def graph_input(self, i: int) -> int | None:
         """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
-        known = 0 if self.record is None else len(self.record.inputs)
-        return _whole(self.graph_inputs, self.partition, i, known)
+        return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
 
     def graph_output(self, i: int) -> int | None:
         """Which output of the graph in the profile is output ``i``; None if none is, or unknown."""
-        known = 0 if self.record is None else len(self.record.outputs)
-        return _whole(self.graph_outputs, self.partition, i, known)
+        return self._whole(self.graph_outputs, i, self.record.outputs if self.record else ())
+
+    def input_value(self, i: int) -> GraphValue | None:
+        """Input ``i`` as the profile has it; None if it has none, or that is unknown."""
+        at = self.graph_input(i)
+        return None if at is None or self.record is None else self.record.inputs[at]
+
+    def output_value(self, i: int) -> GraphValue | None:
+        """The same of output ``i``."""
+        at = self.graph_output(i)
+        return None if at is None or self.record is None else self.record.outputs[at]
 
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
         """The same as ``TreeDetail.outputs``: empty if none is known."""
         found = self.graph_output(i)
         return () if found is None else (found,)
+
+    def _whole(
+        self, mapping: tuple[int | None, ...] | None, i: int, known: Sequence[object]
+    ) -> int | None:
+        if mapping is not None:
+            found = mapping[i] if i < len(mapping) else None
+        else:
+            found = i if self.partition is None else None
+        return found if found is not None and found < len(known) else None
 
     @staticmethod
     def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
@@ -96,6 +112,9 @@ class GraphSpec:
         Raises:
             ValueError: it cannot be a backward and an inference graph.
         """
+        if keywords["is_backward"] and keywords["is_inference"]:
+            raise ValueError("a graph is a backward or an inference graph, not both")
+        mode = CompilationMode.INFERENCE if keywords["is_inference"] else CompilationMode.FORWARD
         visible = keywords.get("user_visible_output_idxs")
         options = keywords.get("torch_options")
         if options is None:
@@ -109,7 +128,7 @@ class GraphSpec:
             **{
                 **same,
                 "model": model,
-                "mode": _mode(keywords["is_backward"], keywords["is_inference"]),
+                "mode": CompilationMode.BACKWARD if keywords["is_backward"] else mode,
                 "user_outputs": frozenset(visible) if visible else None,
                 "kernel_free": keywords.get("kernel_free_cudagraph", False),
                 "options": options,
@@ -118,7 +137,7 @@ class GraphSpec:
         spec.constants = tuple(
             t for t in spec.constants if isinstance(t, torch.Tensor) and t.device.type != "cpu"
         )
-        spec.clone_outputs |= options.clones_outputs
+        spec.clone_outputs |= options["cudagraph_trees_generation_cloning"] == "user_visible"
         return spec
 
     def function(
@@ -130,15 +149,8 @@ class GraphSpec:
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
-        """For one set of integers.
-
-        Args:
-            number: of the function in its manager, -1 if it is in none.
-            inputs: of its first call.
-            static_input_idxs: inputs whose address is expected to stay.
-            alignment_checked: inputs that the code takes for aligned and that may not be.
-            clone_outputs: whatever the graph says, outputs that are held are to be cloned.
-        """
+        """For the integers among ``inputs``, which are those of its first call. Outputs that are
+        held are to be cloned if the graph or ``clone_outputs`` says so."""
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
         makes_state = self.mode is CompilationMode.INFERENCE and any(
             isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
@@ -196,9 +208,8 @@ class FunctionSpec(GraphSpec):
         return ", ".join(names) + more
 
     def _name_of_input(self, i: int) -> str:
-        at = self.graph_input(i)
-        if at is not None and self.record is not None:
-            value = self.record.inputs[at]
+        value = self.input_value(i)
+        if value is not None:
             return value.fqn or value.name
         placeholder = self.placeholders[i] if i < len(self.placeholders) else None
         return str(getattr(placeholder, "name", f"input {i}"))
@@ -244,25 +255,6 @@ class FunctionState:
     warned_stuck: bool = False
     host_inputs: set[int] = field(default_factory=set)
     host_outputs: set[int] = field(default_factory=set)
-
-
-def _whole(
-    mapping: tuple[int | None, ...] | None, partition: int | None, i: int, known: int
-) -> int | None:
-    """The number in the whole graph, which has ``known``, of number ``i`` in a partition of it."""
-    if mapping is not None:
-        found = mapping[i] if i < len(mapping) else None
-    else:
-        found = i if partition is None else None
-    return found if found is not None and found < known else None
-
-
-def _mode(is_backward: bool, is_inference: bool) -> CompilationMode:
-    if is_backward and is_inference:
-        raise ValueError("a graph is a backward or an inference graph, not both")
-    if is_backward:
-        return CompilationMode.BACKWARD
-    return CompilationMode.INFERENCE if is_inference else CompilationMode.FORWARD
 
 
 def _gone(inputs: list[Input]) -> list[Any]:

@@ -37,23 +37,58 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
-from torch.utils.weak import TensorWeakRef
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
-from .account.ledger import TreeEvent
-from .device.protocol import Input, Pool, TensorSpec
+from .account.ledger import TreeLedger
+from .device.cuda import CudaPool
+from .device.protocol import Input, TensorSpec
 from .errors import OverwrittenMessage
 from .node import CUDAGraphNode, Node, path_to
 from .replay.liveness import held
-from .replay.storage_ref import StorageWeakRefWrapper
 from .spec import CompilationMode, FunctionSpec
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
 _BLOCK = 512
 """Allocators' blocks begin at multiples of so many bytes, or fewer."""
+
+
+class ParameterRefs:
+    """The parameters that forwards of one manager were recorded with, and other leaves that they
+    were called with, as long as they live: gradients can leave the pool only through them where
+    torch cannot swap the memory of a storage, see Note [The end of a step]."""
+
+    def __init__(self) -> None:
+        # Entries go when their parameter does.
+        self._refs = WeakTensorKeyDictionary()
+
+    def remember(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Keep the leaves among the inputs of a forward that is about to be recorded. Those that
+        are no static inputs may be others, or no leaves, at each call: ``FunctionSpec.leaves``."""
+        if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
+            return
+        self._keep(inputs, function.static_input_idxs)
+        function.leaves = tuple(
+            i
+            for i in function.loose
+            if isinstance(inputs[i], torch.Tensor) and inputs[i].requires_grad
+        )
+
+    def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
+        """Keep those that a replay is called with."""
+        self._keep(inputs, function.leaves)
+
+    def _keep(self, inputs: list[Input], which: Sequence[int]) -> None:
+        for i in which:
+            t = inputs[i]
+            if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad:
+                self._refs[t] = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(list(self._refs))
 
 
 def end_quickly(
@@ -71,16 +106,14 @@ def end_quickly(
     here on, and the node hands out others. Hot.
 
     Args:
-        node: that ran last, a replay.
-        inputs: of the call that begins the new step.
-        next_function: that call's function.
+        node, step: the replay that ran last, and the number of the step that ends.
+        inputs, next_function: the call that begins the new step.
         located: a recording that begins a step fits the call: see ``_unlocated``.
-        step: number of the step that ends.
 
     Returns:
         False if it is another case; nothing was done then.
     """
-    live = node.replay.find_live(node.live_after)
+    live = node.find_live(node.live_after)
     if not live:
         return True
     arguments = _unlocated(next_function, inputs, located)
@@ -104,7 +137,7 @@ def end_quickly(
         ends.append((ref, output_cache, k, is_alone))
     for ref, output_cache, k, is_alone in ends:
         message = output_cache.messages[k] or output_cache.message(k)
-        text = message.text(step, step + 1, next_function.label)
+        text = message.text(step, next_function.label)
         output_cache.overwrite(k, ref, text, is_alone)
     return True
 
@@ -164,13 +197,13 @@ class StepEnd:
     """The end of one step.
 
     Attributes:
-        node: that ran last in it.
-        step: its number.
-        inputs: of the call that begins the new step; outputs among them are replaced.
-        next_function: that call's function.
+        node, step: that ran last in it, and its number.
+        inputs, next_function: the call that begins the new step; outputs among ``inputs`` are
+            replaced.
         given: what the graph was given that this call is a part of, see Note [Graphs in parts].
         parameters: whose gradients may lie in the pool.
         pool: where the outputs lie.
+        ledger: is told.
     """
 
     node: Node
@@ -179,33 +212,30 @@ class StepEnd:
     next_function: FunctionSpec
     given: Sequence[TensorWeakRef]
     parameters: Iterable[torch.Tensor]
-    pool: Pool
+    pool: CudaPool
+    ledger: TreeLedger
 
-    def end(self) -> Iterator[TreeEvent]:
-        """Give every live output of the step its end, see Note [The end of a step].
-
-        Yields:
-            What the ledger is to say.
-        """
-        owners: dict[int, list[tuple[Node, int]]] = {}
-        refs: list[StorageWeakRefWrapper] = []
-        for n in path_to(self.node):
-            for i, r in enumerate(n.outputs_weakrefs):
-                if r is not None:
-                    refs.append(r)
-                    owners.setdefault(id(r), []).append((n, i))
+    def end(self) -> None:
+        """Give every live output of the step its end, see Note [The end of a step]."""
+        owners = {
+            r: (n, i)
+            for n in path_to(self.node)
+            for i, r in enumerate(n.outputs_weakrefs)
+            if r is not None
+        }
         by_pointer: dict[int, list[tuple[Node, int]]] = {}
-        for r in held(refs):
-            by_pointer.setdefault(r.pointer, []).extend(owners[id(r)])
+        for r in held(list(owners)):
+            by_pointer.setdefault(r.pointer, []).append(owners[r])
         for pointer, outputs in by_pointer.items():
-            yield from self._end(pointer, outputs)
+            self._end(pointer, outputs)
 
-    def _end(self, pointer: int, outputs: list[tuple[Node, int]]) -> list[TreeEvent]:
+    def _end(self, pointer: int, outputs: list[tuple[Node, int]]) -> None:
         # The last node whose output it is: a backward may return the memory of a saved tensor
         # of its forward ("donated" buffers).
         node, index = outputs[-1]
         function = node.wrapped_function
-        handed_out = list(filter(_is_tensor, (_take(n, i, pointer) for n, i in outputs)))
+        # No name in here keeps one of them alive.
+        handed_out = [t for t in (_take(n, i, pointer) for n, i in outputs) if t is not None]
         gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
         clone = any(
             f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
@@ -224,7 +254,7 @@ class StepEnd:
                     parameters = self.parameters if gradient else ()
                     known = _known_holders(pointer, handed_out, written + given, parameters)
                 _copy_out(self.pool, pointer, known, self.inputs)
-        events = []
+        of = function.graph_outputs_of(index)
         if all_moved or known:
             why = (
                 "the call that begins the next one writes to it"
@@ -239,25 +269,23 @@ class StepEnd:
             )
             reason = f"output {index} is held beyond its step: {why}"
             cause = TreeCause.HELD_GRADIENT if gradient else TreeCause.HELD
-            of = function.graph_outputs_of(index)
-            events.append(TreeEvent(LedgerKind.MOVED_OUT, function, reason, cause, of))
+            self.ledger.add(LedgerKind.MOVED_OUT, function, reason, cause=cause, outputs=of)
         if all_moved:
-            return events
+            return
         known.clear()
         _drop_unheld(handed_out)
         if _count(pointer) == 0:
-            return events
-        message = OverwrittenMessage.of(function, index, node.number)
+            return
+        message = OverwrittenMessage(function, index, node.number)
         self.pool.release_storage(pointer)
         self.pool.invalidate(
             handed_out[0] if handed_out else None,
             pointer,
-            message.text(self.step, self.step + 1, by=self.next_function.label),
+            message.text(self.step, self.next_function.label),
         )
         reason = f"output {index} is held beyond its step; its use raises"
-        of = function.graph_outputs_of(index)
-        held = TreeEvent(LedgerKind.INVALIDATED, function, reason, TreeCause.HELD, of)
-        return [*events, held]
+        cause = TreeCause.HELD
+        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=cause, outputs=of)
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
@@ -285,14 +313,9 @@ def _known_holders(
     arguments: list[torch.Tensor],
     parameters: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Tensors over one storage that are to have other memory.
-
-    Args:
-        pointer: to the storage.
-        handed_out: tensors that were; those that are held count. It is emptied.
-        arguments: of the call, those that are to stay the tensors that they are.
-        parameters: whose gradient it may be.
-    """
+    """Tensors over one storage that are to have other memory: of ``handed_out``, which is emptied,
+    those that are held; ``arguments`` of the call that are to stay the tensors that they are; and
+    gradients of ``parameters``."""
     _drop_unheld(handed_out)
     found = {id(t): t for t in (*handed_out, *arguments)}
     handed_out.clear()
@@ -306,16 +329,12 @@ def _known_holders(
     return list(found.values())
 
 
-def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]) -> None:
+def _copy_out(
+    pool: CudaPool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]
+) -> None:
     """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
-    pool: what the call writes to its arguments, holders see.
-
-    Args:
-        pool: where it lies.
-        pointer: to its storage.
-        holders: tensors over it; each gets other memory and stays what it is otherwise.
-        inputs: of the call; another tensor takes the place of an argument that is no holder.
-    """
+    pool: what the call writes to its arguments, holders see. Another tensor takes the place of an
+    argument that is no holder."""
     ours = {id(t) for t in holders}
     arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
     copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
@@ -325,7 +344,7 @@ def _copy_out(pool: Pool, pointer: int, holders: list[torch.Tensor], inputs: lis
         inputs[i] = copy
 
 
-def _copies(pool: Pool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(pool: CudaPool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like these, which share a storage: over one copy of what they span of it.
 
     Compiled code relies on their strides, and on where they begin in a block.
@@ -353,10 +372,6 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
     begin = int(t.storage_offset())
     n = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
     return begin * t.itemsize, (begin + n) * t.itemsize
-
-
-def _is_tensor(t: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    return t is not None
 
 
 def _take(node: Node, index: int, pointer: int) -> torch.Tensor | None:

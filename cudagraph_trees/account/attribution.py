@@ -23,15 +23,14 @@ that was not split off counts as free then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..capture_lock import capturing
 from ..device.protocol import Segment
 from ..manager import CUDAGraphTreeManager
-from ..node import CUDAGraphNode, Node, path_to
+from ..node import CUDAGraphNode, path_to
 from ..path import ExecutionState
-from ..replay.storage_ref import StorageWeakRefWrapper
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""
@@ -82,37 +81,22 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
     It waits for what another thread warms up or captures.
     """
     with capturing():
-        return _explain_pool(manager)
-
-
-def _explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
-    segments = manager.pool.segments()
-    node = manager.path.node
-    if manager.path.state is ExecutionState.EXECUTION:
-        assert isinstance(node, CUDAGraphNode)
-        return _parts(_live_outputs(node), sum(s.nbytes for s in segments))
-    mine = {} if node is None else {r.address: o for o, r in _owned(node) if not r.expired()}
-    return explain_blocks(segments, mine)
+        segments, node = manager.pool.segments(), manager.path.node
+        if manager.path.state is ExecutionState.EXECUTION:
+            assert isinstance(node, CUDAGraphNode)
+            return _parts(_live_outputs(node), sum(s.nbytes for s in segments))
+        owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
+        return explain_blocks(segments, {r.address: n for n, r in owned if not r.expired()})
 
 
 def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str]) -> PoolParts:
-    """What the bytes of segments are, of which no part is a workspace.
-
-    Args:
-        owners: of blocks that are known, by address.
-    """
-    live: list[_Live] = []
-    reserved = unattributed = 0
-    for s in segments:
-        reserved += s.nbytes
-        for b in s.blocks:
-            if not b.live:
-                continue
-            if b.address in owners:
-                live.append(_Live(owners[b.address], b.requested, b.nbytes))
-            else:
-                unattributed += b.nbytes
-    return _parts(live, reserved, unattributed=unattributed)
+    """What the bytes of segments are, of which no part is a workspace; ``owners`` of known blocks
+    by address."""
+    segments = list(segments)
+    blocks = [b for s in segments for b in s.blocks if b.live]
+    known = [_Live(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
+    unknown = sum(b.nbytes for b in blocks if b.address not in owners)
+    return _parts(known, sum(s.nbytes for s in segments), unattributed=unknown)
 
 
 def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts:
@@ -177,13 +161,6 @@ def _parts(
         rounding += x.block - x.requested
     used = sum(nodes.values()) + rounding + workspace + unattributed
     return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
-
-
-def _owned(node: Node) -> Iterator[tuple[int, StorageWeakRefWrapper]]:
-    for n in path_to(node):
-        for r in n.outputs_weakrefs:
-            if r is not None:
-                yield n.number, r
 
 
 def _live_outputs(node: CUDAGraphNode) -> list[_Live]:

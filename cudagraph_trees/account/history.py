@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.process_hooks import ReplayMemory, on_replay_memory
+from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
 
 from ..capture_lock import capturing
 from ..manager import CUDAGraphTreeManager
@@ -17,7 +16,7 @@ MAX_LEDGERS = 64
 
 _known: deque[tuple[TreeLedger, weakref.ref[CUDAGraphTreeManager]]] = deque(maxlen=MAX_LEDGERS)
 # Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 EntryKey = tuple[object, ...]
 """What makes two entries the same, times, counts and measurements aside."""
@@ -36,8 +35,7 @@ def ledger_entries() -> dict[EntryKey, LedgerEntry]:
     found: list[tuple[EntryKey, LedgerEntry]] = []
     for ledger, reference in known:
         manager = reference()
-        nodes = list(manager.nodes()) if manager is not None else []
-        for e in ledger.entries(nodes):
+        for e in ledger.entries(manager.nodes() if manager is not None else ()):
             tree = e.tree
             assert tree is not None
             where = (tree.device, tree.function, tree.key, tree.node, tree.parent)
@@ -54,9 +52,7 @@ def forget_the_dead() -> None:
 
 
 def forget_all() -> None:
-    """Start anew in a forked child; the lock may have been held."""
-    global _lock
-    _lock = threading.RLock()
+    """Start anew in a forked child."""
     _known.clear()
 
 
@@ -72,13 +68,9 @@ def replay_memory() -> list[ReplayMemory]:
     for manager in managers():
         with capturing():
             segments = manager.pool.segments()
-        found.append(
-            ReplayMemory(
-                device=manager.ledger.device,
-                reserved=sum(s.nbytes for s in segments),
-                ranges=[(s.address, s.address + s.nbytes) for s in segments],
-            )
-        )
+        reserved = sum(s.nbytes for s in segments)
+        ranges = [(s.address, s.address + s.nbytes) for s in segments]
+        found.append(ReplayMemory(manager.ledger.device, reserved, ranges))
     return found
 
 

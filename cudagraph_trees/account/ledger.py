@@ -11,54 +11,32 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
-from ..node import number_of
-
-if TYPE_CHECKING:
-    from ..node import CUDAGraphNode
-    from ..path import TreePath
-    from ..spec import FunctionSpec
+from ..node import CUDAGraphNode, number_of
+from ..path import TreePath
+from ..spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 
 
-@dataclass(slots=True)
 class Measurement:
-    """Time and pool size from here to the ``TreeLedger.add`` that gets it.
+    """Time and pool size from here to ``detail``; ``reserved`` says how many bytes the pool has."""
 
-    Attributes:
-        start_ns: ``time.perf_counter_ns()`` at the beginning.
-        reserved: says how many bytes the pool has from the system.
-        pool_before: what it said at the beginning.
-    """
+    def __init__(self, reserved: Callable[[], int]) -> None:
+        self._start_ns = time.perf_counter_ns()
+        self._reserved = reserved
+        self.pool_before = reserved()
 
-    start_ns: int
-    reserved: Callable[[], int]
-    pool_before: int
-
-    @staticmethod
-    def begin(reserved: Callable[[], int]) -> Measurement:
-        """The measurement that begins now."""
-        return Measurement(time.perf_counter_ns(), reserved, reserved())
-
-
-@dataclass(frozen=True, slots=True)
-class TreeEvent:
-    """What happened, for the ledger, where that is written by somebody else.
-
-    Attributes:
-        kind, function, reason, cause, outputs: as of ``TreeLedger.add``.
-    """
-
-    kind: LedgerKind
-    function: FunctionSpec
-    reason: str
-    cause: TreeCause | None = None
-    outputs: tuple[int, ...] = ()
+    def detail(self) -> dict[str, int]:
+        """As keyword arguments of ``TreeLedger.add``."""
+        return {
+            "duration_ns": time.perf_counter_ns() - self._start_ns,
+            "pool_before": self.pool_before,
+            "pool_after": self._reserved(),
+        }
 
 
 class TreeLedger:
@@ -66,12 +44,10 @@ class TreeLedger:
 
     Attributes:
         device: written to each entry, as is the step of ``path``.
-        dropped: entries that did not fit.
     """
 
     def __init__(self, device: str, path: TreePath) -> None:
         self.device = device
-        self.dropped = 0
         # Ledgers outlive their managers. A call that was under way when one was shut down has put
         # its node on the path since, with the function and all that it holds.
         self._path = weakref.ref(path)
@@ -81,67 +57,30 @@ class TreeLedger:
         self._lock = threading.RLock()
 
     def add(
-        self,
-        kind: LedgerKind,
-        function: FunctionSpec | None,
-        reason: str,
-        *,
-        node: int | None = None,
-        parent: int | None = None,
-        measured: Measurement | None = None,
-        marginal: int = 0,
-        cause: TreeCause | None = None,
-        inputs: tuple[int, ...] = (),
-        nbytes: int = 0,
-        outputs: tuple[int, ...] = (),
+        self, kind: LedgerKind, function: FunctionSpec | None, reason: str, **detail: Any
     ) -> None:
-        """Write one entry. One that differs only in time, step and measurements is a repeat."""
-        record = None if function is None or function.record is None else function.record.id
-        label = "" if function is None else function.label
-        key = (kind, label, () if function is None else function.key, reason, node, parent)
-        duration, before, after = 0, -1, -1
-        if measured is not None:
-            duration = time.perf_counter_ns() - measured.start_ns
-            before, after = measured.pool_before, measured.reserved()
+        """Write one entry. One that differs only in time, step and measurements is a repeat.
+
+        Args:
+            kind, reason: of the entry.
+            function: that it is about, if it is about one.
+            **detail: other fields of ``TreeDetail``.
+        """
+        path = self._path()
+        step = 0 if path is None else path.step
+        entry = self._entry(function, time.time_ns(), kind, reason, step=step, **detail)
+        tree = entry.tree
+        assert tree is not None
+        key = (kind, tree.function, tree.key, reason, tree.node, tree.parent)
         with self._lock:
             known = self._entries.get(key)
             if known is not None:
                 assert known.tree is not None
-                self._entries[key] = dataclasses.replace(
-                    known,
-                    count=known.count + 1,
-                    tree=dataclasses.replace(
-                        known.tree, duration_ns=known.tree.duration_ns + duration
-                    ),
-                )
-                return
-            if len(self._entries) >= MAX_ENTRIES:
-                self.dropped += 1
-                return
-            path = self._path()
-            entry = LedgerEntry(
-                time.time_ns(),
-                kind,
-                record,
-                reason,
-                tree=TreeDetail(
-                    device=self.device,
-                    function=label,
-                    key=() if function is None else function.key,
-                    node=node,
-                    parent=parent,
-                    step=0 if path is None else path.step,
-                    duration_ns=duration,
-                    pool_before=before,
-                    pool_after=after,
-                    marginal=marginal,
-                    cause=cause,
-                    inputs=inputs,
-                    nbytes=nbytes,
-                    outputs=outputs,
-                ),
-            )
-            self._entries[key] = entry
+                duration = known.tree.duration_ns + tree.duration_ns
+                tree = dataclasses.replace(known.tree, duration_ns=duration)
+                self._entries[key] = dataclasses.replace(known, count=known.count + 1, tree=tree)
+            elif len(self._entries) < MAX_ENTRIES:
+                self._entries[key] = entry
 
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep what was counted in a node that goes away."""
@@ -158,43 +97,32 @@ class TreeLedger:
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:
         """What the hot path counts in the node instead of writing it down."""
+        function, at = node.wrapped_function, node.recorded_ns
+        where = {"node": node.number, "parent": number_of(node.parent), "step": node.step}
         out = []
         if node.replays:
-            out.append(self._entry_of(node, LedgerKind.REPLAY, "replayed", node.replays))
+            kind, marginal, n = LedgerKind.REPLAY, node.marginal_bytes, node.replays
+            out.append(self._entry(function, at, kind, "replayed", n, marginal=marginal, **where))
         for i, count in enumerate(node.output_cache.invalidated):
-            if not count:
-                continue
-            reason = f"output {i} is held beyond its step; its use raises"
-            cause, outputs = TreeCause.HELD, node.wrapped_function.graph_outputs_of(i)
-            kind = LedgerKind.INVALIDATED
-            out.append(self._entry_of(node, kind, reason, count, cause, outputs))
+            if count:
+                reason = f"output {i} is held beyond its step; its use raises"
+                detail = {"cause": TreeCause.HELD, "outputs": function.graph_outputs_of(i), **where}
+                kind = LedgerKind.INVALIDATED
+                out.append(self._entry(function, at, kind, reason, count, **detail))
         return out
 
-    def _entry_of(
+    def _entry(
         self,
-        node: CUDAGraphNode,
+        function: FunctionSpec | None,
+        time_ns: int,
         kind: LedgerKind,
         reason: str,
-        count: int,
-        cause: TreeCause | None = None,
-        outputs: tuple[int, ...] = (),
+        count: int = 1,
+        **detail: Any,
     ) -> LedgerEntry:
-        function, parent = node.wrapped_function, node.parent
-        return LedgerEntry(
-            node.recorded_ns,
-            kind,
-            None if function.record is None else function.record.id,
-            reason,
-            count=count,
-            tree=TreeDetail(
-                device=self.device,
-                function=function.label,
-                key=function.key,
-                node=node.number,
-                parent=number_of(parent),
-                step=node.step,
-                marginal=node.marginal_bytes if kind is LedgerKind.REPLAY else 0,
-                cause=cause,
-                outputs=outputs,
-            ),
-        )
+        graph, label = None, ""
+        if function is not None:
+            graph = None if function.record is None else function.record.id
+            label, detail["key"] = function.label, function.key
+        tree = TreeDetail(self.device, label, **detail)
+        return LedgerEntry(time_ns, kind, graph, reason, count=count, tree=tree)

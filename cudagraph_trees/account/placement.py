@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memprof.profiler.model import (
@@ -20,6 +21,9 @@ MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
 
 
+_PLACE = operator.attrgetter("address", "begin")
+
+
 def keep(record: GraphRecord, placement: Placement) -> None:
     """Add ``placement`` to the record; the one that it replaces goes, then the oldest."""
     same = (placement.pool, placement.key, placement.node)
@@ -34,7 +38,7 @@ def keep_placement(node: CUDAGraphNode) -> None:
     if record is None:
         return
     try:
-        placement = placement_of(node, path_to(node))
+        placement = _placement_of(node)
     except Exception:
         compat.log.warning("no placement of %s", node.wrapped_function.label, exc_info=True)
         return
@@ -78,64 +82,39 @@ def placed(
             out.append(replace(before, end=i + 1))
         if e.kind is not EventKind.FREE:
             begin(e.storage, i + 1, e.owner, e.line)
-    return _sorted((*out, *open_.values()))
+    return sorted((*out, *open_.values()), key=_PLACE)
 
 
-def placement_of(node: CUDAGraphNode, path: Sequence[CUDAGraphNode]) -> Placement | None:
-    """The placement of a recording that knows its program, else None.
-
-    Args:
-        node: just recorded.
-        path: from the root to it, ``node`` included.
-    """
-    function = node.wrapped_function
-    record, program = function.record, node.program
-    if record is None or program is None:
+def _placement_of(node: CUDAGraphNode) -> Placement | None:
+    """The placement of a recording that knows its program, else None."""
+    function, program = node.wrapped_function, node.program
+    if function.record is None or program is None:
         return None
-    blocks = _blocks(node, record, program)
-    blocks += _held(path[:-1], node, {b.address for b in blocks if not b.begin})
+    blocks, end = _blocks(node), len(program.events) + 1
+    passed = {b.address for b in blocks if not b.begin}
+    # Outputs of earlier recordings that lie there all the time, and are no inputs.
+    before = node.recorded_liveness_before_graph
+    for earlier, refs, live in zip(path_to(node), node.path_weakrefs, before, strict=False):
+        last = 0 if earlier.program is None else len(earlier.program.events) + 1
+        made = {b.address: b for b in _blocks(earlier) if b.end == last}
+        for r, alive in zip(refs, live, strict=True):
+            if r is not None and alive and r.address in made and r.address not in passed:
+                passed.add(r.address)
+                blocks.append(replace(made[r.address], begin=0, end=end, node=earlier.number))
     return Placement(
         pool=str(node.pool.device),
         key=function.key,
         node=node.number,
         segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
         lines=tuple(e.line for e in program.events),
-        blocks=tuple(_sorted(blocks)),
+        blocks=tuple(sorted(blocks, key=_PLACE)),
     )
 
 
-def _held(
-    path: Sequence[CUDAGraphNode], node: CUDAGraphNode, passed: set[int]
-) -> Iterable[PlacedBlock]:
-    """Outputs of earlier recordings that lie there all the time, and are no inputs."""
-    assert node.program is not None
-    end = len(node.program.events) + 1
-    for depth, (earlier, live) in enumerate(
-        zip(path, node.recorded_liveness_before_graph, strict=False)
-    ):
-        made = _final_blocks(earlier)
-        for r, alive in zip(node.path_weakrefs[depth], live, strict=True):
-            if r is None or not alive or r.address in passed or r.address not in made:
-                continue
-            passed.add(r.address)
-            yield replace(made[r.address], begin=0, end=end, node=earlier.number)
-
-
-def _blocks(
-    node: CUDAGraphNode, record: GraphRecord, program: AllocationProgram
-) -> list[PlacedBlock]:
+def _blocks(node: CUDAGraphNode) -> list[PlacedBlock]:
+    """Of a recording alone; none where its program is unknown."""
+    function, program = node.wrapped_function, node.program
+    if function.record is None or program is None:
+        return []
     addresses = dict(enumerate(node.addresses))
-    return placed(record.id, program, addresses, node.wrapped_function.graph_input)
-
-
-def _final_blocks(node: CUDAGraphNode) -> dict[int, PlacedBlock]:
-    """What is there when a recording has run, by address."""
-    record, program = node.wrapped_function.record, node.program
-    if record is None or program is None:
-        return {}
-    blocks = _blocks(node, record, program)
-    return {b.address: b for b in blocks if b.end == len(program.events) + 1}
-
-
-def _sorted(blocks: Iterable[PlacedBlock]) -> list[PlacedBlock]:
-    return sorted(blocks, key=lambda b: (b.address, b.begin))
+    return placed(function.record.id, program, addresses, function.graph_input)

@@ -9,33 +9,37 @@ and it counts as a failure of that function alone. The block stays for as long a
 it, and nothing may be recorded beside it: all other recordings move to a new pool. A function that
 kept something once, as one that fills a cache, is warmed up there again and recorded, for the
 cache lies in the old pool, which lives as long as it is used. One that does it again runs without
-a graph from then on, and that time the allocator keeps the lines that asked for the memory.
+a graph from then on, and that time the allocator keeps the lines that asked for the memory, as it
+does from the first warm-up on with ``cudagraph_trees_history_recording``;
+``cudagraph_trees_objgraph`` has pictures drawn of what holds it.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..errors import UntrackedMemory
-from .pool_debug import describe
+import torch
 
-if TYPE_CHECKING:
-    from ..device.protocol import Pool
-    from ..torch_options import TreeOptions
+from ..device.cuda import CudaPool
+from ..device.protocol import Block
+from ..errors import UntrackedMemory, is_the_users
+from ..torch_options import TreeOptions
+
+SHOWN = 10
+"""So many blocks are described, and so many pictures drawn."""
+
+CALLS = 4
+"""So many lines of a block's stack are named, the innermost first."""
 
 
-def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None:
+def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
     """Check that exactly the blocks at ``known`` addresses are allocated.
 
-    Args:
-        pool: which.
-        known: addresses.
-        options: how much the error says about others.
-
     Raises:
-        UntrackedMemory: others are, or some of them are not.
+        UntrackedMemory: others are, or some of them are not; ``options`` say how much it says.
     """
     missing, extra = _differences(pool, known)
     if missing:
@@ -48,7 +52,7 @@ def check_pool(pool: Pool, known: Collection[int], options: TreeOptions) -> None
         raise UntrackedMemory(_kept(pool, extra, options))
 
 
-def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str:
+def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
     """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing.
 
     Args: as of ``check_pool``.
@@ -57,7 +61,7 @@ def memory_kept(pool: Pool, known: Collection[int], options: TreeOptions) -> str
     return _kept(pool, extra, options) if extra else ""
 
 
-def _differences(pool: Pool, known: Collection[int]) -> tuple[set[int], set[int]]:
+def _differences(pool: CudaPool, known: Collection[int]) -> tuple[set[int], set[int]]:
     """Addresses that are known and not allocated, and that are allocated and not known."""
     known = set(known)
     if pool.only_live(known):
@@ -68,10 +72,58 @@ def _differences(pool: Pool, known: Collection[int]) -> tuple[set[int], set[int]
     return known - actual, actual - known
 
 
-def _kept(pool: Pool, addresses: Collection[int], options: TreeOptions) -> str:
+def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
     return (
         f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
         f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "
         "Something that ran in the warm-up or the recording has kept a tensor: a cache "
         f"in a custom operator, a global, a workspace.\n{describe(pool, addresses, options)}"
     )
+
+
+def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
+    """Sentences about the blocks at ``addresses``, and what was drawn of their holders."""
+    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
+    lines = ["They are:", *(f"{_block(b)}." for b in blocks[:SHOWN])]
+    if len(blocks) > SHOWN:
+        lines.append(f"  And {len(blocks) - SHOWN} more.")
+    if not any(b.frames for b in blocks):
+        lines.append(
+            "The next time the lines that allocate are named; "
+            "torch._inductor.config.triton.cudagraph_trees_history_recording = True, set before "
+            "the first call, has them named the first time."
+        )
+    if options["cudagraph_trees_objgraph"]:
+        lines.append(_draw([b.address for b in blocks[:SHOWN]]))
+    return "\n".join(lines)
+
+
+def _block(block: Block) -> str:
+    frames = [f for f in block.frames if is_the_users(f[0])] or block.frames
+    lines = ", called by ".join(f"{file}:{line} ({name})" for file, line, name in frames[:CALLS])
+    at = f", allocated by {lines}" if lines else ""
+    return f"  {block.requested} bytes at {block.address:#x}{at}"
+
+
+def _draw(addresses: Collection[int]) -> str:
+    try:
+        objgraph: Any = importlib.import_module("objgraph")
+    except ImportError:
+        return "No pictures of what holds them: objgraph is not installed (pip install objgraph)."
+    holders: dict[int, torch.Tensor] = {}
+    for x in gc.get_objects():
+        if issubclass(type(x), torch.Tensor) and (address := _address(x)) in addresses:
+            holders.setdefault(address, x)
+    drawn = []
+    for number, t in enumerate(holders.values()):
+        name = f"refs_live_tensor_{number}.svg"
+        objgraph.show_backrefs([t], filename=name, max_depth=5)
+        drawn.append(name)
+    return f"What holds them: {', '.join(drawn)}" if drawn else "No tensor in Python holds them."
+
+
+def _address(t: torch.Tensor) -> int:
+    try:
+        return t.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # reused, or of a kind without memory
+        return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -23,11 +23,8 @@ from memprof.profiler.model import (
     Storage,
 )
 
-from ..spec import CompilationMode
-
-if TYPE_CHECKING:
-    from ..device.protocol import AllocatorEvent, Output, TensorSpec
-    from ..spec import FunctionSpec
+from ..device.protocol import AllocatorEvent, Output, TensorSpec
+from ..spec import CompilationMode, FunctionSpec
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
 _NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")
@@ -40,13 +37,12 @@ def program_of(
     outputs: Sequence[Output],
     events: Sequence[AllocatorEvent],
 ) -> tuple[AllocationProgram, frozenset[int], tuple[int, ...]]:
-    """The program of one recording, which of its storages are workspaces that a library
-    keeps until it is told to drop them, and the address of each storage.
+    """The program of one recording, which of its storages are workspaces that a library keeps until
+    it is told to drop them, and the address of each storage.
 
     Args:
         function: what was recorded.
-        inputs: by number, where inputs in the pool are: buffers of copied inputs, and
-            outputs of earlier nodes.
+        inputs: those in the pool: buffers of copied inputs, and outputs of earlier nodes.
         outputs: what the recording returned.
         events: what the allocator did, buffers of copied inputs included.
     """
@@ -58,23 +54,24 @@ def program_of(
     storages: list[Storage] = []
     addresses: list[int] = []
     live: dict[int, int] = {}
+
+    def add(address: int, **fields: Any) -> None:
+        live[address] = len(storages)
+        addresses.append(address)
+        storages.append(Storage(id=len(storages), device=device, **fields))
+
     at_entry: dict[int, tuple[int, list[int]]] = {}
     for i, spec in inputs.items():
         if spec.address:
             at_entry.setdefault(spec.address, (spec.nbytes, []))[1].append(i)
     for address, (nbytes, which) in at_entry.items():
-        live[address] = len(storages)
-        addresses.append(address)
-        storages.append(
-            Storage(
-                id=len(storages),
-                nbytes=nbytes,
-                device=device,
-                origin=Origin.INPUT,
-                name=_input_name(function, which[0]),
-                category=_input_category(function, which[0]),
-                inputs=tuple(which),
-            )
+        add(
+            address,
+            nbytes=nbytes,
+            origin=Origin.INPUT,
+            name=_input_name(function, which[0]),
+            category=_input_category(function, which[0]),
+            inputs=tuple(which),
         )
     code = None if function.record is None else function.record.code_path
     out: list[Event] = []
@@ -93,20 +90,15 @@ def program_of(
             continue  # the buffer of a copied input, which is listed already
         line, name = _line(e, code)
         returned = tuple(by_output.get(e.address, ())) if last_alloc[e.address] == k else ()
-        owner, origin = _owner(function, line, name)
-        live[e.address] = len(storages)
-        addresses.append(e.address)
+        owner = _owner(function, line, name)
         out.append(Event(EventKind.ALLOC, len(storages), line, owner))
-        storages.append(
-            Storage(
-                id=len(storages),
-                nbytes=e.nbytes,
-                device=device,
-                origin=origin,
-                name=owner or "",
-                category=_output_category(function, returned),
-                outputs=returned,
-            )
+        add(
+            e.address,
+            nbytes=e.nbytes,
+            origin=Origin.INTERNAL if owner is None else Origin.BUFFER,
+            name=owner or "",
+            category=_output_category(function, returned),
+            outputs=returned,
         )
     program = AllocationProgram(function.key, tuple(storages), tuple(out))
     return program, frozenset(workspaces), tuple(addresses)
@@ -123,44 +115,37 @@ def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
     return 0, None
 
 
-def _owner(function: FunctionSpec, line: int, name: str | None) -> tuple[str | None, Origin]:
+def _owner(function: FunctionSpec, line: int, name: str | None) -> str | None:
     """Buffer that the line makes, or None for scratch memory of a kernel that it calls."""
-    record = function.record
-    if record is not None and line:
-        for s in record.statements:
-            if s.line == line and s.targets:
-                if s.kind in (StatementKind.ALLOC, StatementKind.FALLBACK, StatementKind.CALL):
-                    return s.targets[0], Origin.BUFFER
-                return None, Origin.INTERNAL
-    if name is not None:
-        return name, Origin.BUFFER
-    return None, Origin.INTERNAL
+    made = (StatementKind.ALLOC, StatementKind.FALLBACK, StatementKind.CALL)
+    for s in function.record.statements if function.record is not None and line else ():
+        if s.line == line and s.targets:
+            return s.targets[0] if s.kind in made else None
+    return name
 
 
 def _input_name(function: FunctionSpec, i: int) -> str:
-    at = function.graph_input(i)
-    if at is not None and function.record is not None:
-        return function.record.inputs[at].name
-    if i < len(function.placeholders):
-        return str(getattr(function.placeholders[i], "name", f"input_{i}"))
-    return f"input_{i}"
+    value = function.input_value(i)
+    if value is not None:
+        return value.name
+    placeholder = function.placeholders[i] if i < len(function.placeholders) else None
+    return str(getattr(placeholder, "name", f"input_{i}"))
 
 
 def _input_category(function: FunctionSpec, i: int) -> Category:
-    at = function.graph_input(i)
-    if at is not None and function.record is not None:
-        return function.record.inputs[at].category
-    if function.mode is CompilationMode.BACKWARD:
-        return Category.ACTIVATION
-    return Category.INPUT
+    value = function.input_value(i)
+    if value is not None:
+        return value.category
+    backward = function.mode is CompilationMode.BACKWARD
+    return Category.ACTIVATION if backward else Category.INPUT
 
 
 def _output_category(function: FunctionSpec, outputs: tuple[int, ...]) -> Category:
     if not outputs:
         return Category.TEMPORARY
-    found = next((o for i in outputs if (o := function.graph_output(i)) is not None), None)
-    if function.record is not None and found is not None:
-        return function.record.outputs[found].category
+    for i in outputs:
+        if (value := function.output_value(i)) is not None:
+            return value.category
     if function.mode is CompilationMode.BACKWARD:
         return Category.GRADIENT
     users = function.user_outputs

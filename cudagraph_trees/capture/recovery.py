@@ -27,20 +27,16 @@ import gc
 import traceback
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from .. import _torch_compat as compat
-from ..device.generators import GeneratorStates
-from ..device.protocol import Input, Pool, TensorSpec
+from ..device.cuda import CudaPool, GeneratorStates
+from ..device.protocol import Input, TensorSpec
 from ..replay.inputs import inputs_again
-from ..replay.storage_ref import StorageWeakRefWrapper
-from ..spec import CompilationMode
-
-if TYPE_CHECKING:
-    from ..spec import FunctionSpec
+from ..replay.liveness import StorageWeakRefWrapper
+from ..spec import CompilationMode, FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
@@ -57,6 +53,9 @@ _WHAT_TO_DO = (
 
 class Unrecoverable(Exception):
     """The call cannot be made again; the text says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the call cannot be made again without a graph: {why}")
 
 
 def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
@@ -100,7 +99,7 @@ class InputBackup:
     specs: dict[int, TensorSpec]
     weak: dict[int, TensorWeakRef]
     in_pool: set[int]
-    pool: Pool | None = None
+    pool: CudaPool | None = None
     refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
     kept: list[torch.Tensor] = field(default_factory=list)
     buffers: dict[int, TensorSpec] = field(default_factory=dict)
@@ -114,7 +113,7 @@ class InputBackup:
         specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
         return InputBackup(
             inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
-            generators=GeneratorStates.now(device, inputs),
+            generators=GeneratorStates(device, inputs),
             specs=specs,
             weak={i: TensorWeakRef(x) for i, x in tensors.items()},
             in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
@@ -130,15 +129,9 @@ class InputBackup:
         """Before a forward runs without a graph that writes to nothing that outlives the call.
 
         Small inputs are copied; others are had again if the program holds them. The call may
-        overwrite what it alone holds, as what an earlier part of its graph has made for it, so
-        none is kept from dying, and a tensor that the trees hold to hand it out again counts as
-        dead.
-
-        Args:
-            function: what is called.
-            inputs: of the call.
-            path: all outputs of the path that runs.
-            device: that it runs on.
+        overwrite what it alone holds, as what an earlier part of its graph has made for it, so none
+        is kept from dying, and a tensor that the trees hold to hand it out again counts as dead:
+        one of ``path``, the outputs of the path that runs.
         """
         live = {r.address: r for r in path if not r.expired()}
         out = InputBackup._of(inputs, live.keys(), device)
@@ -149,9 +142,9 @@ class InputBackup:
 
     @staticmethod
     def recording(
-        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: Pool
+        function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
-        """The backup that is made before a recording."""
+        """Before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
@@ -190,9 +183,9 @@ class InputBackup:
                 continue
             if spec.nbytes > left:
                 return
-            self.storages[spec.address] = _bytes_of(inputs[i].untyped_storage()).to(
-                "cpu", copy=True
-            )
+            storage = inputs[i].untyped_storage()
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self.storages[spec.address] = whole.to("cpu", copy=True)
             left -= spec.nbytes
 
     def give_up(self, error: BaseException) -> None:
@@ -212,46 +205,29 @@ class InputBackup:
     def call_again(self, error: Exception) -> list[Input]:
         """Put all back that the call reads, and give its inputs as they were.
 
-        Args:
-            error: what made the warm-up or the recording fail.
-
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.
         """
-        try:
-            self.generators.restore()
-            return self.inputs_again(error)
-        except Unrecoverable:
-            raise
-        except Exception as e:
-            let_go_of_frames(error)
-            raise Unrecoverable(
-                f"the call cannot be made again without a graph: {type(e).__name__}: {e}"
-            ) from e
-
-    def inputs_again(self, error: Exception) -> list[Input]:
-        """The inputs as they were.
-
-        Raises:
-            Unrecoverable: that cannot be had.
-        """
         let_go_of_frames(error)
         try:
+            self.generators.restore()
             if self.pool is not None:
                 self._find_after_recording(self.pool)
             else:
                 self._find_after_warm_up()
+        except Unrecoverable:
+            raise
         except torch.OutOfMemoryError as e:
-            raise Unrecoverable(
-                "the call cannot be made again without a graph: there is no memory to copy "
-                f"inputs that died in it. {_WHAT_TO_DO}"
-            ) from e
+            why = f"there is no memory to copy inputs that died in it. {_WHAT_TO_DO}"
+            raise Unrecoverable(why) from e
+        except Exception as e:
+            raise Unrecoverable(f"{type(e).__name__}: {e}") from e
         # They die in the call that is made with them.
         found, self.inputs = self.inputs, []
         self.succeeded()
         return found
 
-    def _find_after_recording(self, pool: Pool) -> None:
+    def _find_after_recording(self, pool: CudaPool) -> None:
         in_pool = {i: self.specs[i] for i in self.in_pool}
         found = inputs_again(pool, in_pool, self.refs)
         for i in self.specs.keys() - self.in_pool:
@@ -262,15 +238,13 @@ class InputBackup:
         found |= inputs_again(pool, copied, {})
         for i, spec in self.specs.items():
             if i not in found:
-                raise Unrecoverable(_died(i, spec, "recording", "it was not copied"))
+                raise _died(i, spec, "recording", "it was not copied")
             self.inputs[i] = found[i]
 
     def _find_after_warm_up(self) -> None:
         if self.lost:
-            raise Unrecoverable(
-                "the call cannot be made again without a graph: the failed warm-up may have "
-                f"written to its inputs, {self.lost}. {_WHAT_TO_DO}"
-            )
+            why = f"the failed warm-up may have written to its inputs, {self.lost}. {_WHAT_TO_DO}"
+            raise Unrecoverable(why)
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
@@ -291,19 +265,13 @@ class InputBackup:
             elif i in self.backup:
                 self.inputs[i] = empty.new_empty_strided(spec.shape, spec.stride)
             else:
-                raise Unrecoverable(
-                    _died(i, spec, "warm-up", "it was too large to have been copied before")
-                )
+                raise _died(i, spec, "warm-up", "it was too large to have been copied before")
         for i, copy in self.backup.items():
             self.inputs[i].copy_(copy)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _died(i: int, spec: TensorSpec, what: str, why: str) -> str:
-    return (
-        f"the call cannot be made again without a graph: input {i}, {spec.nbytes} bytes, was "
-        f"released during the failed {what}, and {why}. {_WHAT_TO_DO}"
+def _died(i: int, spec: TensorSpec, what: str, why: str) -> Unrecoverable:
+    return Unrecoverable(
+        f"input {i}, {spec.nbytes} bytes, was released during the failed {what}, and {why}. "
+        f"{_WHAT_TO_DO}"
     )

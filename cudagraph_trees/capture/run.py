@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.doing import name_graphs
+from memprof.profiler.model import AllocationProgram
 
 from .. import _torch_compat as compat
-from ..device.protocol import Input, Output, Pool, TensorSpec
+from ..device.cuda import CudaPool
+from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
 from ..node import CUDAGraphNode, CUDAWarmupNode, Node, path_to
-from ..replay.inputs import InputPlan, reference_persistent
-from ..replay.liveness import Liveness, OutputRefs, died, liveness_of, path_refs, refs_at
-from ..replay.output_cache import OutputCache
-from ..replay.outputs import OutputPlan, PathAlias
-from ..replay.replay import Replay
-from ..replay.storage_ref import StorageWeakRefWrapper, address_of
+from ..replay.inputs import Copies, InputPlan, reference_persistent, same_addresses
+from ..replay.liveness import (
+    Liveness,
+    OutputRefs,
+    StorageWeakRefWrapper,
+    address_of,
+    died,
+    find_live,
+    liveness_of,
+    path_refs,
+    refs_at,
+)
+from ..replay.outputs import OutputCache, OutputPlan
+from ..spec import FunctionSpec
 from .pool_check import check_pool
 from .program import program_of
-
-if TYPE_CHECKING:
-    from memprof.profiler.model import AllocationProgram
-
-    from ..device.protocol import AllocatorEvent, CapturedRun
-    from ..spec import FunctionSpec
 
 
 @dataclass(slots=True)
@@ -36,14 +40,10 @@ class Run:
     """A call that is about to be warmed up or recorded.
 
     Attributes:
-        function: what.
-        inputs: of the call. Emptied by the run.
-        parent: the node after which it comes.
-        number: of the node that it makes.
-        step: number of the step that it belongs to.
+        function, inputs: the call; ``inputs`` are emptied.
+        parent, number, step: of the node that it makes.
         pool: where.
         demoted: inputs that a recording copies although a node of the path made them.
-        address_bound: see ``device.protocol``.
         learn_program: a recording learns its allocation program.
         buffers: filled in while it is recorded: where the copies of copied inputs lie.
     """
@@ -53,22 +53,14 @@ class Run:
     parent: Node | None
     number: int
     step: int
-    pool: Pool
+    pool: CudaPool
     demoted: frozenset[int] = frozenset()
-    address_bound: bool = True
     learn_program: bool = False
     buffers: dict[int, TensorSpec] = field(default_factory=dict)
 
 
 def warm_up_node(run: Run) -> tuple[CUDAWarmupNode, list[Output]]:
-    """Warm up.
-
-    Returns:
-        The node, and what the call returns.
-
-    Raises:
-        Exception: what the function raised.
-    """
+    """Warm up: the node, and what the call returns."""
     function, pool, inputs = run.function, run.pool, run.inputs
     node = CUDAWarmupNode(function, run.number, run.parent, run.step)
     in_pool = {r.address for r in node.path_live_weakrefs()}
@@ -94,25 +86,25 @@ def warm_up_node(run: Run) -> tuple[CUDAWarmupNode, list[Output]]:
 
 
 def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
-    """Record.
-
-    Returns:
-        The node, and what the call returns.
+    """Record: the node, and what the call returns.
 
     Raises:
         UntrackedMemory: the options ask to check, and the pool holds memory unknown to the path.
-        Exception: what the function or the device raised. The pool is as
-            ``Pool.capture`` leaves it after a failure.
+        Exception: what the function or the device raised. The pool is as ``CudaPool.capture``
+            leaves it after a failure.
     """
     function, pool, parent = run.function, run.pool, run.parent
     assert not isinstance(parent, CUDAWarmupNode)
-    check = function.options.checks_pool
+    check = function.options["slow_path_cudagraph_asserts"]
     above = [] if parent is None else parent.path_weakrefs
-    plan = InputPlan.of(function, run.inputs, above, run.demoted, address_bound=run.address_bound)
+    plan = InputPlan.of(function, run.inputs, above, run.demoted)
     before = liveness_of(above)
     persistent = reference_persistent(function, plan, run.inputs)
     in_pool = {i: TensorSpec.of(run.inputs[i]) for i in plan.managed}
-    with pool.observing() if run.learn_program else nullcontext([]) as events:
+    observing: Callable[[], AbstractContextManager[list[AllocatorEvent]]] = (
+        pool.observing if run.learn_program else lambda: nullcontext([])
+    )
+    with observing() as events:
         recording = plan.allocate(run.inputs, pool)
     specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
     run.buffers.update({i: specs[i] for i in plan.copied})
@@ -124,22 +116,18 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
         known.update(r.address for r in path_refs(above) if not r.expired())
         check_pool(pool, known, function.options)
     with (
-        pool.observing() if run.learn_program else nullcontext([]) as captured_events,
+        observing() as captured_events,
         name_graphs(f"{function.label} #{run.number}"),
     ):
-        handle = pool.capture(function.model, recording, kernel_free=function.kernel_free)
+        launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:
         recording.clear()
-        outputs = handle.outputs
-        handle.outputs = None
-        assert outputs is not None
-        node = _lay_out(run, handle, plan, specs, buffers, before, outputs, persistent)
+        node = _lay_out(run, launch, plan, specs, buffers, before, outputs, persistent)
         if check:
             check_pool(pool, {r.address for r in node.path_live_weakrefs()}, function.options)
-        if not handle.ran:
-            handle.replay([])
+        launch()
     except BaseException:
-        handle.release()
+        del launch  # and with it the graph
         raise
     compat.count_copied_inputs(len(plan.copied))
     if run.learn_program:
@@ -149,7 +137,7 @@ def capture_node(run: Run) -> tuple[CUDAGraphNode, list[Output]]:
 
 def _lay_out(
     run: Run,
-    handle: CapturedRun,
+    launch: Callable[[], object],
     plan: InputPlan,
     specs: dict[int, TensorSpec],
     buffers: list[Input],
@@ -164,14 +152,14 @@ def _lay_out(
     dead_before = [] if parent is None else died(parent.recorded_liveness_after_graph, before)
     dead_after = died(before, liveness_of(above))
     output_plan = OutputPlan.of(outputs, above, persistent, pool, function.stack_traces)
-    aliased = {a.index for a in output_plan.alias if isinstance(a, PathAlias)}
+    aliased = {a for a in output_plan.alias if isinstance(a, tuple)}
     nodes = path_to(parent)
     for depth, index in aliased:
         nodes[depth].output_is_aliased(index)
-    refs: OutputRefs = output_plan.references(outputs)
-    if not run.address_bound:
-        # Replays make their outputs; those of the recording are the user's alone.
-        output_plan.persistent = [None] * len(outputs)
+    refs: OutputRefs = [
+        StorageWeakRefWrapper(o) if isinstance(o, torch.Tensor) and fixed is None else None
+        for o, fixed in zip(outputs, output_plan.persistent, strict=True)
+    ]
     path = [*above, refs]
     after = liveness_of(path)
     live = [(d, i) for d, alive in enumerate(after) for i, x in enumerate(alive) if x]
@@ -200,25 +188,18 @@ def _lay_out(
         checkpoint=pool.checkpoint(),
         sizes=_sizes(pool, refs),
         specs=specs,
-        run_handle=handle,
-        replay=Replay(
-            handle,
-            plan,
-            buffers,
-            specs,
-            path,
-            dead_before,
-            dead_after,
-            [i for i, w in enumerate(plan.live_outputs) if w is not None and w in aliased],
-            cache,
-            pool,
-            address_bound=run.address_bound,
-        ),
         output_cache=cache,
+        same_addresses=same_addresses(plan.pointers, plan.checked) if plan.checked else None,
+        find_live=find_live(),
+        dead_before=refs_at(above, dead_before),
+        dead_after=refs_at(above, dead_after),
+        copies=Copies(plan.copied, buffers) if plan.copied else None,
+        keep_inputs=[i for i, w in enumerate(plan.live_outputs) if w in aliased],
+        launch=launch,
     )
 
 
-def _sizes(pool: Pool, refs: OutputRefs) -> dict[int, tuple[int, int]]:
+def _sizes(pool: CudaPool, refs: OutputRefs) -> dict[int, tuple[int, int]]:
     """(bytes asked for, bytes of the block) of these outputs, by address."""
     own = {r.address for r in refs if r is not None}
     return {

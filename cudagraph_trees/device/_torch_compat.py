@@ -98,11 +98,7 @@ def end_failed_capture(
       which nothing is known, are left alone: all they can do is leak.
 
     Args:
-        device: index of the device.
-        pool: where it was to allocate.
-        graph: what was to be captured.
-        stream: on which; nothing else runs there.
-        generators: what was registered with it.
+        device, pool, stream, generators: with which ``graph`` was to be captured.
 
     Returns:
         Whether no more can be captured in the pool: the allocator of pinned memory still

@@ -1,4 +1,27 @@
-"""CUDA graphs over a private pool of the caching allocator."""
+"""CUDA graphs over a private pool of the caching allocator.
+
+Note [Random numbers]
+~~~~~~~~~~~~~~~~~~~~~
+A generator of a CUDA device is a handle to a *state*: a seed and an offset. The handle can be
+pointed to another state, and compiled code does that: what checkpointing recomputes has to draw
+the numbers of its forward, so the code points the device's default generator to the state of a
+generator that it got as an input, calls the operator, and points it back. If the operator
+raises, nobody points it back.
+
+* A *warm-up* is the call itself and moves states as the call does. If it fails and the call is
+  made again, they have to be where they were, or the backward draws other numbers than its
+  forward. First each handle is put back, then the content of each state: the content of the
+  default state would otherwise be written over the one that it was swapped for.
+* A *capture* moves no state of the device. The graph keeps those states that were drawn from, and
+  a replay reads seed and offset from them and moves the offset, as the call itself would have.
+  So there is nothing to put back when it has succeeded, and what another thread has drawn
+  meanwhile is not drawn again. Numbers of the host that the code took for itself are
+  part of the graph from then on.
+* Up to torch 2.13 a capture only knows the default generator and those that were registered with
+  the graph before; drawing from any other raises. So those among the inputs are registered.
+* A replay that fails when it is launched has moved the states: a recording puts them back, too,
+  before the call is made again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +38,6 @@ from memprof.profiler.doing import name_graphs
 from .. import _torch_compat as compat
 from .. import native
 from . import _torch_compat as allocator
-from .generators import GeneratorStates, generators_among
 from .protocol import (
     AllocatorEvent,
     Block,
@@ -29,27 +51,30 @@ from .protocol import (
 )
 
 
-class CudaCapturedRun:
-    """A CUDA graph and the outputs of its capture; ``graph`` is None if it has no kernel."""
+def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:
+    """Those among the inputs of a call, each once."""
+    return list({id(x): x for x in inputs if isinstance(x, torch.Generator)}.values())
 
-    __slots__ = ("graph", "launch", "outputs", "ran")
 
-    def __init__(self, graph: torch.cuda.CUDAGraph | None, outputs: list[Output]) -> None:
-        self.graph = graph
-        self.outputs: list[Output] | None = outputs
-        self.ran = graph is None
-        self.launch: Callable[[], object] | None = (
-            allocator.graph_launch(graph) if graph is not None else _nothing
-        )
+class GeneratorStates:
+    """Where all generators stood that a call may draw from, see Note [Random numbers]."""
 
-    def replay(self, inputs: list[Input]) -> list[Output] | None:
-        assert self.launch is not None
-        self.launch()
-        return None
+    def __init__(self, device: torch.device, inputs: Iterable[Input] = ()) -> None:
+        """Of the default generators of the host and of ``device``, and of those in ``inputs``."""
+        found = [torch.default_generator, *generators_among(inputs)]
+        found.append(torch.cuda.default_generators[device.index])
+        self._before = [
+            (g, g.graphsafe_get_state() if g.device.type == "cuda" else None, g.get_state())
+            for g in found
+        ]
 
-    def release(self) -> None:
-        self.graph = None
-        self.launch = _released
+    def restore(self) -> None:
+        """Point each generator back to the state that it had, and give that its content."""
+        for generator, handle, _ in self._before:
+            if handle is not None:
+                generator.graphsafe_set_state(handle)
+        for generator, _, content in self._before:
+            generator.set_state(content)
 
 
 def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
@@ -62,18 +87,27 @@ def _nothing() -> None:
     """What a function that launches nothing has to do again."""
 
 
-def _released() -> None:
+def released() -> None:
+    """Stands for the launch of a graph that is gone."""
     raise RuntimeError("this recording was released; it cannot be replayed any more")
 
 
 class CudaPool:
-    """See ``protocol.Pool``.
+    """Memory that the nodes of one manager share, see Note [Who does what: manager and device].
 
     One stream serves all warm-ups and captures: the allocator keeps a segment for the
     stream it was allocated on, so a second stream would not share memory with the first.
+
+    Attributes:
+        device: which one it lies on.
+        handle: the allocator's name for it, as ``torch.cuda.graph_pool_handle()`` gives.
+        damaged: nothing more can be recorded in it: a failed capture has left it so, or memory in
+            it is held that the manager does not know of. The manager drops what was recorded in
+            it and takes a new one.
     """
 
     def __init__(self, index: int, initial_bytes: int = 0) -> None:
+        """It starts with one free segment of at least ``initial_bytes``, if these are not 0."""
         self.index = index
         self.device = torch.device("cuda", index)
         self._native = native.load()
@@ -90,7 +124,7 @@ class CudaPool:
                 room = torch.empty(1, device=self.device)
             # The allocator keeps a pool for as long as a graph that was captured into it.
             self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-            caller, before = torch.cuda.current_stream(), GeneratorStates.now(self.device, ())
+            caller, before = torch.cuda.current_stream(), GeneratorStates(self.device)
             try:
                 self._capture_nothing(self._keep_alive, initial_bytes)
             except BaseException:
@@ -114,6 +148,10 @@ class CudaPool:
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:
+        """Within it, allocations of the calling thread come out of this pool.
+
+        Work is ordered after what the caller has enqueued, and what follows after it.
+        """
         torch.cuda.synchronize()
         caller = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(caller)
@@ -130,6 +168,7 @@ class CudaPool:
             caller.wait_stream(self.stream)
 
     def warm_up(self, model: Model, inputs: list[Input]) -> list[Output]:
+        """Run ``model`` for real, allocating from the pool; keep nothing."""
         with (
             torch.cuda.device(self.index),
             allocator.keep_conv_cache(),
@@ -142,12 +181,23 @@ class CudaPool:
 
     def capture(
         self, model: Model, inputs: list[Input], *, kernel_free: bool = False
-    ) -> CudaCapturedRun:
+    ) -> tuple[Callable[[], object], list[Output]]:
+        """Run ``model`` so that it can be repeated, without computing anything.
+
+        Args:
+            model: what to run.
+            inputs: the tensors that replays will read: static and managed ones as they are,
+                copies in the pool for the rest.
+            kernel_free: it launches nothing.
+
+        Returns:
+            What launches it, which alone holds the graph, and what the run returned.
+        """
         if kernel_free:
-            return CudaCapturedRun(None, self.warm_up(model, inputs))
+            return _nothing, self.warm_up(model, inputs)
         graph = torch.cuda.CUDAGraph()
         caller = torch.cuda.current_stream(self.device)
-        before = GeneratorStates.now(self.device, inputs)
+        before = GeneratorStates(self.device, inputs)
         generators = [g for g in generators_among(inputs) if g.device == self.device]
         with (
             torch.cuda.device(self.index),
@@ -170,7 +220,7 @@ class CudaPool:
                 raise
         if not isinstance(outputs, (list, tuple)):
             outputs = [outputs]
-        return CudaCapturedRun(graph, list(outputs))
+        return allocator.graph_launch(graph), list(outputs)
 
     def _end_failed_capture(
         self,
@@ -192,6 +242,7 @@ class CudaPool:
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[list[AllocatorEvent]]:
+        """Yields a list that holds, after the block, what the allocator did within it."""
         out: list[AllocatorEvent] = []
         with allocator.allocator_history() as history:
             yield out
@@ -205,27 +256,46 @@ class CudaPool:
                     out.append(AllocatorEvent(e["action"] == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
+        """The allocator's books as they are now."""
         return allocator.pool_checkpoint(self.index, self.handle)
 
     def restore(
         self, checkpoint: Checkpoint, live: Sequence[StoragePointer], dead: Iterable[int]
     ) -> None:
+        """Put the allocator's books back.
+
+        Args:
+            checkpoint: taken by ``checkpoint`` of this pool.
+            live: storages, one for each block that was live at the checkpoint and still
+                is. From here on they own their block. No two share an address.
+            dead: addresses of the blocks that were live at the checkpoint and are not
+                any more. They are freed.
+        """
         allocator.restore_pool(self.index, checkpoint, [], list(live))
         for address in dead:
             allocator.raw_delete(address)
 
     def release_storage(self, storage: StoragePointer) -> None:
+        """Free the block that ``storage`` owns, if it owns one, and let it dangle: ``invalidate``
+        follows."""
         if allocator.has_standard_deleter(storage):
             allocator.free_and_remove_deleter(storage)
 
     def invalidate(
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
     ) -> None:
+        """Make every later use of ``storage``'s data raise ``RuntimeError(message)``, and that of
+        ``tensor``, which the user was given, if it still exists."""
         if tensor is not None:
             allocator.set_tensor_message(tensor, message)
         allocator.set_storage_message(storage, message)
 
     def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``. Hot.
+
+        It lets go of its storage. Another one like ``twin``, over the same storage, is cached in
+        its place and returned.
+        """
         if self._native is not None:
             try:
                 other: torch.Tensor = self._native.replace(tensor, twin, message)
@@ -235,6 +305,12 @@ class CudaPool:
         return replaced(tensor, twin, message)
 
     def move_out(self, storage: StoragePointer) -> bool:
+        """Give a live storage, and so all tensors over it, memory outside the pool with the same
+        content. The block in the pool is freed if ``storage`` owned it.
+
+        Returns:
+            False if this torch cannot do that for it, or it has died meanwhile: nothing changed.
+        """
         source = compat.storage_from_weak(storage)
         if source is None:
             return False  # the garbage collector has come by since it was found alive
@@ -258,6 +334,7 @@ class CudaPool:
     def tensor_at(
         self, spec: TensorSpec, storage: torch.UntypedStorage | None = None
     ) -> torch.Tensor:
+        """A tensor over ``storage``, by default over one of its own that owns nothing. Hot."""
         if storage is None:
             storage = compat.storage_at(spec.address, spec.device, spec.nbytes)
         return allocator.cuda_tensor(
@@ -274,6 +351,7 @@ class CudaPool:
         )
 
     def extent(self) -> Callable[[int], bool]:
+        """Whether an address lies in a segment that the pool has now. Not hot."""
         segments = sorted(
             (s["address"], s["address"] + s["total_size"])
             for s in allocator.memory_snapshot(self.handle)
@@ -287,12 +365,15 @@ class CudaPool:
         return contains
 
     def live_addresses(self) -> set[int]:
+        """Addresses of all allocated blocks."""
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
     def only_live(self, addresses: set[int]) -> bool:
+        """Whether exactly the blocks at ``addresses`` are allocated. Cheap."""
         return allocator.pool_has_only(self.index, self.handle, addresses)
 
     def segments(self) -> list[Segment]:
+        """Everything the pool holds, by address."""
         out = []
         for s in allocator.memory_snapshot(self.handle):
             blocks = []
@@ -307,9 +388,12 @@ class CudaPool:
         return sorted(out, key=lambda s: s.address)
 
     def reserved_bytes(self) -> int:
+        """Bytes that the pool has from the system: the sum over ``segments()``, cheaper."""
         return sum(s["total_size"] for s in allocator.memory_snapshot(self.handle))
 
     def release(self) -> None:
+        """Give up this handle. Memory goes back to the system when the last captured run and the
+        last live block are gone too. Idempotent."""
         self._keep_alive = None
 
 
@@ -318,27 +402,33 @@ def _frames(stack: Iterable[dict[str, Any]]) -> tuple[tuple[str, int, str], ...]
 
 
 class CudaDevice:
-    """See ``protocol.Device``."""
+    """A CUDA device, as the manager sees it."""
 
-    address_bound = True
-
-    def __init__(self, index: int) -> None:
-        self.device = torch.device("cuda", index)
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ValueError(f"graph trees run on cuda devices, not on {device}")
+        self.device = device
 
     def create_pool(self, initial_bytes: int = 0) -> CudaPool:
+        """A fresh pool, see there."""
         return CudaPool(self.device.index, initial_bytes)
 
     def empty_cache(self) -> int:
+        """Give memory that nobody uses, of released pools and of the general one, back to the
+        system. Returns how many bytes."""
         before = torch.cuda.memory_reserved(self.device)
         torch.cuda.empty_cache()
         return before - torch.cuda.memory_reserved(self.device)
 
     def unclaimed_bytes(self) -> int:
+        """Bytes of the device that nobody has."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
 
     def available_bytes(self) -> int:
+        """Bytes that code outside of any pool can have: ``unclaimed_bytes()``, and what it had
+        before and let go of. Not hot."""
         cached: int = sum(
             s["total_size"] - s["allocated_size"]
             for s in allocator.memory_snapshot(allocator.GENERAL_POOL)
@@ -348,4 +438,5 @@ class CudaDevice:
         return self.unclaimed_bytes() + cached
 
     def synchronize(self) -> None:
+        """Wait until everything enqueued on the device is done."""
         torch.cuda.synchronize(self.device)

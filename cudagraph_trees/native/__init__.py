@@ -127,11 +127,8 @@ def _loaded() -> ModuleType | None:
 
 
 def _begin(nice: str = "nice") -> None:
-    """Start the compiler, unless somebody has or it has failed before.
-
-    Args:
-        nice: the command that gives it low priority; empty where somebody waits for it.
-    """
+    """Start the compiler, unless somebody has or it has failed before. ``nice`` is the command that
+    gives it low priority; empty where somebody waits for it."""
     there = library()
     if there.exists() or not _compiler():
         return

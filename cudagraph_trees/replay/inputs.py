@@ -30,18 +30,23 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import _torch_compat as compat
-from ..device.protocol import Input, Pool, TensorSpec
-from .liveness import live_path_outputs, path_refs
-from .storage_ref import StorageWeakRefWrapper, address_of
-
-if TYPE_CHECKING:
-    from ..spec import FunctionSpec
-    from .liveness import OutputRefs, PathOutputIndex
+from .. import native
+from ..device.cuda import CudaPool
+from ..device.protocol import Input, TensorSpec
+from ..spec import FunctionSpec
+from .liveness import (
+    OutputRefs,
+    PathOutputIndex,
+    StorageWeakRefWrapper,
+    address_of,
+    live_path_outputs,
+    path_refs,
+)
 
 
 class CheckInvariantStatus(Enum):
@@ -64,8 +69,6 @@ class InputPlan:
         copied: inputs with a buffer of their own.
         checked: inputs whose address is compared: ``static`` and ``managed``.
         pointers: ``data_ptr()`` of those, None for the rest; one entry an input.
-        expanded: dimensions of copied inputs in which all elements are one; by input.
-        overlapping: copied inputs whose elements overlap otherwise: copied as bytes.
         live_outputs: for each input the live path output that it lies in, or None.
     """
 
@@ -74,8 +77,6 @@ class InputPlan:
     copied: list[int]
     checked: list[int]
     pointers: list[int | None]
-    expanded: dict[int, list[int]]
-    overlapping: frozenset[int]
     live_outputs: list[PathOutputIndex | None]
 
     @staticmethod
@@ -84,8 +85,6 @@ class InputPlan:
         inputs: Sequence[Input],
         path: Sequence[OutputRefs],
         demoted: frozenset[int] = frozenset(),
-        *,
-        address_bound: bool = True,
     ) -> InputPlan:
         """Decide for each input of a call that is about to be recorded."""
         managed_addresses = {r.address for r in path_refs(path)}
@@ -99,8 +98,6 @@ class InputPlan:
                 continue
             address = address_of(x)
             live_outputs[i] = live.get(address)
-            if not address_bound:
-                continue
             misaligned = i in aligned and compat.is_misaligned(x)
             if (
                 address in managed_addresses
@@ -114,24 +111,10 @@ class InputPlan:
                 copied.append(i)
                 continue
             pointers[i] = x.data_ptr()
-        expanded = {i: _expanded_dims(inputs[i]) for i in copied}
-        overlapping = frozenset(
-            i
-            for i, dims in expanded.items()
-            if compat.internal_overlap(_index_expanded(inputs[i], dims)) != 0
-        )
-        return InputPlan(
-            managed=managed,
-            static=static,
-            copied=copied,
-            checked=sorted(managed + static),
-            pointers=pointers,
-            expanded=expanded,
-            overlapping=overlapping,
-            live_outputs=live_outputs,
-        )
+        checked = sorted(managed + static)
+        return InputPlan(managed, static, copied, checked, pointers, live_outputs)
 
-    def allocate(self, inputs: list[Input], pool: Pool) -> list[Input]:
+    def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled.
 
         ``inputs`` is emptied, so that sources can die.
@@ -144,29 +127,9 @@ class InputPlan:
                     recording[i] = torch.empty_strided(
                         t.size(), t.stride(), dtype=t.dtype, device=t.device
                     )
-                Copies(self, recording).copy(inputs)
+                Copies(self.copied, recording).copy(inputs)
         inputs.clear()
         return recording
-
-    def describe_moved(
-        self, function: FunctionSpec, inputs: Sequence[Input], which: Sequence[int]
-    ) -> str:
-        """One line for each of ``which`` whose address is another one now."""
-        lines = []
-        for i in self.moved(inputs, which):
-            p = function.placeholders[i] if i < len(function.placeholders) else None
-            lines.append(
-                f"input name: {getattr(p, 'name', i)}. "
-                f"data pointer changed from {self.pointers[i]} to {inputs[i].data_ptr()}. "
-                f"input stack trace: {getattr(p, 'stack_trace', None)}"
-            )
-        return "\n".join(lines)
-
-    def relied_on(self, status: CheckInvariantStatus) -> list[int]:
-        """Inputs whose address the recording relies on in the way that ``status`` is about."""
-        if status is CheckInvariantStatus.StaticInputIdxMismatch:
-            return self.static
-        return self.managed if status is CheckInvariantStatus.CudagraphManagedIdxMismatch else []
 
     def moved(self, inputs: Sequence[Input], which: Sequence[int]) -> list[int]:
         """Those of ``which`` whose address is another one now. Not hot."""
@@ -186,19 +149,22 @@ class Copies:
         odd: whether there are inputs that it cannot copy as they are.
     """
 
-    __slots__ = ("_expanded", "_overlapping", "_shapes", "buffers", "odd", "sources")
-
-    def __init__(self, plan: InputPlan, buffers: Sequence[Input]) -> None:
-        """Args: ``buffers`` has one for each copied input, by input."""
-        overlapping = [i for i in plan.copied if i in plan.overlapping]
-        expanded = [i for i in plan.copied if plan.expanded[i] and i not in plan.overlapping]
-        plain = [i for i in plan.copied if i not in plan.overlapping and not plan.expanded[i]]
-        self._overlapping = [(i, buffers[i]) for i in overlapping]
-        self._expanded = [
-            (i, plan.expanded[i], _index_expanded(buffers[i], plan.expanded[i])) for i in expanded
-        ]
-        self._shapes = [(i, buffers[i].shape) for i in plan.copied]
-        self.odd = bool(overlapping or expanded)
+    def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
+        """Args: ``buffers`` has one for each copied input, by input, with the strides of that."""
+        self._overlapping: list[tuple[int, torch.Tensor]] = []
+        self._expanded: list[tuple[int, list[int], torch.Tensor]] = []
+        plain = []
+        for i in copied:
+            dims = _expanded_dims(buffers[i])  # in which all elements are one
+            indexed = _index_expanded(buffers[i], dims)
+            if compat.internal_overlap(indexed) != 0:
+                self._overlapping.append((i, buffers[i]))
+            elif dims:
+                self._expanded.append((i, dims, indexed))
+            else:
+                plain.append(i)
+        self._shapes = [(i, buffers[i].shape) for i in copied]
+        self.odd = bool(self._overlapping or self._expanded)
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
         self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(
@@ -224,6 +190,16 @@ class Copies:
             indexed.copy_(_index_expanded(inputs[i], dims))
 
 
+def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
+    """A test of lists of inputs, as fast as this machine can (in C++ of our own where that was
+    built): do those of ``checked`` lie at their ``pointers``? None is not compared."""
+    built = native.load()
+    if built is not None:
+        return built.Addresses(pointers, checked).equal  # type: ignore[no-any-return]
+    helper = compat.pointers_equal
+    return lambda inputs: helper(inputs, pointers, checked)
+
+
 def reference_persistent(
     function: FunctionSpec, plan: InputPlan, inputs: Sequence[Input]
 ) -> dict[int, StorageWeakRefWrapper]:
@@ -238,19 +214,15 @@ def reference_persistent(
 
 
 def inputs_again(
-    pool: Pool,
+    pool: CudaPool,
     specs: dict[int, TensorSpec],
     refs: dict[int, StorageWeakRefWrapper],
 ) -> dict[int, torch.Tensor]:
     """Tensors like inputs in the pool that were let go of, while their bytes are still there.
 
     One that somebody else holds is over the same storage. What nobody holds lies in a free block:
-    it is copied, once a storage, since nobody would know of a tensor over it.
-
-    Args:
-        pool: where they lie.
-        specs: where, by input.
-        refs: to their storages, by input.
+    it is copied, once a storage, since nobody would know of a tensor over it. ``specs`` say where
+    they lie, ``refs`` have the storages of some, by input.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a copy.

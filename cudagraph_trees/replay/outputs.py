@@ -1,29 +1,50 @@
-"""What an output is an alias of."""
+"""The outputs of a recording: what each is, and how a replay hands it out.
+
+Note [Cached outputs]
+~~~~~~~~~~~~~~~~~~~~~
+To make a tensor costs about as much as to launch a graph. So an output whose storage no
+other output shares is made once, kept in a slot, and handed out again by every replay that
+finds it held by nobody else. What its last holder left on it is looked for first:
+
+* of one that autograd made part of a graph the ``grad_fn``, hooks and attributes are cleared. That
+  its gradient is to be *retained* cannot be: another tensor takes its place;
+* so it does where a user made it a leaf or gave it ``.grad``, hooks, attributes or a class: none
+  of these goes with ``requires_grad``;
+* a *version* other than 0 means that something was done to it in place, perhaps to its
+  sizes: another tensor takes its place. In inference mode it is a normal tensor as well, which
+  has a version, since the next call may come outside of that mode.
+
+When the tensor is still held at the beginning of the next step, its use must raise from
+then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: the
+tensor itself is held and nothing else over its storage. For that a *twin* is kept, a
+second tensor over the storage that nobody is ever given. The held tensor is told to let go
+of the storage, and a likeness of the twin goes into the slot: the storage stays, and with it
+all that the trees know about it. If somebody else holds the storage, say a view, the use of
+the storage must raise, and the next tensor gets a storage of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
-from ..device.protocol import Output, Pool, TensorSpec
-from .liveness import OutputRefs, PathOutputIndex, live_path_outputs
-from .storage_ref import StorageWeakRefWrapper, address_of
-
-
-@dataclass(frozen=True, slots=True)
-class PathAlias:
-    """The storage of an output of a node further up the path: ``index`` is which."""
-
-    index: PathOutputIndex
-
-
-@dataclass(frozen=True, slots=True)
-class OutputAlias:
-    """The storage of an earlier output of the same call: ``index`` is which."""
-
-    index: int
+from .. import _torch_compat as compat
+from .. import native
+from ..device.cuda import CudaPool
+from ..device.protocol import Output, TensorSpec
+from ..errors import OverwrittenMessage
+from ..spec import CompilationMode, FunctionSpec
+from .liveness import (
+    OutputRefs,
+    PathOutputIndex,
+    StorageWeakRefWrapper,
+    address_of,
+    detach_in_place,
+    live_path_outputs,
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +52,8 @@ class OutputPlan:
     """What each output of a recording is.
 
     Attributes:
-        alias: by output; None if it shares no storage of the pool.
+        alias: by output, whose storage it shares: that of an output further up the path, or, by
+            number, of an earlier output of the same call; None if of neither.
         specs: by output: where a tensor lies, the value of anything else.
         persistent: by output: the tensor to hand out each time, if its memory is a static
             input's, or otherwise outside the pool, or there is none.
@@ -39,7 +61,7 @@ class OutputPlan:
             object can stand for all replays.
     """
 
-    alias: list[PathAlias | OutputAlias | None] = field(default_factory=list)
+    alias: list[PathOutputIndex | int | None] = field(default_factory=list)
     specs: list[TensorSpec | int | None] = field(default_factory=list)
     persistent: list[torch.Tensor | None] = field(default_factory=list)
     cacheable: list[bool] = field(default_factory=list)
@@ -49,7 +71,7 @@ class OutputPlan:
         outputs: Sequence[Output],
         path: Sequence[OutputRefs],
         persistent: dict[int, StorageWeakRefWrapper],
-        pool: Pool,
+        pool: CudaPool,
         stack_traces: Sequence[str | None] | None,
     ) -> OutputPlan:
         """Classify what a recording returned.
@@ -62,15 +84,15 @@ class OutputPlan:
             stack_traces: for the error message.
 
         Raises:
-            NotImplementedError: an output's memory is on the host; a replay would not
-                compute it again.
+            NotImplementedError: an output's memory is on the host; a replay would not compute it
+                again.
         """
         live, in_extent = live_path_outputs(path), pool.extent()
         plan = OutputPlan()
         first: dict[int, int] = {}
         for i, o in enumerate(outputs):
             fixed: torch.Tensor | None = None
-            alias: PathAlias | OutputAlias | None = None
+            alias: PathOutputIndex | int | None = None
             cacheable = False
             if isinstance(o, torch.Tensor):
                 address = address_of(o)
@@ -81,17 +103,17 @@ class OutputPlan:
                         f"It comes from: {where or '(unknown)'}"
                     )
                 known = persistent.get(address)
-                if not address or (known is not None and not known.expired()):
-                    fixed = o
-                elif not in_extent(address):
-                    # Made by a device that gives users memory of their own, or kept by a
-                    # custom operator: nobody's business here.
+                if (
+                    not address
+                    or (known is not None and not known.expired())
+                    or not in_extent(address)  # a custom operator keeps it
+                ):
                     fixed = o
                 elif address in live:
-                    alias = PathAlias(live[address])
+                    alias = live[address]
                 elif address in first:
-                    alias = OutputAlias(first[address])
-                    plan.cacheable[first[address]] = False
+                    alias = first[address]
+                    plan.cacheable[alias] = False
                 else:
                     first[address] = i
                     cacheable = True
@@ -101,9 +123,246 @@ class OutputPlan:
             plan.cacheable.append(cacheable)
         return plan
 
-    def references(self, outputs: Sequence[Output]) -> OutputRefs:
-        """A weak reference for each output in the pool."""
-        return [
-            StorageWeakRefWrapper(o) if isinstance(o, torch.Tensor) and fixed is None else None
-            for o, fixed in zip(outputs, self.persistent, strict=True)
-        ]
+
+Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
+"""Which of some cached outputs their last holder has left something on; it may clear it from others
+itself. Hot."""
+
+
+def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
+    """All of them."""
+    return [i for i in which if _is_marked(tensors[i])]  # type: ignore[arg-type]
+
+
+def _is_marked(t: torch.Tensor) -> bool:
+    return bool(
+        t.requires_grad
+        or t._version
+        or t.__dict__
+        or t.grad is not None
+        or t._backward_hooks
+        or t._post_accumulate_grad_hooks
+        or type(t) is not torch.Tensor
+    )
+
+
+class OutputCache:
+    """Hands out the outputs of one recording.
+
+    Attributes:
+        slots: what needs no work: cached tensors, persistent ones, numbers.
+        twins: see Note [Cached outputs]; None where there is none.
+        missing: slots whose cached tensor is gone.
+        build: outputs that share a storage: they are built anew each time.
+        seen: cached outputs that a user can get hold of.
+        clean: looks at these, in C++ of our own where that was built.
+        fixed: outputs that are the same tensor each time, over memory outside the pool, and not
+            the user's.
+        empty: outputs without memory that a user can get hold of: a new tensor each time costs
+            less than to find out what the last one's holder did to it, and no memory.
+        moves_out: what is held beyond its step gets memory of its own: gradients, and what is
+            to be cloned.
+        nbytes: of the storage of each output.
+        invalidated: how often the use of each output was made to raise.
+    """
+
+    def __init__(
+        self,
+        function: FunctionSpec,
+        node: int,
+        plan: OutputPlan,
+        refs: OutputRefs,
+        path: Sequence[OutputRefs],
+        pool: CudaPool,
+    ) -> None:
+        """Args: ``path`` includes ``refs``, as its last element."""
+        n = len(plan.specs)
+        self.function = function
+        self.node = node
+        self.plan = plan
+        self.refs = refs
+        self.path = path
+        self.pool = pool
+        self.moves_out = function.clone_outputs or function.mode is CompilationMode.BACKWARD
+        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
+        self.messages: list[OverwrittenMessage | None] = [None] * n
+        self.invalidated = [0] * n
+        self.slots: list[Output] = []
+        self.twins: list[torch.Tensor | None] = [None] * n
+        self.missing: list[int] = []
+        self.build: list[int] = []
+        self.seen: list[int] = []
+        # What requires a gradient as soon as it was recorded is a user's own tensor, most often a
+        # parameter that is saved for the backward: its hooks are the user's.
+        users = function.user_outputs
+        self.fixed: list[int] = []
+        self.empty: list[int] = []
+        for i, t in enumerate(plan.persistent):
+            if t is None or t.requires_grad:
+                continue
+            if not t.numel() and not address_of(t) and (users is None or i in users):
+                self.empty.append(i)
+            else:
+                self.fixed.append(i)
+        for i in self.empty:
+            plan.persistent[i] = None  # its holder's graph of autograd would live with it
+        self.clean: Clean = marked
+        self.ready = False
+
+    def outputs(self) -> list[Output]:
+        """The outputs of a replay that was just launched. Hot."""
+        if not self.ready:
+            self._fill()
+        elif self.missing:
+            for i in self.missing:
+                self._fill_slot(i)
+            self.missing.clear()
+        out = self.slots.copy()
+        for i in self.clean(out, self.seen):
+            self._clean(i, out)
+        for i in self.fixed:
+            if out[i].requires_grad:  # type: ignore[union-attr]
+                out[i]._backward_hooks = None  # type: ignore[union-attr]
+        for i in self.empty:
+            spec = self.plan.specs[i]
+            assert isinstance(spec, TensorSpec)
+            with torch.inference_mode(False):
+                out[i] = torch.empty_strided(
+                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+                )
+        for i in self.build:
+            out[i] = self._rebuild(i, out)
+        return out
+
+    def message(self, i: int) -> OverwrittenMessage:
+        """The error for output ``i`` when its memory was reused."""
+        found = self.messages[i]
+        if found is None:
+            found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
+        return found
+
+    # ---- slots
+
+    def _fill(self) -> None:
+        """Make the cached tensors that are missing. Nobody else holds them yet."""
+        plan, users = self.plan, self.function.user_outputs
+        self.build = []
+        self.seen = []
+        if (built := native.load()) is not None:
+            self.clean = built.clean
+        if not self.slots:
+            self.slots[:] = [None] * len(plan.specs)
+        for i, spec in enumerate(plan.specs):
+            fixed, ref = plan.persistent[i], self.refs[i]
+            if not isinstance(spec, TensorSpec):
+                self.slots[i] = spec
+            elif i in self.empty:
+                self.slots[i] = None
+            elif fixed is not None:
+                self.slots[i] = fixed
+            elif plan.cacheable[i]:
+                if ref is not None and ref.cache is None:
+                    self._fill_slot(i)
+                if users is None or i in users:
+                    self.seen.append(i)
+            else:
+                self.build.append(i)
+        self.missing.clear()
+        self.ready = True
+
+    def _fill_slot(self, i: int) -> None:
+        """Make the cached tensor of output ``i``."""
+        spec, ref = self.plan.specs[i], self.refs[i]
+        assert isinstance(spec, TensorSpec)
+        assert ref is not None
+        t = self.slots[i] = self.pool.tensor_at(spec)
+        compat.add_cached_tensor(t)
+        del t
+        ref.attach_cache(self.slots, i)  # type: ignore[arg-type]
+
+    def drop_slot(self, i: int) -> torch.Tensor | None:
+        """Take a cached tensor out of the cache; its holders keep it. None if it is none, or was
+        given other memory (``t.data = ...``), which is its holder's business."""
+        ref = self.refs[i]
+        if ref is None or ref.cache is None:
+            return None
+        t = self.slots[i]
+        assert isinstance(t, torch.Tensor)
+        ref.remove_extra_reference()
+        compat.remove_cached_tensor(t)
+        self.slots[i] = self.twins[i] = None
+        self.missing.append(i)
+        return t if ref.has(t) else None
+
+    def clear(self) -> None:
+        """Drop all cached tensors: the next replay makes others."""
+        for i in range(len(self.slots)):
+            self.drop_slot(i)
+        self.slots.clear()
+        self.missing.clear()
+        self.ready = False
+
+    def let_go_of_fixed(self) -> None:
+        """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
+        held stay, for the end of the path."""
+        for i, t in enumerate(self.plan.persistent):
+            if t is not None and i < len(self.slots):
+                self.slots[i] = None
+        self.plan.persistent.clear()
+
+    def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
+        """A cached output is held and its memory will be reused: from here on its use raises
+        ``text``. ``alone``: the tensor that was handed out is the only one over its storage, the
+        twin aside. See Note [Cached outputs]. Hot."""
+        if not alone:
+            held = self.drop_slot(i)
+            if held is not None or compat.storage_use_count(ref.pointer):
+                self.invalidated[i] += 1
+                self.pool.invalidate(held, ref.pointer, text)
+            return
+        self.invalidated[i] += 1
+        t, twin = self.slots[i], self.twins[i]
+        assert isinstance(t, torch.Tensor)
+        if twin is None:
+            spec = self.plan.specs[i]
+            assert isinstance(spec, TensorSpec)
+            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride, 0)
+            ref.own += 1
+        self.slots[i] = self.pool.replace(t, twin, text)
+
+    # ---- what a former run left
+
+    def _clean(self, i: int, out: list[Output]) -> None:
+        """Clear what a former run's user and autograd left on a cached tensor."""
+        t = out[i]
+        assert isinstance(t, torch.Tensor)
+        if t.is_leaf or t._version or t.retains_grad or type(t) is not torch.Tensor:
+            del t
+            out[i] = None
+            self.drop_slot(i)
+            self._fill_slot(i)
+            self.missing.remove(i)
+            out[i] = self.slots[i]
+            return
+        t._backward_hooks = None
+        t.__dict__.clear()
+        t.grad = None
+        detach_in_place(t)
+
+    # ---- outputs that share a storage
+
+    def _rebuild(self, i: int, out: list[Output]) -> torch.Tensor:
+        spec, ref, alias = self.plan.specs[i], self.refs[i], self.plan.alias[i]
+        assert isinstance(spec, TensorSpec)
+        assert ref is not None
+        storage: torch.UntypedStorage | None = None
+        if isinstance(alias, tuple):
+            depth, index = alias
+            prior = self.path[depth][index]
+            assert prior is not None
+            storage = compat.storage_from_weak(prior.pointer)
+        elif alias is not None:
+            storage = out[alias].untyped_storage()  # type: ignore[union-attr]
+        t = self.pool.tensor_at(spec, storage)
+        ref.rebind(t)
+        return t

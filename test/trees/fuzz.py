@@ -70,11 +70,11 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
         size = max(size // 2, 1)
 
 
-def run_all(program: Program, device: str, *, again: str, **how: Any) -> tuple[Machine, int]:
+def run_all(program: Program, *, again: str, **how: Any) -> tuple[Machine, int]:
     """Run a program, and perhaps once more, which must come to the same.
 
     Args:
-        program, device, **how: of ``programs.run``.
+        program, **how: of ``programs.run``.
         again: "" for no, "graphs" for a second run like the first, "plain" for one without graphs.
 
     Returns:
@@ -84,23 +84,21 @@ def run_all(program: Program, device: str, *, again: str, **how: Any) -> tuple[M
         AssertionError: something was not as it must be.
     """
     if not again:
-        return run(program, device, **how), 1
+        return run(program, **how), 1
     # Only graphs are interrupted.
     how["without"] = [*how.get("without", ()), "an interrupt"]
-    first = run(program, device, **how)
-    compare(first.notes, run(program, device, graphs=again == "graphs", **how).notes)
+    first = run(program, **how)
+    compare(first.notes, run(program, graphs=again == "graphs", **how).notes)
     return first, 2
 
 
-def one(
-    seed: int, device: str, length: int, without: Sequence[str]
-) -> tuple[Program, dict[str, Any]]:
+def one(seed: int, length: int, without: Sequence[str]) -> tuple[Program, dict[str, Any]]:
     """The program of a seed, and how it is run."""
     rng = random.Random(seed)
     how = {
         "outputs": rng.choice(["error", "clone"]),
         "marks": rng.random() < 0.6,
-        "values": device == "cpu" or VALUES,
+        "values": VALUES,
         "budget": 1 if rng.random() < 0.1 else 0,
         "without": without,
         "again": rng.choice(["", "", "", "", "", "", "graphs", "plain", "plain"]),
@@ -108,9 +106,7 @@ def one(
     return random_program(rng, rng.randrange(10, length + 1)), how
 
 
-def fuzz(
-    device: str, operations: int, seed: int = 0, length: int = 200, without: Sequence[str] = ()
-) -> Counts:
+def fuzz(operations: int, seed: int = 0, length: int = 200, without: Sequence[str] = ()) -> Counts:
     """Run programs until so many operations are done; shrink one that fails.
 
     Raises:
@@ -120,15 +116,15 @@ def fuzz(
     begin = last = time.monotonic()
     first = seed
     while counts.operations < operations:
-        program, how = one(seed, device, length, without)
+        program, how = one(seed, length, without)
         try:
-            machine, times = run_all(program, device, **how)
+            machine, times = run_all(program, **how)
         except AssertionError as e:
             traceback.print_exception(e.__cause__)
             sys.stderr.write(f"after {counts}: seed {seed}, {how}: {e}\n")
             _let_go(e)
-            shortest = shrink(program, functools.partial(_fails, device, how))
-            sys.stderr.write(f"run_all({shortest!r}, {device!r}, **{how!r})\n")
+            shortest = shrink(program, functools.partial(_fails, how))
+            sys.stderr.write(f"run_all({shortest!r}, **{how!r})\n")
             raise
         if seed == first:
             gc.freeze()  # imports are done: what programs leave behind is collected in no time
@@ -150,7 +146,6 @@ def quiet() -> None:
 def main() -> None:
     """Run random programs on graph trees until so many operations are done."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--operations", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--length", type=int, default=200, help="most operations in a program")
@@ -171,20 +166,19 @@ def main() -> None:
     if options.sabotage:
         from .sabotages import report
 
-        sys.exit(report(options.sabotage, options.device, options.operations))
+        sys.exit(report(options.sabotage, options.operations))
     begin = time.monotonic()
     without = [w for w in options.without.split(",") if w]
-    counts = fuzz(options.device, options.operations, options.seed, options.length, without)
+    counts = fuzz(options.operations, options.seed, options.length, without)
     print(
-        f"{options.device}, torch {torch.__version__}, "
-        f"values {options.device == 'cpu' or VALUES}: {counts} from seed {options.seed}, "
+        f"torch {torch.__version__}, values {VALUES}: {counts} from seed {options.seed}, "
         f"{time.monotonic() - begin:.0f} s: no overlap, no wrong value, no leak"
     )
 
 
-def _fails(device: str, how: dict[str, Any], program: Program) -> bool:
+def _fails(how: dict[str, Any], program: Program) -> bool:
     try:
-        run_all(program, device, **how)
+        run_all(program, **how)
     except AssertionError as e:
         _let_go(e)
         failed = True

@@ -38,7 +38,7 @@ def check_values(machine: Machine) -> list[tuple[int, Held]]:
     for h in held:
         try:
             address = h.tensor.untyped_storage().data_ptr()
-            value = h.tensor if machine.on_cpu else h.tensor.cpu()
+            value = h.tensor.cpu()
         except RuntimeError as e:
             if "overwritten by a subsequent run" not in str(e):
                 raise
@@ -72,7 +72,7 @@ def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
     """What the trees take for live is what the program holds."""
     manager = get_manager(machine.device, create_if_none_exists=False)
     node = None if manager is None else manager.path.node
-    if manager is None or node is None or machine.on_cpu:
+    if manager is None or node is None:
         return
     refs = [r for refs in node.path_weakrefs for r in refs if r is not None]
     live = {r.address for r in refs if not r.expired()}
@@ -106,7 +106,7 @@ def check_books(machine: Machine) -> None:
     """After a warm-up or a recording the pool has what its path knows of, and nothing else."""
     manager = get_manager(machine.device, create_if_none_exists=False)
     node = None if manager is None else manager.path.node
-    if manager is None or node is None or machine.on_cpu:
+    if manager is None or node is None:
         return
     if manager.path.state not in (ExecutionState.RECORDING, ExecutionState.WARMUP):
         return
@@ -119,12 +119,10 @@ def check_books(machine: Machine) -> None:
 class Leftovers:
     """What there was before a program, to be compared with what it leaves."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            self.handles = _handles()
-            self.allocated = torch.cuda.memory_allocated()
+    def __init__(self) -> None:
+        torch.cuda.empty_cache()
+        self.handles = _handles()
+        self.allocated = torch.cuda.memory_allocated()
 
     def check(self, parts: list[Tensor]) -> None:
         """Args: ``parts`` are still there, and may be.
@@ -132,8 +130,6 @@ class Leftovers:
         Raises:
             AssertionError: there is more than there was.
         """
-        if self.device.type != "cuda":
-            return
         blocks = [b["state"] for s in _pools() for b in s["blocks"]]
         assert all(b == "inactive" for b in blocks), "live blocks of pools are left"
         torch.cuda.empty_cache()

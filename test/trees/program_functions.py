@@ -13,10 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memprof.compile_backend.cpu_arena.memory import LeasePool
-from memprof.compile_backend.cpu_arena.tensors import TensorShape, leased_tensors
-from memprof.cudagraph_trees import _torch_compat as compat
-
 N = 300
 SIZES = (7, 200, N, 50)
 GRAPHED_SIZES = (7, 200, N)
@@ -118,7 +114,6 @@ class Spec:
         backward: it runs as a backward.
         random: it draws random numbers: its last tensor is nothing else, of ``N`` elements.
         generator: which of the machine's own generators is its last input; None for none.
-        cuda: it runs there alone.
         clones: what it returned and is held beyond its step gets memory of its own.
     """
 
@@ -131,7 +126,6 @@ class Spec:
     backward: bool = False
     random: bool = False
     generator: int | None = None
-    cuda: bool = False
     clones: bool = False
 
 
@@ -151,38 +145,6 @@ SPECS = (
     Spec(of_size, 1, sizes=SIZES),
 )
 FORWARD, BACKWARD = Spec(forward, 1, weight=True), Spec(backward, 2, backward=True)
-
-
-def leased(fn: Callable[..., list[Any]], leases: LeasePool) -> Callable[..., list[Any]]:
-    """``fn`` with its fresh outputs in blocks of the arena, as compiled CPU code has them."""
-    sites: dict[tuple[int, int], Callable[[], torch.Tensor]] = {}
-
-    def run(*args: Any) -> list[Any]:
-        theirs = {x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)}
-        moved: dict[int, Tensor] = {}
-        out: list[Any] = []
-        for i, t in enumerate(fn(*args)):
-            if not isinstance(t, Tensor):
-                out.append(t)
-                continue
-            storage = t.untyped_storage()
-            if storage._cdata in theirs or storage.nbytes() == 0 or t.dtype != torch.float32:
-                out.append(t)
-                continue
-            if storage._cdata not in moved:
-                n = storage.nbytes() // 4
-                site = sites.get((i, n))
-                if site is None:
-                    shape = TensorShape.of((n,), (1,), torch.float32)
-                    site = sites[i, n] = leased_tensors(leases, shape, fn.__name__)
-                moved[storage._cdata] = site()
-                moved[storage._cdata].copy_(t.as_strided((n,), (1,), 0))
-            flat = moved[storage._cdata]
-            # No view to autograd, as in compiled code.
-            out.append(compat.reinterpret_tensor(flat, t.shape, t.stride(), t.storage_offset()))
-        return out
-
-    return run
 
 
 def storage_of(mirror: Tensor) -> int:

@@ -32,7 +32,6 @@ class Pair:
         clears: what is saved dies in the backward, as AOTAutograd lets it: it runs once.
         saves_output: nobody may write to the output.
         random: it draws random numbers.
-        on: the devices that can do it.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Pair:
     clears: bool = False
     saves_output: bool = False
     random: bool = True
-    on: tuple[str, ...] = ("cpu", "cuda")
 
 
 def _scaled(s: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
@@ -126,22 +124,6 @@ def _swapped_backward(
     return [x * w * r * g, x * r * s * g, w * r * s * g]
 
 
-def _state_is_saved(s: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
-    """As AOTAutograd recomputes on the CPU."""
-    state = torch.get_rng_state()
-    return [x * w * torch.rand_like(x) * s, x + 0, state]
-
-
-def _state_is_saved_backward(
-    s: Tensor, w: Tensor, x: Tensor, state: Tensor, g: Tensor
-) -> list[Tensor]:
-    now = torch.get_rng_state()
-    torch.set_rng_state(state)
-    r = torch.rand_like(x)
-    torch.set_rng_state(now)
-    return [x * w * r * g, x * r * s * g, w * r * s * g]
-
-
 def _heads(x: Tensor) -> Tensor:
     return x.view(1, 3, N // 12, 4)
 
@@ -206,9 +188,8 @@ PAIRS = (
     Pair(
         "drawn again and cleared", _drawn_again, _drawn_again_backward, generator=True, clears=True
     ),
-    Pair("swapped", _swapped, _swapped_backward, generator=True, on=("cuda",)),
-    Pair("state saved", _state_is_saved, _state_is_saved_backward, on=("cpu",)),
-    Pair("attention", _attention, _attention_backward, saves_output=True, on=("cuda",)),
+    Pair("swapped", _swapped, _swapped_backward, generator=True),
+    Pair("attention", _attention, _attention_backward, saves_output=True),
     Pair("running", _running, _running_backward, homogeneous=False, buffer=True, random=False),
 )
 

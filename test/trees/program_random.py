@@ -79,6 +79,6 @@ RANDOM_SPECS = (
     Spec(in_place_noise, 1, random=True),
     Spec(own_noise, 1, random=True, generator=0),
     Spec(own_normal, 1, random=True, generator=1),
-    Spec(swapped, 1, random=True, generator=0, cuda=True),
-    Spec(attention, 1, random=True, cuda=True),
+    Spec(swapped, 1, random=True, generator=0),
+    Spec(attention, 1, random=True),
 )

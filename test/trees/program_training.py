@@ -305,11 +305,7 @@ class Training:
     def _can(self, pair: Pair, how: str) -> bool:
         """What a recomputation does again must be the same."""
         machine = self.machine
-        return (
-            machine.device.type in pair.on
-            and pair.name not in machine.without
-            and not (how and (pair.buffer or pair.generator or pair.name == "state saved"))
-        )
+        return pair.name not in machine.without and not (how and (pair.buffer or pair.generator))
 
     def _input(self, rng: random.Random, *, held: bool) -> tuple[Tensor, Tensor | None]:
         """And itself, where it wants a gradient. It may be one that is held."""

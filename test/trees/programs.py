@@ -16,7 +16,7 @@ too. What must be true after every operation:
 * what the program holds the trees know to be live, and nothing else (``program_checks``);
 * gradients obey Euler's identity, and hooks run once (``program_training``);
 * held tensors share memory only where their mirrors do;
-* in the end nothing is left: no block, no pool, no graph, no lease.
+* in the end nothing is left: no block, no pool, no graph.
 
 ``fuzz`` runs many of them, from a seed, some twice, some without graphs: that must come to the
 same (``Machine.notes``). ``make fuzz-trees``.
@@ -35,14 +35,12 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Generator, Tensor
 
-from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.entry import cudagraphify_impl
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
-from . import cpu_device as cpu_device  # registers itself
 from .program_checks import Leftovers, check_books, check_liveness, check_values
 from .program_functions import (
     BACKWARD,
@@ -53,7 +51,6 @@ from .program_functions import (
     N,
     Spec,
     call_and_drop,
-    leased,
     storage_of,
 )
 from .program_random import RANDOM_SPECS
@@ -95,7 +92,6 @@ class Machine:
     """A program under way: the trees, and what must be true.
 
     Args:
-        device: "cuda" or "cpu".
         outputs: the setting of that name.
         marks: steps are marked; otherwise each is an invocation of a compiled function.
         values: the device computes.
@@ -112,7 +108,6 @@ class Machine:
 
     def __init__(
         self,
-        device: str,
         outputs: str = "error",
         *,
         marks: bool = True,
@@ -123,15 +118,14 @@ class Machine:
     ) -> None:
         configure(outputs=outputs, pool_budget=budget)
         reset_cudagraph_trees()
-        self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
-        self.on_cpu = device == "cpu"
-        self.leftovers = Leftovers(self.device)
+        self.device = torch.device("cuda", 0)
+        self.leftovers = Leftovers()
         self.marks = marks
         self.values = values
         self.graphs = graphs
         self.without = without
-        self.moves_out = compat.can_swap_storage() and not self.on_cpu
-        self.keeps_all = self.on_cpu or (outputs == "clone" and self.moves_out)
+        self.moves_out = compat.can_swap_storage()
+        self.keeps_all = outputs == "clone" and self.moves_out
         self.held: list[Held] = []
         self.step = 0
         self.calls = 0
@@ -139,9 +133,6 @@ class Machine:
         self.pending = False
         # Cycles and graphs of autograd may hold what the program does not.
         self.garbage = False
-        self.leases = LeasePool()
-        self.user: Any = type("User", (), {})()
-        self.leases.add_user(self.user)
         self.weight = torch.full((N,), 0.5)
         self.weight_there = torch.nn.Parameter(self.weight.to(self.device, copy=True))
         self.buffer = torch.full((N,), 0.5)
@@ -154,11 +145,7 @@ class Machine:
         self.training = Training(self)
         self.functions: dict[Any, Callable[[list[Any]], list[Any]]] = {}
         self.drawn: set[bytes] = set()
-        self.specs = [
-            s
-            for s in (*SPECS, *RANDOM_SPECS)
-            if not (s.cuda and self.on_cpu) and s.fn.__name__ not in without
-        ]
+        self.specs = [s for s in (*SPECS, *RANDOM_SPECS) if s.fn.__name__ not in without]
         training = self.training
         operations: tuple[Callable[[int], None], ...] = (
             *([self.call] * 9),
@@ -233,7 +220,7 @@ class Machine:
                     found,
                     list(example),
                     static,
-                    device_index=self.device if self.on_cpu else 0,
+                    device_index=0,
                     is_backward=is_backward,
                     is_inference=not is_backward and not is_forward,
                     mutated_input_idxs=writes,
@@ -243,9 +230,6 @@ class Machine:
         return found
 
     def boxed(self, fn: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Tensor]]:
-        if self.on_cpu:
-            fn = leased(fn, self.leases)
-
         def run(args: list[Any]) -> list[Tensor]:
             own = list(args)
             args.clear()
@@ -260,7 +244,7 @@ class Machine:
 
     def maybe_fail(self) -> None:
         """In a warm-up or a capture."""
-        capturing = not self.on_cpu and torch.cuda.is_current_stream_capturing()
+        capturing = torch.cuda.is_current_stream_capturing()
         manager = get_manager(self.device, create_if_none_exists=False)
         if not capturing and (manager is None or manager.recorder.active_warm_up is None):
             return
@@ -401,8 +385,7 @@ class Machine:
 
     def all_generators(self) -> list[Generator]:
         """The default one, and the program's own."""
-        default = torch.default_generator if self.on_cpu else torch.cuda.default_generators[0]
-        return [default, *self.generators]
+        return [torch.cuda.default_generators[0], *self.generators]
 
     def call(self, p: int) -> None:
         spec = self.specs[p % len(self.specs)]
@@ -628,10 +611,6 @@ class Machine:
         self.let_go()
         gc.collect()
         reset_cudagraph_trees()
-        if self.on_cpu:
-            self.user = None
-            assert self.leases.leased() == {}
-            assert self.leases.reserved_bytes == 0
         self.leftovers.check(self.parts())
 
     def parts(self) -> list[Tensor]:
@@ -655,13 +634,12 @@ def _sizes() -> Iterator[None]:
         yield
 
 
-def run(program: Program, device: str, outputs: str = "error", **how: Any) -> Machine:
+def run(program: Program, outputs: str = "error", **how: Any) -> Machine:
     """One program from nothing to nothing.
 
     Args:
         program: see above.
-        device, outputs: see ``Machine``.
-        **how: see ``Machine``.
+        outputs, **how: see ``Machine``.
 
     Returns:
         The machine that ran it; it holds nothing any more.
@@ -671,7 +649,7 @@ def run(program: Program, device: str, outputs: str = "error", **how: Any) -> Ma
     """
     torch.manual_seed(0)
     with _sizes():
-        machine = Machine(device, outputs, **how)
+        machine = Machine(outputs, **how)
         try:
             machine.run_program(program)
         except BaseException:

@@ -17,21 +17,18 @@ from typing import Any
 
 import torch
 
-from memprof.compile_backend.cpu_arena.memory import LeasePool
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import pool_owner, record_policy, step_end
+from memprof.cudagraph_trees import node, pool_owner, record_policy, step_end
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.capture import run as capture
 from memprof.cudagraph_trees.device import _torch_compat as allocator
 from memprof.cudagraph_trees.device import cuda
-from memprof.cudagraph_trees.device.generators import GeneratorStates
+from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import CUDAGraphNode
 from memprof.cudagraph_trees.path import TreePath
-from memprof.cudagraph_trees.replay import inputs, liveness, output_cache, replay
+from memprof.cudagraph_trees.replay import inputs, liveness, outputs
 from memprof.cudagraph_trees.spec import CompilationMode, GraphSpec
-
-from . import cpu_device as cpu
 
 OPERATIONS = 8000
 """So many are run with each sabotage."""
@@ -44,13 +41,11 @@ class Sabotage:
     Attributes:
         name: in words.
         apply: breaks the process that it is called in.
-        on: devices on which it does something.
         needs: whether it does something with this torch.
     """
 
     name: str
     apply: Callable[[], None]
-    on: tuple[str, ...] = ("cuda",)
     needs: Callable[[], bool] = lambda: True
 
 
@@ -58,12 +53,12 @@ ALL: list[Sabotage] = []
 
 
 def sabotage(
-    name: str, on: tuple[str, ...] = ("cuda",), needs: Callable[[], bool] = lambda: True
+    name: str, needs: Callable[[], bool] = lambda: True
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Add one to the list."""
 
     def add(apply: Callable[[], None]) -> Callable[[], None]:
-        ALL.append(Sabotage(name, apply, on, needs))
+        ALL.append(Sabotage(name, apply, needs))
         return apply
 
     return add
@@ -138,7 +133,7 @@ def _() -> None:
 @sabotage("gradients stay in the pool")
 def _() -> None:
     _set(step_end, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
-    _set(output_cache, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
+    _set(outputs, "CompilationMode", type("M", (), {"BACKWARD": CompilationMode.INFERENCE}))
 
 
 @sabotage("what moves out of the pool gets other memory, and not its content")
@@ -172,7 +167,7 @@ def _() -> None:
 
 @sabotage("a recording fits whatever the addresses are")
 def _() -> None:
-    _set(replay, "same_addresses", lambda pointers, which: lambda inputs: True)
+    _set(capture, "same_addresses", lambda pointers, which: lambda inputs: True)
 
 
 @sabotage("static inputs are not compared, managed ones are")
@@ -201,7 +196,7 @@ def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
 @sabotage("what must be dead before a replay is not looked at")
 def _() -> None:
     _set(
-        replay.Replay,
+        CUDAGraphNode,
         "fits",
         lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs),
     )
@@ -209,7 +204,7 @@ def _() -> None:
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(replay, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _wrap(capture, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
 
 
 class _OnceCopied:
@@ -230,7 +225,7 @@ def _() -> None:
 @sabotage("an input of an output's storage dies before the output is made")
 def _() -> None:
     _wrap(
-        replay.Replay,
+        CUDAGraphNode,
         "__init__",
         lambda init: (
             lambda self, *a, **k: (init(self, *a, **k), setattr(self, "keep_inputs", []))[0]
@@ -243,7 +238,7 @@ def _() -> None:
     def found(pool: Any, specs: Any, refs: Any) -> Any:
         return {i: pool.tensor_at(spec) for i, spec in specs.items()}
 
-    _set(replay, "inputs_again", found)
+    _set(node, "inputs_again", found)
     _set(recovery, "inputs_again", found)
 
 
@@ -267,13 +262,13 @@ def _detached(refs: Any) -> bool:
 
 @sabotage("what was done to an output stays on it when it is handed out again")
 def _() -> None:
-    _set(output_cache.OutputCache, "_clean", _nothing)
+    _set(outputs.OutputCache, "_clean", _nothing)
 
 
 @sabotage("an output made in inference mode is handed out outside of it")
 def _() -> None:
     _set(allocator, "cuda_tensor", allocator._cuda_tensor)
-    _set(output_cache, "_likeness", compat.reinterpret_tensor)
+    _set(compat, "likeness", compat.reinterpret_tensor)
 
 
 @sabotage("outputs that share a storage are handed out apart")
@@ -283,7 +278,7 @@ def _() -> None:
         self.refs[i].rebind(t)
         return t
 
-    _set(output_cache.OutputCache, "_rebuild", rebuild)
+    _set(outputs.OutputCache, "_rebuild", rebuild)
 
 
 @sabotage("an output that a later graph returns as well is cached all the same")
@@ -353,11 +348,9 @@ def _() -> None:
 def _() -> None:
     kept: list[Any] = []
     _wrap(
-        cuda.CudaCapturedRun,
-        "__init__",
-        lambda init: (
-            lambda self, graph, outputs: (init(self, graph, outputs), kept.append(graph))[0]
-        ),
+        allocator,
+        "graph_launch",
+        lambda launch_of: lambda graph: (kept.append(graph), launch_of(graph))[1],
     )
 
 
@@ -374,12 +367,12 @@ def _() -> None:
 # ---- failures
 
 
-@sabotage("what a failed warm-up wrote is not put back", on=("cuda", "cpu"))
+@sabotage("what a failed warm-up wrote is not put back")
 def _() -> None:
     _set(recovery.InputBackup, "_copy_written", lambda self, which, inputs: 0)
 
 
-@sabotage("generators are not put back after a capture or a failure", on=("cuda", "cpu"))
+@sabotage("generators are not put back after a capture or a failure")
 def _() -> None:
     _set(GeneratorStates, "restore", _nothing)
 
@@ -398,11 +391,9 @@ def _() -> None:
     _set(allocator, "end_failed_capture", lambda *args: False)
 
 
-@sabotage(
-    "a function that failed is called again with what is left of its inputs", on=("cuda", "cpu")
-)
+@sabotage("a function that failed is called again with what is left of its inputs")
 def _() -> None:
-    _set(recovery.InputBackup, "inputs_again", lambda self, error: list(self.inputs))
+    _set(recovery.InputBackup, "call_again", lambda self, error: list(self.inputs))
 
 
 # ---- random numbers
@@ -447,7 +438,7 @@ def _() -> None:
 @sabotage("the generator is put back a second time, after the call")
 def _() -> None:
     def call(self: Any, function: Any, inputs: Any) -> Any:
-        before = GeneratorStates.now(self.pool.device, ())
+        before = GeneratorStates(self.pool.device)
         recorded = self.path.state.name == "RECORDING"
         out = theirs(self, function, inputs)
         if self.path.state.name == "RECORDING" and not recorded:
@@ -458,56 +449,10 @@ def _() -> None:
     _set(CUDAGraphTreeManager, "call", call)
 
 
-# ---- the CPU's arena
-
-
-@sabotage("blocks come back while tensors lie in them", on=("cpu",))
-def _() -> None:
-    def early(self: Any, *a: Any, **k: Any) -> Any:
-        view = lease(self, *a, **k)
-        if view is not None:
-            self._returned.append(list(self._leases.values())[-1])
-        return view
-
-    lease = LeasePool.lease
-    _set(LeasePool, "lease", early)
-    _set(
-        LeasePool,
-        "_died",
-        lambda self, lease, now=0: self._leases.pop((id(lease.arena), lease.address), None),
-    )
-
-
-@sabotage("no block ever comes back", on=("cpu",))
-def _() -> None:
-    kept: list[Any] = []
-    _wrap(
-        LeasePool,
-        "lease",
-        lambda lease: lambda self, *a, **k: (kept.append(b := lease(self, *a, **k)), b)[1],
-    )
-
-
-@sabotage("a recording on the CPU keeps its first outputs", on=("cpu",))
-def _() -> None:
-    def replay(self: Any, inputs: list[Any]) -> Any:
-        if not hasattr(_kept, str(id(self))):
-            setattr(_kept, str(id(self)), (self, theirs(self, inputs)))
-        inputs.clear()
-        return list(getattr(_kept, str(id(self)))[1])
-
-    theirs = cpu.CpuRun.replay
-    _set(cpu.CpuRun, "replay", replay)
-
-
-class _kept:
-    pass
-
-
 # ---- running them
 
 
-def _run(name: str, device: str, operations: int, into: Any) -> None:
+def _run(name: str, operations: int, into: Any) -> None:
     from . import fuzz
 
     sys.stderr = sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -523,18 +468,17 @@ def _run(name: str, device: str, operations: int, into: Any) -> None:
         into.put((False, f"it could not be applied: {e}"))
         return
     try:
-        counts = fuzz.fuzz(device, operations)
+        counts = fuzz.fuzz(operations)
         into.put((False, f"{counts}, {time.monotonic() - begin:.0f} s"))
     except AssertionError as e:
         into.put((True, str(e).splitlines()[0][:150]))
 
 
-def try_one(name: str, device: str, operations: int = OPERATIONS) -> tuple[bool, str]:
+def try_one(name: str, operations: int = OPERATIONS) -> tuple[bool, str]:
     """Run random programs with a sabotage, in a process of its own.
 
     Args:
         name: of the sabotage; "" for none.
-        device: "cuda" or "cpu".
         operations: most that are run.
 
     Returns:
@@ -542,7 +486,7 @@ def try_one(name: str, device: str, operations: int = OPERATIONS) -> tuple[bool,
     """
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    process = context.Process(target=_run, args=(name, device, operations, answers))
+    process = context.Process(target=_run, args=(name, operations, answers))
     process.start()
     process.join()
     if not answers.empty():
@@ -550,27 +494,27 @@ def try_one(name: str, device: str, operations: int = OPERATIONS) -> tuple[bool,
     return True, f"the process ended with {process.exitcode}"
 
 
-def report(which: str, device: str, operations: int) -> int:
+def report(which: str, operations: int) -> int:
     """Try one sabotage, or all, and print what noticed it.
 
     Returns:
         How many were not noticed.
     """
-    here = [s for s in ALL if device in s.on and s.needs()]
+    here = [s for s in ALL if s.needs()]
     if which == "list":
         print("\n".join(s.name for s in here))
         return 0
     chosen = here if which == "all" else [s for s in here if s.name == which]
     if not chosen:
-        raise SystemExit(f"there is no sabotage {which!r} on {device}; --sabotage list names them")
+        raise SystemExit(f"there is no sabotage {which!r}; --sabotage list names them")
     missed = []
     for s in chosen:
-        noticed, how = try_one(s.name, device, min(operations, OPERATIONS))
+        noticed, how = try_one(s.name, min(operations, OPERATIONS))
         print(f"{'noticed' if noticed else 'NOT NOTICED'}: {s.name}: {how}", flush=True)
         if not noticed:
             missed.append(s.name)
     print(
-        f"{device}, torch {torch.__version__}: {len(chosen) - len(missed)} of {len(chosen)} "
+        f"torch {torch.__version__}: {len(chosen) - len(missed)} of {len(chosen)} "
         f"sabotages noticed{', not: ' if missed else ''}{'; '.join(missed)}"
     )
     return len(missed)

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from memprof.cudagraph_trees.device import _torch_compat as allocator
-from memprof.cudagraph_trees.device.generators import GeneratorStates
+from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
@@ -223,7 +223,7 @@ def test_what_another_thread_draws_while_something_is_recorded_is_not_drawn_agai
 def test_states_are_put_back_into_the_generators_that_had_them() -> None:
     # GIVEN two generators, one of which gets the state of the other
     a, b = other(1), other(2)
-    before = GeneratorStates.now(CUDA, [a, b, a, None, 3])
+    before = GeneratorStates(CUDA, [a, b, a, None, 3])
     torch.rand(3, device=CUDA, generator=b)
     own = default().graphsafe_get_state()
     default().graphsafe_set_state(a)

@@ -1,4 +1,4 @@
-"""``use_in_inductor()``: whose trees Inductor takes, when, and in which thread. No device."""
+"""``use_in_inductor()``: whose trees Inductor takes, when, and in which thread."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from memprof.cudagraph_trees.account.ledger import LedgerKind
 from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.inductor import use_in_inductor
 
-from .support import VALUES, graphed
+from .support import VALUES, graphed, manager
 
-CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 
 
 def _names() -> list[Any]:
@@ -95,26 +95,25 @@ def _compiled_backward() -> Any:
     return SimpleNamespace(fx_kwargs={"is_backward": True}, current_callable=lambda inputs: inputs)
 
 
+@pytest.mark.simgpu
 def test_a_backward_without_a_graph_finds_the_manager_when_it_runs() -> None:
     # GIVEN a backward that gets no graph, compiled while there is no manager
     backward = _compiled_backward()
     with use_in_inductor():
-        output_code.maybe_handle_backward_generation(backward, SimpleNamespace(value=CPU))
+        output_code.maybe_handle_backward_generation(backward, SimpleNamespace(value=CUDA))
     assert backward.current_callable([1]) == [1]
-    f = graphed(
-        lambda x: [x + 1], [torch.ones(4)], is_inference=False, is_backward=False, device=CPU
-    )  # type: ignore[arg-type]
+    x = torch.ones(4, device=CUDA)
+    f = graphed(lambda x: [x + 1], [x], is_inference=False)
     for _ in range(2):  # the second time after a reset
-        f([torch.ones(4)])
-        manager = get_manager(CPU)
-        assert manager is not None
-        assert manager.path.pending_backward
+        f([x])
+        assert manager().path.pending_backward
         # WHEN it runs, THEN the manager that there is now knows
         backward.current_callable([1])
-        assert not manager.path.pending_backward
+        assert not manager().path.pending_backward
         reset_cudagraph_trees()
 
 
+@pytest.mark.simgpu
 def test_torchs_mark_of_an_incomplete_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN what torch.compiler.cudagraph_mark_warmup_incomplete() calls, from torch 2.15 on
     told: list[int] = []
@@ -128,16 +127,15 @@ def test_torchs_mark_of_an_incomplete_warm_up(monkeypatch: pytest.MonkeyPatch) -
         return [x + 1]
 
     # WHEN an operator calls it in its first two runs, and nobody is compiling
-    f = graphed(fn, [torch.ones(4)], device=CPU)  # type: ignore[arg-type]
+    x = torch.ones(4, device=CUDA)
+    f = graphed(fn, [x])
     for _ in range(5):
         torch.compiler.cudagraph_mark_step_begin()
-        f([torch.ones(4)])
+        f([x])
     # THEN the third is a warm-up as well
-    manager = get_manager(CPU)
-    assert manager is not None
-    counts = {e.kind: e.count for e in manager.entries()}
+    counts = {e.kind: e.count for e in manager().entries()}
     assert counts[LedgerKind.RECORD] == 1
-    warm_ups = [e.count for e in manager.entries() if e.kind is LedgerKind.WARM_UP]
+    warm_ups = [e.count for e in manager().entries() if e.kind is LedgerKind.WARM_UP]
     assert sum(warm_ups) == 3
     assert told == [1, 1]  # and torch's own trees hear of it, as ever
 

@@ -40,7 +40,7 @@ def test_random_programs(outputs: str, marks: bool) -> None:
     @MODEL
     @given(program=PROGRAM)
     def test(program: programs.Program) -> None:
-        machine = programs.run(program, "cuda", outputs, marks=marks, values=VALUES)
+        machine = programs.run(program, outputs, marks=marks, values=VALUES)
         replays.append(machine.replays)
 
     replays: list[int] = []
@@ -59,11 +59,11 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.replay.replay as m\n"
+        "import memprof.cudagraph_trees.capture.run as m\n"
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "from memprof.cudagraph_trees.replay.replay import Replay as c\n"
+        "from memprof.cudagraph_trees.node import CUDAGraphNode as c\n"
         "c.fits = lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs)"
     ),
     "no output is invalidated when its step is over": (
@@ -83,11 +83,11 @@ BROKEN = {
         "c._copy_written = lambda self, which, inputs: 0"
     ),
     "generators are not put back after a failure": (
-        "from memprof.cudagraph_trees.device.generators import GeneratorStates as c\n"
+        "from memprof.cudagraph_trees.device.cuda import GeneratorStates as c\n"
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "import memprof.cudagraph_trees.replay.replay as m\n"
+        "import memprof.cudagraph_trees.node as m\n"
         "import memprof.cudagraph_trees.capture.recovery as n\n"
         "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
         "    i: pool.tensor_at(spec) for i, spec in specs.items()}"

@@ -17,9 +17,9 @@ from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees import native
 from memprof.cudagraph_trees.device import cuda
 from memprof.cudagraph_trees.replay import liveness
-from memprof.cudagraph_trees.replay.addresses import same_addresses, slowly
-from memprof.cudagraph_trees.replay.output_cache import marked
-from memprof.cudagraph_trees.replay.storage_ref import StorageWeakRefWrapper
+from memprof.cudagraph_trees.replay.inputs import same_addresses
+from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
+from memprof.cudagraph_trees.replay.outputs import marked
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_it_says_what_torch_says() -> None:
         which = random_.sample(range(len(inputs)), random_.randint(1, len(inputs)))
         if random_.random() < 0.5:
             inputs[random_.randrange(len(inputs))] = random_.choice(pool)
-        expected = slowly(pointers, which)(inputs)
+        expected = compat.pointers_equal(inputs, pointers, which)
         assert same_addresses(pointers, which)(inputs) is expected
         said.add(expected)
     assert said == {False, True}
@@ -172,7 +172,11 @@ def test_memory_that_was_reused_raises() -> None:
     """As ``data_ptr()`` does, with the explanation, in both."""
     native.build()
     t = torch.ones(4, device="cuda")
-    tests = [same_addresses([t.data_ptr()], [0]), slowly([t.data_ptr()], [0])]
+    pointers = [t.data_ptr()]
+    tests = [
+        same_addresses(pointers, [0]),
+        lambda inputs: compat.pointers_equal(inputs, pointers, [0]),
+    ]
     torch._C._set_storage_data_ptr_access_error_msg(t.untyped_storage()._cdata, "reused")
     for test in tests:
         with pytest.raises(RuntimeError, match="reused"):

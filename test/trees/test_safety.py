@@ -14,7 +14,7 @@ from memprof.cudagraph_trees import step_end
 from memprof.cudagraph_trees.device._torch_compat import memory_snapshot
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.replay import liveness
-from memprof.cudagraph_trees.replay.storage_ref import StorageWeakRefWrapper
+from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
 from memprof.cudagraph_trees.settings import configure
 from memprof.profiler.model import LedgerKind, TreeCause
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees import configure, pool_owner
 from memprof.cudagraph_trees.capture.recovery import InputBackup
-from memprof.cudagraph_trees.device.generators import GeneratorStates
-from memprof.cudagraph_trees.device.protocol import Pool
+from memprof.cudagraph_trees.device.cuda import CudaPool, GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
@@ -55,7 +54,7 @@ def test_there_is_no_memory_for_another_pool(
     asked: list[int] = []
     create_pool = manager().device.create_pool
 
-    def create(nbytes: int = 0) -> Pool:
+    def create(nbytes: int = 0) -> CudaPool:
         asked.append(nbytes)
         if len(asked) <= failures:
             raise torch.OutOfMemoryError("no memory for a pool")
@@ -176,7 +175,7 @@ def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
     # WHEN what the call needs to be made again cannot be had, which raises something else
     with monkeypatch.context() as m:
         if what == "inputs":
-            m.setattr(InputBackup, "inputs_again", lost)
+            m.setattr(InputBackup, "_find_after_warm_up", lost)
         else:
             m.setattr(GeneratorStates, "restore", lost)
         with pytest.raises(error, match="mine") as e:

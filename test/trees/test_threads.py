@@ -261,7 +261,8 @@ assert [r.replays for d in range(2) for r in get_manager(d).nodes()] == [3, 3]
 
 def test_the_current_device_has_a_number() -> None:
     assert get_container(torch.device("cuda")) is get_container(0)
-    assert get_container(torch.device("cpu", 0)) is get_container(torch.device("cpu"))
+    with pytest.raises(ValueError, match="graph trees run on cuda devices, not on cpu"):
+        get_manager(torch.device("cpu"))
 
 
 def test_a_manager_per_device() -> None:

@@ -7,14 +7,11 @@ import torch
 
 from ..support import graphed, same, step
 
+pytestmark = pytest.mark.simgpu
 
-@pytest.mark.parametrize(
-    "device", [torch.device("cpu"), pytest.param(torch.device("cuda", 0), marks=pytest.mark.simgpu)]
-)
+
 @pytest.mark.parametrize("failing", [1, 2], ids=["warm-up", "recording"])
-def test_what_was_saved_elsewhere_dies_in_the_backward_that_fails(
-    failing: int, device: torch.device
-) -> None:
+def test_what_was_saved_elsewhere_dies_in_the_backward_that_fails(failing: int) -> None:
     runs = []
 
     def backward(saved: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
@@ -25,12 +22,12 @@ def test_what_was_saved_elsewhere_dies_in_the_backward_that_fails(
             raise torch.OutOfMemoryError("once")
         return [out]
 
-    like = torch.ones(8, device=device)
+    like = torch.ones(8, device="cuda")
     # GIVEN a backward, to which all that was saved for it is static
-    f = graphed(backward, [like, like], static=(0,), is_backward=True, device=device)
+    f = graphed(backward, [like, like], static=(0,), is_backward=True)
     for i in range(4):
         # WHEN that does not lie where a graph put it: it was offloaded, say
-        saved = [torch.full((8,), float(i), device=device), torch.full((8,), 2.0, device=device)]
+        saved = [torch.full((8,), float(i), device="cuda"), torch.full((8,), 2.0, device="cuda")]
         with step():
             (g,) = f(saved)
         same(g, torch.full((8,), 2.0 * i))

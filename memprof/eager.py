@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+
+import torch
 
 from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
-from memprof.profiler.device.watch import Watch, has_cuda
+from memprof.profiler.device.watch import Watch
 from memprof.profiler.model import DeviceAccount, GraphPool, Growth
 from memprof.profiler.process_hooks import on_fork
 
@@ -48,10 +50,9 @@ class EagerMemory:
         self._graphs = GraphWatch() if graphs else None
         made = self._graphs.made if self._graphs is not None else None
         self._watch = Watch(guest=True, phases=accounts, made=made)
-        self._drains = Drains(self._watch)
         self._process = os.getpid()
         self._began_ns = 0
-        self._unfollow: Callable[[], None] | None = None
+        self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
         """Follow from here on, or from where CUDA starts.
@@ -69,15 +70,19 @@ class EagerMemory:
                 )
             _current = self
         self._began_ns = time.perf_counter_ns()
-        if not has_cuda():
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             self.why_not = "this build of torch has no CUDA"
             return
         try:
+            self._undo.callback(self._watch.uninstall)
             self._watch.install()
             if self._graphs is not None:
+                self._undo.callback(self._graphs.uninstall)
                 self._graphs.install(self._watch)
-            self._drains.start()
-            self._unfollow = REPORTS.follow(self._watch)
+            drains = Drains(self._watch)
+            self._undo.callback(drains.stop)
+            drains.start()
+            self._undo.callback(REPORTS.follow(self._watch))
         except Exception as e:
             self._watch.fail(e)
 
@@ -105,12 +110,7 @@ class EagerMemory:
         """Leave torch as it was."""
         global _current
         try:
-            if self._unfollow is not None:
-                self._unfollow()
-            self._drains.stop()
-            if self._graphs is not None:
-                self._graphs.uninstall()
-            self._watch.uninstall()
+            self._undo.close()
         except Exception as e:
             self._watch.fail(e)
         finally:

@@ -9,10 +9,9 @@ import click
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import in_words, read_names
+from memprof.profiler.snapshot.named import in_words, read_names, replayed
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
-from memprof.profiler.snapshot.recordings import replayed
 
 from ._common import keep_apart, output_option, print_line
 

@@ -39,7 +39,7 @@ import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memprof.profiler.model import (
@@ -57,48 +57,28 @@ from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """A peak's bytes by what they are for; see ``DeviceAccount`` for the fields."""
-
-    rows: list[AccountRow]
-    rounding: int
-    awaiting: int
-    pools: list[PoolShare]
-    step: int = 0
-    phase: str = ""
-
-    def put_into(self, account: DeviceAccount) -> None:
-        """Make these the parts of an account that says how much was reserved."""
-        for field in fields(self):
-            setattr(account, field.name, getattr(self, field.name))
-        account.unexplained = account.reserved - account.explained
-
-
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
 
 _Row = TypeVar("_Row", AccountRow, CaptureRow)
 
-Decide = Callable[[Block], AccountRow]
-"""The row that a block belongs to, as one of no bytes and no blocks."""
-
 
 def explain(
+    account: DeviceAccount,
     peak: Peak,
     marks: Sequence[Mark],
+    *,
     last: int | None = None,
     cut_off: bool = False,
-    *,
     now: bool = False,
     otherwise: Otherwise | None = None,
     workspaces: Collection[int] = (),
     passing: Collection[int] = (),
-) -> Explained:
-    """Say of every byte of a peak what it is for.
+) -> None:
+    """Say in an account of every byte of a peak what it is for.
 
     Args:
+        account: says how much was reserved.
         peak: of a ``Replay`` that has followed the run to its end.
         marks: all of the run; the first one is its beginning.
         last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
@@ -128,22 +108,53 @@ def explain(
             *(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder, waits)
         )
 
-    mark = marks[-1 if now else peak.mark]
-    trained = any(m.phase is not Phase.FORWARD for m in marks)
-    return replace(
-        add_up(peak, row_of),
-        step=mark.step + 1 if trained else 0,
-        phase=mark.phase.value if trained else "",
-    )
+    add_up(account, peak, row_of)
+    if any(m.phase is not Phase.FORWARD for m in marks):
+        mark = marks[-1 if now else peak.mark]
+        account.step, account.phase = mark.step + 1, mark.phase.value
 
 
-def add_up(peak: Peak, row_of: Decide) -> Explained:
-    """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
+def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
+    """Put an instant's bytes into an account that says how much was reserved: by rows, and what is
+    no block that somebody asked for.
+
+    Args:
+        account: gets them.
+        peak: the instant.
+        row_of: the row of a block, as one of no bytes and no blocks.
+    """
     live = [b for b in peak.blocks if b.address not in peak.awaiting]
-    rounding = sum(b.size - b.requested for b in live)
-    awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
-    rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
-    return Explained(rows, rounding, awaiting, _pools(peak))
+    account.rounding = sum(b.size - b.requested for b in live)
+    account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
+    account.rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    account.pools = _pools(peak)
+    account.unexplained = account.reserved - account.explained
+
+
+def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
+    """Put requests that failed into an account, and what may be wrong with the history.
+
+    Args:
+        account: gets them.
+        replay: of its device.
+        lost: how often the history was full before it was taken.
+    """
+    account.failed = failed_requests(replay)
+    if replay.strange:
+        account.notes.append(
+            f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
+            "contradict the others, as they do where it was begun anew by somebody else"
+        )
+    if replay.corrected:
+        account.notes.append(
+            f"{replay.corrected:,} times the allocator had other blocks than followed from its "
+            "history, as where several threads allocate at once: sizes above may be off"
+        )
+    if lost:
+        account.notes.append(
+            f"the allocator's history was full {lost:,} times: the live memory may be "
+            "that of a lower peak"
+        )
 
 
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:

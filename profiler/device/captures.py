@@ -29,8 +29,8 @@ from heapq import heappop, heappush
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
 from .account import name_of_pool, rows_of, source_of
+from .ranges import Range, clipped, has, merged, shares, total
 from .replay import Block, Replay
-from .sharing import Range, clipped, has, merged, shares, total
 from .whatif import Request, reserved_without
 from .where import where
 

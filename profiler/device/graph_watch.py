@@ -20,24 +20,34 @@ from __future__ import annotations
 
 import functools
 import itertools
+import linecache
+import re
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 
 from memprof.profiler.doing import capture_name
-from memprof.profiler.model import CapturedGraph, GraphPool
+from memprof.profiler.model import CapturedGraph, GraphPool, SourceFrame
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
-from .capture_site import capture_site
 from .captures import Capture, Device, describe
+from .ranges import Range, has, merged
 from .replay import Block
-from .sharing import Range, has, merged
 from .watch import Watch
+from .where import is_internal
+
+_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](capture|device)[/\\]\w+\.py$")
+_MEMPROF = "memprof's graph trees"
+_TORCH = "torch's graph trees"
+_CALLABLES = "make_graphed_callables"
 
 
 class GraphWatch:
@@ -181,12 +191,9 @@ class GraphWatch:
         assert self._watch is not None
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
-        site = capture_site()
+        maker, frame, name = _who_captures()
         record = CapturedGraph(
-            next(self._numbers),
-            capture_name() or site.name,
-            site.maker,
-            site.frame,
+            *(next(self._numbers), capture_name() or name, maker, frame),
             start_ns=time.perf_counter_ns(),
         )
         self._forget(graph)
@@ -257,3 +264,39 @@ def _gone(c: Capture, _: object = None) -> None:
 def _text(error: BaseException) -> str:
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _who_captures() -> tuple[str, SourceFrame | None, str]:
+    """Whose code captures now on this thread (a function of torch, graph trees, or the package of a
+    serving engine), the innermost frame of the program, and what the graph is of, as far as the
+    former says it."""
+    maker, name = "capture_begin", ""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        found, of = _maker(code, line)
+        if found:
+            maker, name = found, of or name
+        if not is_internal(code.co_filename):
+            package = _PACKAGE.search(code.co_filename)
+            if package is not None and not maker.endswith("trees") and maker != _CALLABLES:
+                maker = package[1]
+            text = linecache.getline(code.co_filename, line).strip()
+            return maker, SourceFrame(code.co_filename, line, code.co_name, text), name
+    return maker, None, name
+
+
+def _maker(code: CodeType, line: int) -> tuple[str, str]:
+    """What a frame of torch's or memprof's says of a capture below it, and of its graph."""
+    file = code.co_filename
+    if _OURS.search(file):
+        return _MEMPROF, ""
+    file = file.replace("\\", "/")
+    if file.endswith("torch/_inductor/cudagraph_trees.py"):
+        return _TORCH, ""
+    if file.endswith("torch/cuda/graphs.py"):
+        if code.co_name == _CALLABLES:
+            text = linecache.getline(file, line) + linecache.getline(file, line + 1)
+            return _CALLABLES, "backward" if "bwd_graph" in text else "forward"
+        if code.co_name == "__enter__":
+            return "torch.cuda.graph", ""
+    return "", ""

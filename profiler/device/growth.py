@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.growth_rule import LEAST, Gone, Rate, rate_of
@@ -12,7 +12,7 @@ from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, So
 from .account import source_of
 from .holders import Held, Holders, most_common_chain
 from .marks import Mark, line_that_waits
-from .replay import Block
+from .replay import Block, Replay
 from .where import Where, user_lines, where
 
 SAMPLES = 6
@@ -86,6 +86,27 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
         f"{span:,} allocator events",
         line,
     )
+
+
+def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[Growth]:
+    """What is held across steps and grows, on all devices, most a step first.
+
+    Args:
+        replays: by device.
+        marks: of the run; at the last one it is known what modules and optimizers have.
+    """
+    last = marks[-1].known
+    addresses = sorted(last)
+
+    def purpose(block: Block) -> Purpose | None:
+        address = block.first_of(addresses)
+        return None if address is None else last[address]
+
+    found = []
+    for device, replay in replays.items():
+        steps = steps_of(marks, replay.events)
+        found += growth_of(f"cuda:{device}", replay.live, steps, purpose, replay.gone)
+    return sorted(found, key=lambda g: -g.a_step)
 
 
 def growth_of(

@@ -58,7 +58,7 @@ class Mark:
     known: dict[int, Purpose] = field(default_factory=dict)
     line: SourceFrame | None = None
     checkpointed: frozenset[int] = frozenset()
-    batch: tuple[int, ...] = ()
+    batch: frozenset[int] = frozenset()
     often: frozenset[int] = frozenset()
     clears: bool = False
     backwards: int = 0
@@ -177,7 +177,7 @@ class _Thinned:
         known: dict[int, Purpose] = {}
         often: set[int] = set()
         checkpointed: set[int] = set()
-        batch: tuple[int, ...] = ()
+        batch: frozenset[int] = frozenset()
         for i, mark in row:
             of_phase.setdefault(mark.phase, i)
             often |= mark.often
@@ -195,7 +195,9 @@ class _Thinned:
         for i in of_phase.values():
             nothing = frozenset[int]()
             mark = self._marks[i]
-            self.kept.append(replace(mark, known={}, often=nothing, checkpointed=nothing, batch=()))
+            self.kept.append(
+                replace(mark, known={}, often=nothing, checkpointed=nothing, batch=nothing)
+            )
             self.numbers.append(i)
         last = self.kept[-1]
         last.known, last.batch = known, batch

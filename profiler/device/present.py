@@ -27,9 +27,9 @@ import torch
 from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
-from . import known
 from .account import Otherwise, explain
 from .holders import Holders
+from .known import Look, Objects
 from .marks import Mark, Phase
 from .replay import Block, Replay
 from .totals import most, named, outside
@@ -55,7 +55,7 @@ def present_accounts() -> list[DeviceAccount]:
     if not used:
         return []
     segments, settings = compat.segments_now()
-    look = known.of_all(*known.modules_and_optimizers())
+    look = Objects().of_process()
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
@@ -110,7 +110,7 @@ def unwatched_account(
     device: int,
     segments: list[dict[str, Any]],
     settings: dict[str, Any],
-    look: known.Look,
+    look: Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
     """The account of a device that nobody follows.
@@ -128,12 +128,11 @@ def unwatched_account(
     seen = Mark(Phase.FORWARD, 0, look.known, often=look.often)
     marks = [Mark(Phase.FORWARD, 0), seen]
     peak = replay.now()
-    explained = explain(peak, marks, now=True, otherwise=otherwise)
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
     stats = torch.cuda.memory_stats(device)
     account.most_allocated = most(stats, "allocated")
     account.most_requested = most(stats, "requested")
-    explained.put_into(account)
+    explain(account, peak, marks, now=True, otherwise=otherwise)
     account.rows = [replace(r, detail="") for r in account.rows]
     return account

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from .free_ranges import BestFit
+from .ranges import BestFit
 from .replay import SMALL, Block, is_cut
 
 _SMALL_SEGMENT = 2 << 20

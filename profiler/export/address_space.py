@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..device.free_ranges import BestFit
+from ..device.ranges import BestFit
 from ..device.replay import ROUNDING, SMALL
 from ..device.whatif import segment_size
 

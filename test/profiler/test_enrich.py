@@ -29,8 +29,8 @@ from memprof.profiler.model import (
     StatementKind,
 )
 from memprof.profiler.snapshot.enrich import Enriched, enrich
+from memprof.profiler.snapshot.named import replayed
 from memprof.profiler.snapshot.names import CodeNames
-from memprof.profiler.snapshot.recordings import replayed
 from memprof.profiler.snapshot.shape import Snapshot
 
 

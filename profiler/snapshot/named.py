@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from memprof.profiler.device.account import name_of_pool
 from memprof.profiler.device.ranges import clipped, merged, total
@@ -28,27 +27,6 @@ from .shape import Json, Snapshot
 from .to_model import profile_of
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """A private pool that replays write to.
-
-    Attributes:
-        device: its number.
-        pool: as ``PoolShare.name``.
-        reserved: bytes of its segments.
-        free: bytes of these in no block.
-        used: bytes that a replay writes to, those of several graphs once.
-        graphs: labels of the recorded graphs.
-    """
-
-    device: int
-    pool: str
-    reserved: int
-    free: int
-    used: int
-    graphs: tuple[str, ...]
-
-
 def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
     """The accounts of a snapshot, as ``read_profiles`` has them, with FX nodes, modules and roles.
 
@@ -63,10 +41,10 @@ def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
     profiles = read_names(by)
     enrich(snapshot, CodeNames(profiles))
     found = profile_of(snapshot, os.fspath(path))
-    for pool in replayed(snapshot, profiles):
+    for device, what in replayed(snapshot, profiles):
         for account in found.accounts:
-            if account.device == f"cuda:{pool.device}":
-                account.notes.append(in_words(pool))
+            if account.device == device:
+                account.notes.append(what)
     return found
 
 
@@ -90,17 +68,9 @@ def read_names(paths: Sequence[StrPath]) -> list[Profile]:
     return found
 
 
-def in_words(pool: Replayed) -> str:
-    """What replays use of a pool, in a line."""
-    graphs = ", ".join(pool.graphs[:4]) + (" and others" if len(pool.graphs) > 4 else "")
-    return (
-        f"pool {pool.pool}: replays of {graphs} write to {format_bytes(pool.used)} of its "
-        f"{format_bytes(pool.reserved)}; {format_bytes(pool.free)} are free by the allocator"
-    )
-
-
-def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[Replayed]:
-    """The private pools of a snapshot that recordings of some profiles lie in."""
+def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[tuple[str, str]]:
+    """Of each private pool of a snapshot that recordings of some profiles lie in its device, and
+    what replays use of it, in a line."""
     recorded = [
         (graph.label, placement)
         for profile in profiles
@@ -114,27 +84,28 @@ def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[Replayed]:
         pool = tuple(segment["segment_pool_id"])
         if pool != (0, 0):
             pools.setdefault((segment["device"], pool), []).append(segment)
-    for (device, pool), segments in pools.items():
+    for (number, pool), segments in pools.items():
+        device = f"cuda:{number}"
         here = [
             (label, placement)
             for label, placement in recorded
-            if placement.pool == f"cuda:{device}" and _lies_in(placement, segments)
+            if placement.pool == device and _lies_in(placement, segments)
         ]
         if not here:
             continue
-        used = ((b.address, b.address + b.nbytes) for _, p in here for b in p.blocks)
-        reserved = ((s["address"], s["address"] + s["total_size"]) for s in segments)
+        written = merged((b.address, b.address + b.nbytes) for _, p in here for b in p.blocks)
+        ranges = merged((s["address"], s["address"] + s["total_size"]) for s in segments)
+        used, reserved = total(clipped(written, ranges)), sum(s["total_size"] for s in segments)
         blocks = [b for s in segments for b in s["blocks"]]
-        found.append(
-            Replayed(
-                device,
-                name_of_pool((pool[0], pool[1])),
-                sum(s["total_size"] for s in segments),
-                sum(b["size"] for b in blocks if b["state"] == "inactive"),
-                total(clipped(merged(used), merged(reserved))),
-                tuple(dict.fromkeys(label for label, _ in here)),
-            )
+        free = sum(b["size"] for b in blocks if b["state"] == "inactive")
+        labels = list(dict.fromkeys(label for label, _ in here))
+        graphs = ", ".join(labels[:4]) + (" and others" if len(labels) > 4 else "")
+        said = (
+            f"pool {name_of_pool((pool[0], pool[1]))}: replays of {graphs} write to "
+            f"{format_bytes(used)} of its {format_bytes(reserved)}; {format_bytes(free)} are free "
+            "by the allocator"
         )
+        found.append((device, said))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are held while they are not needed."""
+"""Gradients that nobody needs yet, outputs that decide the peak, memory that nobody uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from statistics import median
 from ..attribution import Attribution
 from ..model import Category, DataFlowDevice, GraphKind, LedgerKind, Profile, TreeCause
 from ..timeline import Timeline
-from .finding import MIN_TIMES, Evidence, Finding, FindingKind, together
+from .finding import (
+    MIN_BYTES,
+    MIN_FRAGMENTED,
+    MIN_OUTPUT_SHARE,
+    MIN_TIMES,
+    Evidence,
+    Finding,
+    FindingKind,
+    together,
+)
 from .graph_trees import of_trees, output_bytes
 
 _RELEASE = (
@@ -95,3 +104,80 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
             node = value.name if value else None
             out.append(Evidence(text, nbytes, entry.count, graph.label, node))
     return out
+
+
+_CHANGE = (
+    "make the loss part of the compiled function and compute it in chunks of rows, each under "
+    "torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the output "
+    "(logits) nor its gradient is there as a whole"
+)
+
+
+def large_outputs(
+    timeline: Timeline, attribution: Attribution, threshold: int
+) -> Iterator[Finding]:
+    """Gradients of outputs at the peak that are larger than whatever the forward keeps."""
+    at = timeline.peak()
+    if at is None or timeline.profile.graph(timeline.profile.calls.graph[at.call]).kind is not (
+        GraphKind.BACKWARD
+    ):
+        return
+    items = timeline.live_at(at.call, at.instant).items
+    sites = [(i, attribution.site(i.graph, i.storage, i.owner, i.line)) for i in items]
+    kept = max((i.storage.nbytes for i, s in sites if s.category is Category.ACTIVATION), default=0)
+    found = [
+        (i, s)
+        for i, s in sites
+        if s.category is Category.AUTOGRAD_DETAIL
+        and s.frame is not None
+        and i.storage.nbytes > 2 * kept
+        and i.storage.nbytes >= max(threshold, MIN_OUTPUT_SHARE * at.nbytes)
+    ]
+    for item, site in sorted(found, key=lambda f: -f[0].storage.nbytes):
+        name = site.module or "the root module"
+        graph, text = attribution.label(site.graph), site.op or "gradient of an output"
+        yield Finding(
+            FindingKind.LARGE_OUTPUT,
+            f"the gradient of an output of {name}, which is as large as the output itself",
+            item.nbytes,
+            "at the peak",
+            _CHANGE,
+            (Evidence.at(site, graph, text, item.nbytes, item.count),),
+            "chunked-loss",
+        )
+
+
+def fragmentation(profile: Profile) -> Iterator[Finding]:
+    if profile.tracker is None:
+        return
+    worst: dict[str, tuple[int, int, int, str]] = {}
+    for snapshot in profile.tracker.snapshots:
+        for device, memory in snapshot.devices.items():
+            reserved, allocated = memory.reserved_bytes, memory.allocated_bytes
+            # On the CPU reserved bytes are the resident set, which is not the allocator's alone.
+            if device.startswith("cpu") or reserved is None or allocated is None:
+                continue
+            if device not in worst or reserved > worst[device][0]:
+                name = snapshot.name or snapshot.kind.value
+                worst[device] = (reserved, allocated, snapshot.time_ns, name)
+    findings = []
+    for device, (reserved, allocated, _, name) in worst.items():
+        nbytes = reserved - allocated
+        if nbytes < max(MIN_BYTES, MIN_FRAGMENTED * reserved):
+            continue
+        findings.append(
+            Finding(
+                FindingKind.FRAGMENTATION,
+                f"{device}: {100 * nbytes / reserved:.0f} % of what the allocator holds is unused",
+                nbytes,
+                f"reserved on {device}",
+                "set PYTORCH_ALLOC_CONF=expandable_segments:True, allocate large and long-lived "
+                "tensors first, and round sizes that vary (roundup_power2_divisions)",
+                (
+                    Evidence(f"reserved at the snapshot `{name}`", reserved),
+                    Evidence("allocated then", allocated),
+                ),
+                "expandable-segments",
+            )
+        )
+    yield from sorted(findings, key=lambda f: -f.nbytes)

@@ -1,4 +1,4 @@
-"""Private and version-specific torch that ``watch`` needs; read on 2.11, 2.13 and 2.15."""
+"""Private and version-specific torch; read on 2.11, 2.13 and 2.15."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 
 def history_enabled() -> bool:
     """Whether the allocator keeps a history, for whomever."""
-    enabled: bool = torch._C._cuda_isHistoryEnabled()
-    return enabled
+    return bool(torch._C._cuda_isHistoryEnabled())
 
 
 def stop_history() -> None:
@@ -172,13 +171,8 @@ def storage_addresses() -> dict[int, list[int]]:
     """First bytes of the CUDA memory that tensors in Python have, ascending, by device."""
     found: dict[int, set[int]] = {}
     for tensor in existing(torch.Tensor):
-        try:
-            for plain in plain_tensors(tensor):
-                if plain.device.type == "cuda" and not isinstance(plain, FakeTensor):
-                    address = plain.untyped_storage().data_ptr()
-                    found.setdefault(plain.device.index, set()).add(address)
-        except Exception:  # Subclasses that forbid a look, outputs that a graph has overwritten.
-            continue
+        for address, _ in () if is_stand_in(tensor) else memory_of(tensor, "cuda"):
+            found.setdefault(tensor.device.index, set()).add(address)
     return {device: sorted(addresses) for device, addresses in found.items()}
 
 

@@ -37,8 +37,8 @@ from __future__ import annotations
 import bisect
 import linecache
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -99,13 +99,10 @@ def explain(
             purpose, holder = otherwise(block) or (purpose, "")
         elif otherwise is not None and decide.goes_by_writes(block):
             _, holder = otherwise(block) or (purpose, "")
-        compiled = at.generated is not None
-        modules = " > ".join(at.modules)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
-        line = source_of(at.line or waiting)
-        waits = waiting is not None
         return AccountRow(
-            *(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder, waits)
+            *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
+            *(at.generated is not None, detail, holder, waiting is not None),
         )
 
     add_up(account, peak, row_of)
@@ -176,7 +173,7 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first."""
     asked = ((nbytes, where(frames)) for nbytes, frames in replay.out_of_memory)
     return counted_requests(
-        FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line)) for nbytes, at in asked
+        FailedRequest(nbytes, at.module_path, source_of(at.line)) for nbytes, at in asked
     )
 
 
@@ -187,9 +184,7 @@ def counted_requests(requests: Iterable[FailedRequest]) -> list[FailedRequest]:
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
     """A line with the text of it, where it can be read."""
-    if line is None:
-        return None
-    return replace(line, code=linecache.getline(line.file, line.line).strip())
+    return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
 @dataclass
@@ -206,10 +201,10 @@ class _Decider:
     def __post_init__(self) -> None:
         marks, now = self._marks, self._now
         self._batches = [i for i, m in enumerate(marks) if m.batch]
-        self._checkpointed: dict[int, list[int]] = {}
+        self._checkpointed: defaultdict[int, list[int]] = defaultdict(list)
         for i, mark in enumerate(marks):
             for address in mark.checkpointed:
-                self._checkpointed.setdefault(address, []).append(i)
+                self._checkpointed[address].append(i)
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]
@@ -387,28 +382,20 @@ _COPY = re.compile(r"\.(to|cuda)\(")
 def _pools(peak: Peak) -> list[PoolShare]:
     """Segments by pool, with what of them was in no block."""
     # By address: a segment that grew or was cut since then has other blocks now.
-    starts = sorted(s.address for s, _ in peak.segments)
-    used: Mapping[int, list[tuple[int, int]]] = {start: [] for start in starts}
-    for block in peak.blocks:
-        at = bisect.bisect_right(starts, block.address) - 1
-        if at >= 0:
-            used[starts[at]].append((block.address, block.size))
+    blocks = sorted((b.address, b.size) for b in peak.blocks)
     pools: dict[str, list[int]] = {}
     for segment, size in peak.segments:
         of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0])
         of_pool[0] += size
         of_pool[2] += 1
-        at = segment.address
-        for address, nbytes in [*sorted(used[segment.address]), (segment.address + size, 0)]:
+        at, end = segment.address, segment.address + size
+        first, last = (bisect.bisect_left(blocks, (x, 0)) for x in (at, end))
+        for address, nbytes in [*blocks[first:last], (end, 0)]:
             of_pool[1] += max(0, address - at)
             of_pool[3] = max(of_pool[3], address - at)
             at = max(at, address + nbytes)
-    return [
-        PoolShare(name, reserved, free, segments, largest)
-        for name, (reserved, free, segments, largest) in sorted(
-            pools.items(), key=lambda item: -item[1][0]
-        )
-    ]
+    found = [PoolShare(name, *of_pool) for name, of_pool in pools.items()]
+    return sorted(found, key=lambda p: -p.reserved)
 
 
 def name_of_pool(pool: tuple[int, int] | None) -> str:

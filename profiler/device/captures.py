@@ -75,7 +75,6 @@ class Device:
         name: e.g. ``cuda:0``.
         replay: its history.
         blocks: those of captures and of the pools that were captured into, in order.
-        marks: ``Block.mark`` of each.
         held: first bytes of storages that tensors in Python have, ascending.
         workspaces: sizes that cuBLAS's workspaces have.
     """
@@ -83,7 +82,6 @@ class Device:
     name: str
     replay: Replay
     blocks: Sequence[Block]
-    marks: Sequence[int]
     held: Sequence[int]
     workspaces: Collection[int]
 
@@ -169,10 +167,11 @@ class _Pool:
         return pool
 
     def _blocks_of(self, c: Capture) -> list[Block]:
-        of_all, marks = self.device.blocks, self.device.marks
-        end = len(marks) if c.end is None else bisect.bisect_left(marks, c.end)
-        during = of_all[bisect.bisect_left(marks, c.begin) : end]
-        return [b for b in during if has(c.segments, b.address)]
+        begin, end = (
+            bisect.bisect_left(self.device.blocks, mark, key=lambda b: b.mark)
+            for mark in (c.begin, _end(c))
+        )
+        return [b for b in self.device.blocks[begin:end] if has(c.segments, b.address)]
 
     def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
         """Whether a block was in the pool: its segment may have been another one's before."""
@@ -329,7 +328,7 @@ def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list
 
     def row_of(b: Block) -> CaptureRow:
         at = where(b.frames)
-        modules, compiled = " > ".join(at.modules), at.generated is not None
-        return CaptureRow(fate(b), 0, 0, modules, source_of(at.line), at.nodes, compiled)
+        compiled, line = at.generated is not None, source_of(at.line)
+        return CaptureRow(fate(b), 0, 0, at.module_path, line, at.nodes, compiled)
 
     return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))

@@ -101,11 +101,11 @@ class GraphWatch:
             RuntimeError: the history was not followed.
         """
         watch = self._watch
-        if watch is None or watch.why_not:
-            raise RuntimeError(watch.why_not if watch is not None else "nobody watched")
-        for c, _ in list(self._open.values()):
+        assert watch is not None
+        for c, _ in list(self._open.values()) if not watch.why_not else ():
             self._finish(c, "it had not ended when the session did")
-        watch.drain()
+        if not watch.why_not:
+            watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)
         for c, reference in self._graphs.values():
@@ -115,17 +115,11 @@ class GraphWatch:
         held = compat.storage_addresses()
         found = []
         for number, replay in watch.replays.items():
-            of_device = [c for c in self.captures if c.device == number]
-            blocks = self._blocks.get(number, [])
             device = Device(
-                f"cuda:{number}",
-                replay,
-                blocks,
-                [b.mark for b in blocks],
-                held.get(number, []),
-                compat.workspace_sizes(number),
+                *(f"cuda:{number}", replay, self._blocks.get(number, [])),
+                *(held.get(number, []), compat.workspace_sizes(number)),
             )
-            found += describe(device, of_device)
+            found += describe(device, [c for c in self.captures if c.device == number])
         return found
 
     def _find_pool(self, c: Capture) -> None:

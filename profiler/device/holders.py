@@ -172,10 +172,9 @@ class Holders:
 
     def address_of(self, tensor: torch.Tensor | None) -> int | None:
         """Where a tensor's memory begins; None if it has none."""
-        if tensor is None:
-            return None
         with compat.without_torch_function():
-            return next((a for a, _ in compat.memory_of(tensor, self._type)), None)
+            memory = [] if tensor is None else compat.memory_of(tensor, self._type)
+        return memory[0][0] if memory else None
 
     def purpose(self, block: Block) -> tuple[Purpose, str] | None:
         """What a block is for of which nothing else is known, and who has it."""
@@ -231,28 +230,25 @@ def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
 
 
 def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> HeldGraphs:
-    having: Counter[int] = Counter()
-    sizes: dict[int, tuple[int, str]] = {}
+    having: Counter[tuple[int, int, str]] = Counter()
     for _, saved in operations:
-        own: set[int] = set()
-        for tensor in saved:
-            if tensor.requires_grad and tensor.is_leaf:
-                continue
-            for address, nbytes in compat.memory_of(tensor, ""):
-                own.add(address)
-                sizes[address] = nbytes, str(tensor.device)
-        having.update(own)
-    alone = [sizes[address] for address, times in having.items() if times == 1]
+        having.update(
+            {
+                (address, nbytes, str(tensor.device))
+                for tensor in saved
+                if not (tensor.requires_grad and tensor.is_leaf)
+                for address, nbytes in compat.memory_of(tensor, "")
+            }
+        )
     devices: Counter[str] = Counter()
-    for nbytes, device in alone:
-        devices[device] += nbytes
+    for (_, nbytes, device), times in having.items():
+        if times == 1:
+            devices[device] += nbytes
     roots = [root for root, _ in operations if root is not None]
     chains = _chains(roots[:: max(1, len(roots) // ALIKE)], [roots, operations])
+    device = devices.most_common(1)[0][0] if devices else ""
     return HeldGraphs(
-        len(operations),
-        sum(nbytes for nbytes, _ in alone),
-        devices.most_common(1)[0][0] if devices else "",
-        most_common_chain(chains.values()),
+        *(len(operations), devices.total(), device, most_common_chain(chains.values()))
     )
 
 

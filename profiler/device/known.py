@@ -28,7 +28,6 @@ knows them. Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +38,6 @@ import torch
 from memprof.profiler.model import Purpose
 
 from . import _torch_compat as compat
-
-log = logging.getLogger("memprof")
 
 Known = dict[int, Purpose]
 """Purposes of storages, by the address of their first byte."""
@@ -260,12 +257,8 @@ def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
 
 
 def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)
+    for address, _ in compat.memory_of(tensor, "cuda"):
+        known.setdefault(address, purpose)
 
 
 def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:

@@ -240,7 +240,7 @@ def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> 
     if frame is not None and at.generated is None and frame == called_from:
         frame = None
     f.frame, f.called_from = source_of(frame), source_of(called_from)
-    f.modules = " > ".join(at.modules)
+    f.modules = at.module_path
     f.nodes = (compiled.node if compiled is not None else "") or at.nodes
     f.graph = compiled.graph if compiled is not None else ""
 

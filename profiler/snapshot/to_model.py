@@ -159,7 +159,7 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
                 "state": state,
             }
         elif action in ("segment_free", "segment_unmap"):
-            pool = e.get("pool_id")
+            pool: Any = e.get("pool_id")
             known = isinstance(pool, (tuple, list)) and [type(n) for n in pool] == [int, int]
             grows = action == "segment_unmap"
             _grow(before, e["addr"], e["size"], grows, pool if known else (0, 0))

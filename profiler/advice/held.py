@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from statistics import median
 
 from ..attribution import Attribution
-from ..model import Category, DataFlowDevice, GraphKind, LedgerKind, Profile, TreeCause
+from ..model import Category, DataFlowDevice, GraphKind, GraphRecord, LedgerKind, Profile, TreeCause
 from ..timeline import Timeline
 from .finding import (
     MIN_BYTES,
@@ -16,6 +17,7 @@ from .finding import (
     Evidence,
     Finding,
     FindingKind,
+    at_peak,
     together,
 )
 from .graph_trees import of_trees, output_bytes
@@ -51,17 +53,10 @@ def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evi
         return []
     forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
     calls = profile.calls
-    held: list[int] = []
-    i = 0
-    order = sorted(range(len(calls)), key=calls.start_ns.__getitem__)
-    for k in order:
-        if calls.graph[k] not in forwards:
-            continue
-        start = calls.start_ns[k]
-        while i < len(device.time_ns) and device.time_ns[i] <= start:
-            i += 1
-        if 0 < i < len(device.time_ns):
-            held.append(column[i - 1])
+    # At the beginning of each forward within the time of the data-flow profile.
+    begins = [calls.start_ns[k] for k in range(len(calls)) if calls.graph[k] in forwards]
+    instants = [bisect_right(device.time_ns, start) for start in begins]
+    held = [column[i - 1] for i in instants if 0 < i < len(device.time_ns)]
     late = [n for n in held if n]
     if len(late) < MIN_TIMES:
         return []
@@ -73,12 +68,11 @@ def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evi
     at = timeline.peak()
     if at is None:
         return []
-    graph = timeline.profile.graph(timeline.profile.calls.graph[at.call])
+    graph = _graph_at(timeline, at.call)
     if graph.kind is not GraphKind.FORWARD:
         return []
     out = []
-    for item in timeline.live_at(at.call, at.instant).items:
-        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+    for item, site in at_peak(timeline, attribution):
         if site.category is Category.GRADIENT:
             label = attribution.label(site.graph)
             name = site.fqn or site.node or "a gradient"
@@ -97,13 +91,14 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
         for index in tree.outputs:
             value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
             name = (value.fqn if value else None) or f"output {index}"
-            text, nbytes = (
-                f"{name} left the pool when the next step began",
-                output_bytes(graph, index),
-            )
-            node = value.name if value else None
+            text = f"{name} left the pool when the next step began"
+            nbytes, node = output_bytes(graph, index), value.name if value else None
             out.append(Evidence(text, nbytes, entry.count, graph.label, node))
     return out
+
+
+def _graph_at(timeline: Timeline, call: int) -> GraphRecord:
+    return timeline.profile.graph(timeline.profile.calls.graph[call])
 
 
 _CHANGE = (
@@ -118,12 +113,9 @@ def large_outputs(
 ) -> Iterator[Finding]:
     """Gradients of outputs at the peak that are larger than whatever the forward keeps."""
     at = timeline.peak()
-    if at is None or timeline.profile.graph(timeline.profile.calls.graph[at.call]).kind is not (
-        GraphKind.BACKWARD
-    ):
+    if at is None or _graph_at(timeline, at.call).kind is not GraphKind.BACKWARD:
         return
-    items = timeline.live_at(at.call, at.instant).items
-    sites = [(i, attribution.site(i.graph, i.storage, i.owner, i.line)) for i in items]
+    sites = list(at_peak(timeline, attribution))
     kept = max((i.storage.nbytes for i, s in sites if s.category is Category.ACTIVATION), default=0)
     found = [
         (i, s)

@@ -2,30 +2,25 @@
 
 Note [What recomputing saves]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The bytes of activations at the peak are not what recomputing them saves: without them another
-instant may be the fullest, and while the backward uses one again, it is there again. So the whole
-timeline is gone through once more, and a value that is recomputed is live
+Without activations that are recomputed another instant may be the fullest, and while the backward
+uses one again, it is there again. So the whole timeline is gone through, and such a value is live
 
 * in its forward, until the last line of the generated code that reads it;
 * in its backward, from the first line that reads it, or another one that is computed from it again.
 
-The highest instant that is left is the new peak. Lines that read a value are those of
-``GraphRecord.statements``, by its name and those of its views. Where nothing is known to read it,
-it is live at the line that makes it alone.
-
-What it is computed from and nobody keeps so far is live from where it was freed until the value is
-there again.
+Lines that read a value are those of ``GraphRecord.statements``, by its name and those of its views;
+where there are none, it is live at the line that makes it alone. What it is computed from and
+nobody keeps so far is live from where it was freed until the value is there again.
 
 Note [What it takes to recompute]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A value that is not kept is computed from what its kernel has read. Of that costs nothing what the
 backward has in any case: inputs of the graph, and what is kept besides. The rest is kept in its
-place, or computed again too, whichever is less: that is what a partitioner by minimum cut decides,
-looked at buffer by buffer. Computed again is what an elementwise kernel has made; matrix products,
-reductions and what torch's own operators return are kept, unless the remedy has them run again: of
-a layer whose product is kept by chance, and so of all (an attention's scores). Of several values
-that one elementwise kernel reads no more is kept than the largest takes: that much what it computes
-of them takes, too.
+place, or computed again too, whichever is less, as a partitioner by minimum cut decides. Computed
+again is what an elementwise kernel has made; matrix products, reductions and what torch's own
+operators return are kept, unless the remedy has them run again: of a layer whose product is kept by
+chance, and so of all (an attention's scores). Of several values that one elementwise kernel reads
+no more is kept than the largest takes: that much what it computes of them takes, too.
 
 Read from ``GraphRecord.statements``: a kernel's arguments are what it updates in place, then what
 it reads, then what it writes, and a name is written by the first kernel that has it after it was
@@ -57,12 +52,8 @@ def made(item: LiveItem) -> Made:
 
 @dataclass(slots=True)
 class RecomputedPeak:
-    """Peaks of one timeline without some of its activations.
-
-    Args:
-        timeline: of the device that matters.
-        cheap: whether an operator is cheap to run again, by its name.
-    """
+    """Peaks of one timeline without some of its activations; ``cheap`` says whether an operator is
+    cheap to run again, by its name."""
 
     timeline: Timeline
     cheap: Callable[[str | None], bool]
@@ -74,17 +65,12 @@ class RecomputedPeak:
         recomputed: Collection[Made],
         takes: Callable[[NodeProvenance], bool] = lambda node: False,
     ) -> int:
-        """The most bytes that are live at any instant, if these are computed again.
-
-        Args:
-            recomputed: activations, by who made them.
-            takes: whether a node, cheap or not, is computed again wherever it is needed for that.
+        """The most bytes that are live at any instant, if these activations are computed again.
+        ``takes``: whether a node, cheap or not, is computed again wherever it is needed for that.
         """
-        if not self._calls:
-            first: dict[int, int] = {}
-            for call in range(len(self.timeline)):
-                first.setdefault(self.timeline.kind(call), call)
-            self._calls = list(first.values())
+        if not self._calls:  # One of each kind.
+            calls = reversed(range(len(self.timeline)))
+            self._calls = list({self.timeline.kind(call): call for call in calls}.values())
         needs = self._needs(recomputed, takes)
         return max((max(self._bytes(call, recomputed, needs)) for call in self._calls), default=0)
 
@@ -215,13 +201,8 @@ _DEEPEST = 100
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What one statement has made of what.
-
-    Attributes:
-        reads: names, and in the place of what is updated in place the name before.
-        writes: names.
-        cheap: whether it is a kernel that Inductor has generated.
-    """
+    """What one statement has made of what: names, and in the place of what is updated in place the
+    name before; and whether it is a kernel that Inductor has generated."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -284,11 +265,7 @@ class Needs:
         }
 
     def of(self, recomputed: Collection[str]) -> dict[str, Need]:
-        """What each value takes that is computed again.
-
-        Args:
-            recomputed: names of values that are kept as it is.
-        """
+        """What each of these values takes, which are kept as it is."""
         wanted: dict[str, list[str]] = {}
         for name in recomputed:
             wanted.setdefault(self._root(name), []).append(name)

@@ -12,8 +12,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    after a capture; in somebody's program, which keeps them, one of their size that is there at the
    end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
    size that was given back before the allocator did anything else;
-3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
-   what transformers' caches of keys and values did, by their file, is persistent state;
+3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches of
+   keys and values did, by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -80,9 +80,8 @@ def explain(
     Args:
         account: says how much was reserved.
         peak: of a ``Replay`` that has followed the run to its end.
-        marks: all of the run; the first one is its beginning.
-        last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
-            if nobody did that.
+        marks: all of the run.
+        last: number of the mark after which nothing but cuBLAS's workspaces was given back.
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
@@ -112,14 +111,8 @@ def explain(
 
 
 def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
-    """Put an instant's bytes into an account that says how much was reserved: by rows, and what is
-    no block that somebody asked for.
-
-    Args:
-        account: gets them.
-        peak: the instant.
-        row_of: the row of a block, as one of no bytes and no blocks.
-    """
+    """Put an instant's bytes into an account that says how much was reserved: by rows, as for
+    ``rows_of``, and what is no block that somebody asked for."""
     live = [b for b in peak.blocks if b.address not in peak.awaiting]
     account.rounding = sum(b.size - b.requested for b in live)
     account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
@@ -129,13 +122,8 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
 
 
 def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
-    """Put requests that failed into an account, and what may be wrong with the history.
-
-    Args:
-        account: gets them.
-        replay: of its device.
-        lost: how often the history was full before it was taken.
-    """
+    """Put into an account which requests failed, and what may be wrong with the history, which was
+    full so often before it was taken."""
     account.failed = failed_requests(replay)
     if replay.strange:
         account.notes.append(
@@ -155,12 +143,7 @@ def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
 
 
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order.
-
-    Args:
-        blocks: of an instant, or whatever.
-        row_of: the row of a block, as one of no bytes and no blocks.
-    """
+    """Blocks of one row together, in no order; ``row_of`` gives it with no bytes and no blocks."""
     grouped: dict[_Row, list[int]] = {}
     for block in blocks:
         of_alike = grouped.setdefault(row_of(block), [0, 0])
@@ -347,11 +330,7 @@ BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
 def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
-    """What FSDP or DDP asked for; None if neither did. Note [Buffers of FSDP and DDP].
-
-    Args:
-        frames: innermost first.
-    """
+    """What FSDP or DDP asked for, by frames, innermost first; None if neither did."""
     buffer = Purpose.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")

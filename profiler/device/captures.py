@@ -3,20 +3,17 @@
 Note [Which memory is a graph's]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A graph replays at the addresses that its capture was given. So everything that the capture asked
-for in its pool is the graph's as long as the graph is, whether it was let go of at once or not; and
-what was let go of within a capture may be handed out again to a later one: these bytes are shared,
-which is right as long as the graphs do not run at the same time. What was asked for in a pool
-outside of captures, as in a warm-up or for static inputs, is no graph's.
-
-A block belongs to a capture if it was handed out between its begin and its end (``Mark``s, which
-``graph_watch`` sets) and lies in its pool. Blocks that a capture asks for in other pools, such as
-the two tensors for random numbers in the general one, are not counted.
+for in its pool, between its begin and its end (``Mark``s, which ``graph_watch`` sets), is the
+graph's as long as the graph is, whether it was let go of at once or not; and what was let go of
+within a capture may be handed out again to a later one: these bytes are shared, which is right as
+long as the graphs do not run at the same time. What was asked for in a pool outside of captures, as
+in a warm-up or for static inputs, is no graph's; nor is what a capture asks for in other pools,
+such as tensors for random numbers in the general one.
 
 Note [The instant of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A pool is described as it is at the end of the session. Where all of its graphs are deleted by then,
-as when the engine was a variable of ``main()``, that says nothing; then it is described as it was
-when the last capture into it had ended.
+A pool is described as it is at the end of the session, or where all of its graphs are deleted by
+then, as it was when the last capture into it had ended.
 """
 
 from __future__ import annotations
@@ -87,12 +84,7 @@ class Device:
 
 
 def describe(device: Device, captures: Sequence[Capture]) -> list[GraphPool]:
-    """The private pools of a device, the one with most first.
-
-    Args:
-        device: what is there.
-        captures: of this device, in order.
-    """
+    """The private pools of a device, the one with most first; captures are its, in order."""
     now: dict[tuple[int, int] | None, list[Range]] = {}
     for s in device.replay.segments:
         if s.pool is not None and s.pool != (0, 0):

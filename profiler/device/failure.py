@@ -2,10 +2,9 @@
 
 Note [Why a request did not fit]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-By the time the allocator gives up it has given back every segment that is wholly free, and asked
-the device again. So what is free then lies beside blocks that are in use. Places are added up in
-the order in which they are near to the request, and the first with which there would have been
-enough is the reason:
+By the time the allocator gives up it has given back every segment that is wholly free: what is free
+then lies beside blocks that are in use. Places are added up in the order in which they are near to
+the request, and the first with which there would have been enough is the reason:
 
 1. what the device has left, with the free pieces of segments that could serve the request, of its
    pool and its stream: there is enough, but no piece is large enough (*pieces*);
@@ -129,8 +128,7 @@ def reliefs(
 
     Args:
         f: the failure.
-        rows: of the account of that moment.
-        phase: ``forward``, ``backward`` or ``optimizer``; empty if not known.
+        rows, phase: of the account of that moment.
         expandable: whether segments grow already (``expandable_segments``).
     """
     found = []

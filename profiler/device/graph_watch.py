@@ -11,9 +11,8 @@ capture failed, and run when the first allocations are done. So every version is
 Note [What a capture is asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 At its begin and its end a mark is set in the allocator's history, and the segments of its pool are
-looked up: without their history, which takes as long as the pool has blocks. Taking the whole
-history at each capture would take seconds for the thousands of captures of an engine that captures
-each layer for each batch size.
+looked up. To take the whole history at each of the thousands of captures of an engine would take
+seconds.
 """
 
 from __future__ import annotations
@@ -51,11 +50,8 @@ _CALLABLES = "make_graphed_callables"
 
 
 class GraphWatch:
-    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest.
-
-    Attributes:
-        captures: so far, in the order in which they began.
-    """
+    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
+    ``captures`` has them in the order in which they began."""
 
     def __init__(self) -> None:
         self.captures: list[Capture] = []
@@ -71,11 +67,7 @@ class GraphWatch:
         self._undo: Callable[[], None] | None = None
 
     def install(self, watch: Watch) -> None:
-        """Begin.
-
-        Args:
-            watch: has ``self.made``, and is installed.
-        """
+        """Begin, with a ``watch`` that was given ``made`` and is installed."""
         self._watch = watch
         self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
 
@@ -95,7 +87,7 @@ class GraphWatch:
         self._blocks.setdefault(device, []).append(block)
 
     def pools(self) -> list[GraphPool]:
-        """What was captured, by pool; to be called when the history has been followed to its end.
+        """What was captured, by pool, at the end.
 
         Raises:
             RuntimeError: the history was not followed.

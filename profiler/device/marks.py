@@ -2,13 +2,11 @@
 
 Note [Few marks]
 ~~~~~~~~~~~~~~~~
-A run has a few marks a step, and the peak is explained at its end. What can be asked then is what
-was between two marks of a block that still lives, or is of the peak. So when the history has been
-followed past marks, those that no such block refers to go (``thin``). Of a row of them that goes at
-most one of each phase stays, in the order in which they came, so that a phase which lay between two
-blocks still does; and what was known at any of the row is known at the last of these, as far as it
-is about such blocks. A block that is asked about was there during the whole row, or not at all: so
-its address was nobody else's meanwhile.
+A run has a few marks a step, and is explained at its end, when blocks are asked about that still
+live, lived long or are of the peak. So when the history has been followed past marks, those that no
+such block refers to go (``thin``). Of a row that goes one of each phase stays, so that a phase
+which lay between two blocks still does; and what was known at any is known at the last of these, as
+far as it is about such blocks: each was there during the whole row, or not at all.
 """
 
 from __future__ import annotations
@@ -65,12 +63,8 @@ class Mark:
 
 
 def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:
-    """The line in whose ``backward()`` something was asked for, None if in none.
-
-    Args:
-        marks: of the run.
-        number: of the last mark before it was asked for.
-    """
+    """The line in whose ``backward()`` something was asked for after the mark with this number,
+    None if in none."""
     mark = marks[number]
     return mark.line if mark.phase is Phase.BACKWARD else None
 
@@ -105,12 +99,8 @@ class Marks:
         self.all.append(mark)
 
     def thin(self, replays: Iterable[Replay]) -> None:
-        """Let go of what nobody can ask for any more; see Note [Few marks].
-
-        Args:
-            replays: all that follow these marks. Numbers in them, and in their blocks, are made
-                those that the marks have then.
-        """
+        """Let go of what nobody can ask for any more; see Note [Few marks]. Numbers in ``replays``,
+        all that follow these marks, and in their blocks become those that the marks have then."""
         replays = list(replays)
         with self.lock:
             passed = min(r.mark for r in replays)

@@ -2,15 +2,13 @@
 
 Note [What can be said without a history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The allocator keeps the most that it ever had reserved, and tells at any time which blocks there
-are. Whose a block is says the process: modules, optimizers, Python's tensors, autograd's graphs
-(``holders.py``). So a program is not watched and pays nothing; a look at its end takes about
-a second for a million objects, and a few where there are large tensors of which it is asked who
-refers to them.
+The allocator tells the most that it ever had reserved and which blocks there are; whose a block is
+says the process: modules, optimizers, Python's tensors, autograd's graphs (``holders.py``). A look
+takes about a second for a million objects, and a few where there are large tensors of which it is
+asked who refers to them.
 
-What it cannot tell is what lay in memory that is free by now: activations and temporaries of the
-peak. They are free segments here, and how many bytes of them were in use at the peak is known from
-the counters alone. Which they were says the report of compiled code, and of eager code
+What lay in memory that is free by now, activations and temporaries of the peak, it cannot tell: how
+many bytes these were say the counters, and which the report of compiled code or
 ``memprof.profile(eager=True)``.
 """
 
@@ -113,14 +111,14 @@ def unwatched_account(
     look: Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
-    """The account of a device that nobody follows.
+    """The account of a device that nobody follows, now.
 
     Args:
         device: its index.
-        segments: all that it has now.
+        segments: all that it has.
         settings: of the allocator.
-        look: at the process: what modules and optimizers have.
-        otherwise: says whose a block is that no module and no optimizer has.
+        look: what modules and optimizers of the process have.
+        otherwise: says whose a block is that none of these has.
     """
     replay = Replay(settings)
     replay.take_over(segments)

@@ -2,29 +2,25 @@
 
 Note [Marks]
 ~~~~~~~~~~~~
-A mark is where autograd's engine starts and ends, and where an optimizer's step does. Hooks of
-optimizers are public; for the engine one function is wrapped. Neither is seen by code that is being
-compiled: in a compiled optimizer the hooks are nothing, and its steps have no marks.
-
-Where in the allocator's history a mark lies is counted, not timed: the allocator's statistics tell
-how many blocks have been asked for and let go of, and the history has an entry for each. (The text
-that ``torch.cuda.memory._set_memory_metadata`` puts on entries would be simpler, and belongs to a
-thread: autograd's own threads do not have it.)
+A mark is where autograd's engine starts and ends, and where an optimizer's step does: one function
+is wrapped, and optimizers have hooks, which in compiled ones are nothing. Where in the allocator's
+history it lies is counted: its statistics tell how many blocks have been asked for and let go of,
+and the history has an entry for each. (What ``torch.cuda.memory._set_memory_metadata`` puts on
+entries belongs to a thread: autograd's own threads do not have it.)
 
 Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks at
-which there is a lot of it, and what is followed is forgotten but for the blocks that live. Where a
-program has no marks, a thread looks after it (``draining.py``). What other threads allocate between
-the taking and the new beginning is lost: the next snapshot then has other sizes than what was
+An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks where
+there is a lot of it; where a program has no marks, a thread looks after it (``draining.py``). What
+other threads allocate in between is lost: the next snapshot then has other sizes than what was
 followed, and is taken over.
 
 Note [A guest]
 ~~~~~~~~~~~~~~
-``memprof simulate`` has the process to itself. A session inside of somebody's program is a guest:
-it begins in the midst of it, goes without an account where somebody else keeps the history, leaves
-cuBLAS's workspaces where they are, and takes everything back at its end. What fails here is logged
-and ends the account, never the training.
+``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it
+begins in the midst of it, goes without an account where somebody else keeps the history, leaves
+cuBLAS's workspaces where they are, and takes everything back. What fails here is logged and ends
+the account, never the training.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ What one capture costs is not by how much its pool grew meanwhile: without it th
 grown the pool instead. So the requests of the pool are served again, without those of the capture,
 by the rules of c10/cuda/CUDACachingAllocator.cpp: the smallest free block of the request's stream
 and size class that is large enough, the lowest address first, cut off as in ``Replay``; else a new
-segment of 2 MiB, of 20 MiB, or for 10 MiB and more of the request rounded up to 2 MiB. A private
-pool gives no segment back while a graph has it. A new segment lies where the allocator put it for
-the same request, as far as that is free, since addresses decide between free blocks of one size.
+segment (``segment_size``), which no private pool gives back while a graph has it. That lies where
+the allocator put it for the same request, as far as that is free, since addresses decide between
+free blocks of one size.
 
 Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
 expandable segments, ``max_split_size``, or where several streams' frees were put off.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .ranges import BestFit
@@ -111,27 +111,18 @@ def segment_size(size: int) -> int:
 
 
 def reserved_without(requests: Sequence[Request], left_out: Collection[int] = ()) -> int:
-    """Bytes that a pool has in the end.
-
-    Args:
-        requests: of the pool since it was empty.
-        left_out: numbers of captures whose requests are not made.
-    """
+    """Bytes that a pool has in the end, from all requests since it was empty but for those of the
+    captures with the numbers ``left_out``."""
     pool = SimulatedPool()
-    for _, request in _steps(r for r in requests if r.capture not in left_out):
-        if isinstance(request, Request):
-            pool.serve(request)
-        else:
-            pool.let_go(request)
-    return pool.reserved
-
-
-def _steps(requests: Iterable[Request]) -> list[tuple[int, Request | Block]]:
-    """Requests and releases in the order in which they happened."""
-    found: list[tuple[int, Request | Block]] = []
+    steps: list[tuple[int, Request | Block]] = []
     for r in requests:
-        found.append((r.block.event, r))
-        if r.block.ended is not None:
-            found.append((r.block.ended, r.block))
-    found.sort(key=lambda step: step[0])
-    return found
+        if r.capture not in left_out:
+            steps.append((r.block.event, r))
+            if r.block.ended is not None:
+                steps.append((r.block.ended, r.block))
+    for _, step in sorted(steps, key=lambda step: step[0]):
+        if isinstance(step, Request):
+            pool.serve(step)
+        else:
+            pool.let_go(step)
+    return pool.reserved

@@ -8,12 +8,10 @@ itself, even where ``find_class`` refuses everything: it makes a memo as large a
 (five bytes: 64 GiB), a ``bytes`` as long as a length says, hashes tuples in tuples as deep as the
 machine's stack or as often as 2 to the power of their depth. So two steps:
 
-1. ``check`` walks over the opcodes without doing them. What one of them is long is looked up for
-   all bytes at once (``bytes.translate``), so that a step is an addition: 4 s for a snapshot of
-   252 MB, whose loading takes 1.6 s more. Refused is every opcode that
-   ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2 to 5: those that name
-   or make objects, the persistent, the extension registry, sets, byte arrays, buffers, and the text
-   of protocol 0.
+1. ``check`` walks over the opcodes without doing them. Their lengths are looked up for all bytes at
+   once (``bytes.translate``): 4 s for a snapshot of 252 MB, whose loading takes 1.6 s more. Refused
+   is every opcode that ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2
+   to 5.
 2. What is left goes to C's unpickler, whose ``find_class`` and ``persistent_load`` refuse all the
    same.
 
@@ -247,6 +245,9 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
     return Snapshot(_loaded(data, name), name)
 
 
+_OF_DAMAGE = (EOFError, AttributeError, TypeError, ValueError, LookupError, OverflowError)
+
+
 def _loaded(data: bytes, name: str | None) -> Any:
     try:
         with collector_paused():  # Millions of objects are made, none of which can go.
@@ -260,15 +261,7 @@ def _loaded(data: bytes, name: str | None) -> Any:
         raise SnapshotRefusedError(
             name, f"not loaded, as it is no plain snapshot: {e}. Nothing of it was executed"
         ) from e
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        LookupError,
-        OverflowError,
-    ) as e:
+    except (pickle.UnpicklingError, *_OF_DAMAGE) as e:
         said = f"{type(e).__name__}: {e}"[:200]
         raise SnapshotRefusedError(name, f"a damaged pickle: {said}") from e
 

@@ -125,9 +125,9 @@ class GraphWatch:
         found: dict[tuple[int, int], list[Range]] = {}
         for s in self._watch.replays[c.device].segments:
             end = s.address + s.size
-            others = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
-            if not others and any(s.address <= a < end for a in asked):
-                assert s.pool is not None
+            if s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools:
+                continue
+            if any(s.address <= a < end for a in asked):
                 found.setdefault(s.pool, []).append((s.address, end))
         if len(found) == 1:
             ((c.pool, ranges),) = found.items()
@@ -152,14 +152,16 @@ class GraphWatch:
             # A body that raises ends the capture all the same, and what was captured is a part.
             inside = sys.exc_info()[1]
             failed = _text(inside) if inside is not None and id(inside) != handled else ""
+            ended = None
             try:
                 end(graph, *args, **kwargs)
+                ended = graph
             except BaseException as e:
-                if capture is not None:
-                    self._guarded(self._finish, capture, failed or _text(e))
+                failed = failed or _text(e)
                 raise
-            if capture is not None:
-                self._guarded(self._finish, capture, failed, graph)
+            finally:
+                if capture is not None:
+                    self._guarded(self._finish, capture, failed, ended)
 
         return capture_end
 
@@ -208,9 +210,7 @@ class GraphWatch:
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
         assert self._watch is not None
-        for key, (opened, _) in list(self._open.items()):
-            if opened is c:
-                del self._open[key]
+        self._open = {key: one for key, one in self._open.items() if one[0] is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed
         if graph is not None:
@@ -232,15 +232,10 @@ class GraphWatch:
             _gone(capture)
 
     def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
-        found = tuple(
-            sorted(
-                (s["address"], s["address"] + s["total_size"])
-                for s in compat.pool_segments(pool)
-                if s["device"] == device and s["total_size"]
-            )
-        )
+        own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]
+        found = sorted((s["address"], s["address"] + s["total_size"]) for s in own)
         self._ranges[device] = merged([*self._ranges.get(device, ()), *found])
-        return found
+        return tuple(found)
 
 
 def _gone(c: Capture, _: object = None) -> None:

@@ -45,11 +45,7 @@ _lock = threading.Lock()
 _attached = False
 
 
-class _OfThread(threading.local):
-    inside = False
-
-
-_here = _OfThread()
+_here = threading.local()
 
 
 def added(to: list[_T], one: _T) -> Callable[[], None]:
@@ -83,7 +79,7 @@ def _attach() -> None:
 
 
 def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
-    if _here.inside:  # a listener's own request
+    if getattr(_here, "inside", False):  # a listener's own request
         return
     _here.inside = True
     try:
@@ -92,10 +88,9 @@ def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
                 listener(OutOfMemoryEvent(device, wanted, allowed, free))
             except Exception as e:
                 # Below this stands C++ of torch's, which is about to raise the program's error.
+                what = f"{type(e).__name__}: {e}"
                 log.error(
-                    "memprof failed at a device's out of memory: %s: %s. Please report this.",
-                    type(e).__name__,
-                    e,
+                    "memprof failed at a device's out of memory: %s. Please report this.", what
                 )
     finally:
         _here.inside = False

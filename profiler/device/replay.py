@@ -40,6 +40,12 @@ SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
 
+_SMALL_SEGMENT = 2 << 20
+_LARGE_SEGMENT = 20 << 20
+_OWN_SEGMENT = 10 << 20
+"""Requests from so many bytes on get a segment of their own size."""
+_ROUND_LARGE = 2 << 20
+
 LONG = 8
 """A block that lived for one part in so many of a history is in ``Replay.gone``."""
 
@@ -396,6 +402,15 @@ def is_cut(rest: int, size: int) -> bool:
     """Whether a block of so many bytes is cut off where ``rest`` would remain: c10's
     ``should_split`` for a segment that does not grow."""
     return rest >= ROUNDING if size <= SMALL else rest > SMALL
+
+
+def segment_size(size: int) -> int:
+    """Bytes of the segment that the allocator gets for a request of a rounded size."""
+    if size <= SMALL:
+        return _SMALL_SEGMENT
+    if size < _OWN_SEGMENT:
+        return _LARGE_SEGMENT
+    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

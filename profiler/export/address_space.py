@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device.ranges import BestFit
-from ..device.replay import ROUNDING, SMALL
-from ..device.whatif import segment_size
+from ..device.replay import ROUNDING, SMALL, segment_size
 
 _GAP = 2 << 20
 """Left free between segments, so that memory of two is never one block."""

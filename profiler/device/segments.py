@@ -71,7 +71,7 @@ class Segments:
 
     def grow(self, address: int, size: int, expandable: bool) -> bool:
         """The device gave memory; returns whether that was possible."""
-        start = self._starts.last_up_to(address + size - 1)
+        start = self._starts.last_up_to(max(address, address + size - 1))
         before = None if start is None else self._by_address[start]
         if before is not None and before.address + before.size > address:
             return False

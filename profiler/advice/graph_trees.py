@@ -207,10 +207,10 @@ def _to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> Sequence[GraphVa
 def _moving_input(
     graph: GraphRecord | None, function: str, value: GraphValue | None, times: int
 ) -> Evidence:
-    nbytes = (value.nbytes if graph and value else 0) or 0
-    if graph is not None and value is not None and not nbytes:
+    nbytes = 0
+    if graph is not None and value is not None:
         storages = (s for p in graph.programs for s in p.storages if value.index in s.inputs)
-        nbytes = max((s.nbytes for s in storages), default=0)
+        nbytes = value.nbytes or max((s.nbytes for s in storages), default=0)
     name = (value.fqn or value.name) if value else "an input"
     text, label = f"{name} was at another address", graph.label if graph else function
     return Evidence(text, nbytes, times, label, value.name if value else None)

@@ -168,7 +168,8 @@ def storage_addresses() -> dict[int, list[int]]:
     """First bytes of the CUDA memory that tensors in Python have, ascending, by device."""
     found: dict[int, set[int]] = {}
     for tensor in existing(torch.Tensor):
-        for address, _ in () if is_stand_in(tensor) else memory_of(tensor, "cuda"):
+        memory = [] if is_stand_in(tensor) else memory_of(tensor, "cuda")
+        for address, _ in memory:
             found.setdefault(tensor.device.index, set()).add(address)
     return {device: sorted(addresses) for device, addresses in found.items()}
 

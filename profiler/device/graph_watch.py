@@ -94,9 +94,9 @@ class GraphWatch:
         """
         watch = self._watch
         assert watch is not None
-        for c, _ in list(self._open.values()) if not watch.why_not else ():
-            self._finish(c, "it had not ended when the session did")
         if not watch.why_not:
+            for c, _ in list(self._open.values()):
+                self._finish(c, "it had not ended when the session did")
             watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)

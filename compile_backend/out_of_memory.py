@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.profiler.device.moment import Compiled
-from memprof.profiler.device.out_of_memory import REPORTS
+from memprof.profiler.device.out_of_memory import REPORTS, Compiled
 from memprof.profiler.model import DeviceAccount, LedgerKind
 
 from .runtime import RUNTIME

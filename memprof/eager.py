@@ -1,17 +1,32 @@
-"""The allocator's side of a session: ``memprof.profile(eager=True)``, ``watch_graphs()``."""
+"""The allocator's side of a session: ``memprof.profile(eager=True)``, ``watch_graphs()``, and
+``on_oom=PATH``: the report of the moment at which a device has no more memory.
+
+Note [One file, the last failure]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The file is written anew for each report, whole or not at all, so that it has the failure that came
+last: the one that ends a program is the last one. What failed before is counted in it, and in the
+log with its line.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 
+import torch
+
+from memprof.compile_backend.out_of_memory import report_out_of_memory
+from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
-from memprof.profiler.device.watch import Watch, has_cuda
+from memprof.profiler.device.watch import Watch
+from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.file import check_name, write_profile
 from memprof.profiler.model import DeviceAccount, GraphPool, Growth
 from memprof.profiler.process_hooks import on_fork
 
@@ -48,10 +63,9 @@ class EagerMemory:
         self._graphs = GraphWatch() if graphs else None
         made = self._graphs.made if self._graphs is not None else None
         self._watch = Watch(guest=True, phases=accounts, made=made)
-        self._drains = Drains(self._watch)
         self._process = os.getpid()
         self._began_ns = 0
-        self._unfollow: Callable[[], None] | None = None
+        self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
         """Follow from here on, or from where CUDA starts.
@@ -69,15 +83,19 @@ class EagerMemory:
                 )
             _current = self
         self._began_ns = time.perf_counter_ns()
-        if not has_cuda():
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             self.why_not = "this build of torch has no CUDA"
             return
         try:
+            self._undo.callback(self._watch.uninstall)
             self._watch.install()
             if self._graphs is not None:
+                self._undo.callback(self._graphs.uninstall)
                 self._graphs.install(self._watch)
-            self._drains.start()
-            self._unfollow = REPORTS.follow(self._watch)
+            drains = Drains(self._watch)
+            self._undo.callback(drains.stop)
+            drains.start()
+            self._undo.callback(REPORTS.follow(self._watch))
         except Exception as e:
             self._watch.fail(e)
 
@@ -105,12 +123,7 @@ class EagerMemory:
         """Leave torch as it was."""
         global _current
         try:
-            if self._unfollow is not None:
-                self._unfollow()
-            self._drains.stop()
-            if self._graphs is not None:
-                self._graphs.uninstall()
-            self._watch.uninstall()
+            self._undo.close()
         except Exception as e:
             self._watch.fail(e)
         finally:
@@ -143,3 +156,36 @@ def _in_child() -> None:
     """The history is the parent's."""
     global _current, _lock
     _current, _lock = None, threading.Lock()
+
+
+def check_place(path: str) -> None:
+    """Find out that a report cannot be written to ``path`` before there is one.
+
+    Raises:
+        ProfileNotWritableError: no such file can be written.
+    """
+    check_name(path)
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ProfileNotWritableError(path, "its folder is not there, or nothing can be put there")
+
+
+def write_to(path: str, session: Session) -> Callable[[], None]:
+    """Write the report of each failure to ``path`` from now on; what is returned ends that.
+
+    Args:
+        path: a profile file.
+        session: whose compiled calls are part of the report.
+    """
+    process = os.getpid()
+
+    def write(account: DeviceAccount) -> str:
+        if os.getpid() != process:
+            return ""
+        profile = RUNTIME.profile(session)
+        profile.accounts = [account]
+        write_profile(profile, path)
+        return path
+
+    report_out_of_memory()
+    return REPORTS.keep_with(write)

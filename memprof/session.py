@@ -25,8 +25,7 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.writing import check_writable
 
-from .eager import EagerMemory
-from .on_oom import check_place, write_to
+from .eager import EagerMemory, check_place, write_to
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 

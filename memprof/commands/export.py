@@ -15,10 +15,9 @@ from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.html import write_report
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import in_words, read_names
+from memprof.profiler.snapshot.named import read_names, replayed
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
-from memprof.profiler.snapshot.recordings import replayed
 
 from ._common import (
     BadFile,
@@ -172,7 +171,7 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
     known = read_names(profiles)
     done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
     write_snapshot(found, output)
-    for line in [*_said(done), *map(in_words, replayed(found, known))]:
+    for line in [*_said(done), *(said for _, said in replayed(found, known))]:
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
 

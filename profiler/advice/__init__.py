@@ -44,11 +44,9 @@ from ..attribution import Attribution
 from ..devices import main_device, timelines
 from ..model import Profile
 from ..timeline import Timeline
-from .allocator import fragmentation
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
-from .gradients import gradients
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
-from .outputs import large_outputs
+from .held import fragmentation, gradients, large_outputs
 from .recompute import recompute
 
 __all__ = ["Evidence", "Finding", "FindingKind", "advise"]

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ..attribution import Site
+from ..attribution import Attribution, Site
+from ..live import LiveItem
 from ..model import SourceFrame
+from ..timeline import Timeline
 
 MOST = 5
 PER_KIND = 2
@@ -82,6 +84,13 @@ class Finding:
     change: str
     evidence: tuple[Evidence, ...]
     remedy: str = ""
+
+
+def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
+    """What is live at the peak, and where it is from; nothing where there is none."""
+    at = timeline.peak()
+    for i in timeline.live_at(at.call, at.instant).items if at is not None else ():
+        yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
 
 
 def together(

@@ -74,40 +74,39 @@ _GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
 
 
 def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
-    replays: Counter[int] = Counter()
-    skips: Counter[int] = Counter()
+    times: Counter[int | None] = Counter()
+    skipped: set[int | None] = set()
     for entry, _ in of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
-        if entry.graph is None:
-            continue
         if entry.kind is LedgerKind.REPLAY:
-            replays[entry.graph] += entry.count
+            times[entry.graph] += entry.count
         elif writes_to_copied(entry):
-            skips[entry.graph] += entry.count
+            times[entry.graph] += entry.count
+            skipped.add(entry.graph)
     evidence = []
     names = []
     for graph in profile.graphs:
-        if replays[graph.id] + skips[graph.id] < MIN_TIMES:
+        if times[graph.id] < MIN_TIMES:
             continue
         for storage in _entering(graph):
             values = [graph.inputs[i] for i in storage.inputs if i < len(graph.inputs)]
             if not values or any(v.static or v.role not in _GIVEN for v in values):
                 continue
-            value = values[0]
-            if skips[graph.id] and not any(v.mutated for v in values):
-                continue
-            if skips[graph.id]:
-                why = "the graph writes to it, so it runs without a CUDA graph"
+            value, mutated = values[0], any(v.mutated for v in values)
+            if graph.id in skipped:
+                why = "the graph writes to it, so it runs without a CUDA graph" if mutated else ""
             elif any(v.role in _STATE for v in values):
                 why = f"{value.role.value.replace('_', ' ')} without a static address"
-            elif any(v.mutated for v in values):
+            elif mutated:
                 why = "the graph writes to it: the same memory at every call"
-            elif _seen_again(graph, storage):
-                why = "the same memory at calls with other sizes"
             else:
+                again = _seen_again(graph, storage)
+                why = "the same memory at calls with other sizes" if again else ""
+            if not why:
                 continue
             names += [v.fqn for v in values if v.fqn and "+" not in v.fqn]
-            text, times = f"{value.fqn or value.name}: {why}", replays[graph.id] + skips[graph.id]
-            evidence.append(Evidence(text, storage.nbytes, times, graph.label, value.name))
+            text = f"{value.fqn or value.name}: {why}"
+            nbytes, count = storage.nbytes, times[graph.id]
+            evidence.append(Evidence(text, nbytes, count, graph.label, value.name))
     yield from together(
         evidence,
         threshold,
@@ -133,26 +132,22 @@ def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
 def _entering(graph: GraphRecord) -> list[Storage]:
     """Inputs of a graph, each once, largest program first."""
     found: dict[tuple[int, ...], Storage] = {}
-    for program in graph.programs:
-        for s in program.storages:
-            if s.inputs and s.device != "cpu":
-                known = found.get(s.inputs)
-                if known is None or s.nbytes > known.nbytes:
-                    found[s.inputs] = s
+    for s in (s for program in graph.programs for s in program.storages):
+        if s.inputs and s.device != "cpu":
+            found[s.inputs] = max(found.get(s.inputs, s), s, key=lambda s: s.nbytes)
     return list(found.values())
 
 
 def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
     """Functions that are recorded again and again, or no more, because inputs move."""
-    graphs = {g.id: g for g in profile.graphs}
+    graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
     span = max(profile.calls.end_ns, default=0) - min(profile.calls.start_ns, default=0)
     again: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     findings = []
     stopped = set()
     for entry, tree in of_trees(profile, LedgerKind.RERECORD, LedgerKind.SKIP):
         if tree.cause is TreeCause.KEEPS_MOVING:
-            graph = graphs.get(entry.graph) if entry.graph is not None else None
-            findings.append(_not_recorded(entry, tree, graph))
+            findings.append(_not_recorded(entry, tree, graphs.get(entry.graph)))
             stopped.add(tree.function)
         elif has_moved(entry):
             again[tree.function].append((entry, tree))
@@ -161,8 +156,7 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
             continue
         times = sum(e.count for e, _ in entries)
         took = sum(t.duration_ns for _, t in entries)
-        id = entries[0][0].graph
-        graph = graphs.get(id) if id is not None else None
+        graph = graphs.get(entries[0][0].graph)
         counts: Counter[GraphValue | None] = Counter()
         for e, _ in entries:
             for value in _to_blame(e, graph):
@@ -190,12 +184,11 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
 
 
 def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | None) -> Finding:
-    evidence = [
-        _moving_input(graph, tree.function, value, entry.count) for value in _to_blame(entry, graph)
-    ]
+    times = entry.count
+    evidence = [_moving_input(graph, tree.function, v, times) for v in _to_blame(entry, graph)]
     return Finding(
         FindingKind.MOVING_ADDRESS,
-        f"{tree.function} ran {entry.count:,} times without a CUDA graph because its parameters "
+        f"{tree.function} ran {times:,} times without a CUDA graph because its parameters "
         "lie somewhere else in each step",
         tree.nbytes,
         "in inputs that move",
@@ -216,10 +209,8 @@ def _moving_input(
 ) -> Evidence:
     nbytes = 0
     if graph is not None and value is not None:
-        nbytes = value.nbytes or max(
-            (s.nbytes for p in graph.programs for s in p.storages if value.index in s.inputs),
-            default=0,
-        )
+        storages = (s for p in graph.programs for s in p.storages if value.index in s.inputs)
+        nbytes = value.nbytes or max((s.nbytes for s in storages), default=0)
     name = (value.fqn or value.name) if value else "an input"
     text, label = f"{name} was at another address", graph.label if graph else function
     return Evidence(text, nbytes, times, label, value.name if value else None)

@@ -14,7 +14,7 @@ from ..attribution import Attribution, Site
 from ..live import LiveItem
 from ..model import Category, NodeProvenance, Profile, SourceFrame
 from ..timeline import Timeline
-from .finding import Evidence, Finding, FindingKind
+from .finding import Evidence, Finding, FindingKind, at_peak
 from .recomputed_peak import RecomputedPeak, made
 
 # Words of operator names, digits and underscores left out: `conv2d` and `_convolution` have one,
@@ -56,8 +56,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
     if at is None:
         return
     groups: dict[tuple[str | None, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
-    for item in timeline.live_at(at.call, at.instant).items:
-        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+    for item, site in at_peak(timeline, attribution):
         if site.category is Category.ACTIVATION and site.node is not None and not site.outside:
             place = site.frame.location if site.frame else site.node
             module = None if site.module is None else without_numbers(site.module)

@@ -1,4 +1,4 @@
-"""Private and version-specific torch that ``watch`` needs; read on 2.11, 2.13 and 2.15."""
+"""Private and version-specific torch; read on 2.11, 2.13 and 2.15."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 
 def history_enabled() -> bool:
     """Whether the allocator keeps a history, for whomever."""
-    enabled: bool = torch._C._cuda_isHistoryEnabled()
-    return enabled
+    return bool(torch._C._cuda_isHistoryEnabled())
 
 
 def stop_history() -> None:
@@ -115,10 +114,9 @@ def clear_workspaces() -> None:
 def existing(*kinds: type) -> list[Any]:
     """Objects of classes, and of those below them, that Python's collector knows.
 
-    Not from ``gc.get_objects()``, which hands out tuples that somebody is still building: they
-    fail to grow while anybody else refers to them (Objects/tupleobject.c, ``_PyTuple_Resize``).
-    Whoever refers to a class is asked for instead, as its instances do. By ``type``, since
-    ``isinstance`` asks the object, and some load modules to answer.
+    Found as what refers to a class: ``gc.get_objects()`` hands out tuples that somebody is still
+    building, which then fail to grow (``_PyTuple_Resize``). By ``type``, since ``isinstance`` asks
+    the object, and some load modules to answer.
     """
     classes = {c for kind in kinds for c in _with_subclasses(kind)}
     return [x for x in gc.get_referrers(*classes) if type(x) in classes]
@@ -155,11 +153,9 @@ def pool_of(graph: torch.cuda.CUDAGraph) -> tuple[int, int] | None:
 
 
 def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
-    """The caching allocator's segments of one pool, on all devices.
-
-    Torch before 2.15 drops a reference to each thing in the tuple that it
-    was not given, until the interpreter crashes: they are given here.
-    """
+    """The caching allocator's segments of one pool, on all devices."""
+    # Torch before 2.15 drops a reference to each thing in the tuple that it was not given, until
+    # the interpreter crashes: they are given here.
     which = (*pool, False)  # without the history of allocations
     if _BEFORE_2_15:
         for x in which:
@@ -172,13 +168,9 @@ def storage_addresses() -> dict[int, list[int]]:
     """First bytes of the CUDA memory that tensors in Python have, ascending, by device."""
     found: dict[int, set[int]] = {}
     for tensor in existing(torch.Tensor):
-        try:
-            for plain in plain_tensors(tensor):
-                if plain.device.type == "cuda" and not isinstance(plain, FakeTensor):
-                    address = plain.untyped_storage().data_ptr()
-                    found.setdefault(plain.device.index, set()).add(address)
-        except Exception:  # Subclasses that forbid a look, outputs that a graph has overwritten.
-            continue
+        memory = [] if is_stand_in(tensor) else memory_of(tensor, "cuda")
+        for address, _ in memory:
+            found.setdefault(tensor.device.index, set()).add(address)
     return {device: sorted(addresses) for device, addresses in found.items()}
 
 
@@ -207,12 +199,10 @@ def passing_workspace_sizes(device: int) -> set[int]:
 
 
 def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory.
-
-    It is called by the thread that asked, without the allocator's lock, before the error is raised
-    and after all that the allocator does to avoid it, with the device, the bytes that it tried to
-    get, those that it may have and those that are free. It must not raise. Only where CUDA has
-    started; never where this torch, or the allocator in use, has no such observers.
+    """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory: by
+    the thread that asked, without the allocator's lock, before the error is raised and after all
+    that is done to avoid it, with the device and bytes: tried to get, allowed and free. It must not
+    raise. Only where CUDA has started, and the allocator in use has such observers.
     """
     with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
@@ -299,26 +289,18 @@ def _saved_names(kind: Any) -> tuple[str, ...]:
 
 def saved_by(node: Any) -> list[torch.Tensor]:
     """What an operation of autograd has saved for its backward, as it lies, hooks' results too."""
-    found: list[torch.Tensor] = []
+    found: list[Any] = []
     kind: Any = type(node)
     for name in _saved_names(kind):
-        try:
+        with contextlib.suppress(Exception):  # It has been released already.
             saved = getattr(node, name)
             for one in saved if isinstance(saved, (list, tuple)) else (saved,):
-                data = one.data
-                if isinstance(data, torch.Tensor):
-                    found.append(data)
-        except Exception:  # It has been released already.
-            continue
-    leaf = getattr(node, "variable", None)  # Whose gradient is asked for, of AccumulateGrad.
-    if isinstance(leaf, torch.Tensor):
-        found.append(leaf)
+                found.append(one.data)
+    found.append(getattr(node, "variable", None))  # Whose gradient AccumulateGrad adds to.
     # What AOTAutograd saves past the check of versions stands in attributes.
     for value in list(getattr(node, "__dict__", {}).values()):
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, torch.Tensor):
-                found.append(one)
-    return found
+        found += value if isinstance(value, (list, tuple)) else (value,)
+    return [one for one in found if isinstance(one, torch.Tensor)]
 
 
 def writes_to(tensor: torch.Tensor) -> int | None:

@@ -1,7 +1,4 @@
-"""Functions of torch that others stand in for while somebody watches: what is private of it.
-
-Where a name is missing in some version, that is an error of this file and nobody else's.
-"""
+"""Functions of torch that others stand in for while somebody watches: what is private of it."""
 
 from __future__ import annotations
 
@@ -48,12 +45,9 @@ def replace(
     return undo
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
 def _beside(
-    before: Callable[..., object] = _nothing, after: Callable[..., object] = _nothing
+    before: Callable[..., object] = lambda *_, **__: None,
+    after: Callable[..., object] = lambda *_, **__: None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """For ``replace``: what is called with the same arguments before and after the function."""
 
@@ -70,8 +64,6 @@ def _beside(
 
 
 def _all(*undone: Undo) -> Undo:
-    """Takes all of these back."""
-
     def undo() -> None:
         for one in undone:
             one()

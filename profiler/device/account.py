@@ -12,8 +12,8 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    after a capture; in somebody's program, which keeps them, one of their size that is there at the
    end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
    size that was given back before the allocator did anything else;
-3. what FSDP and DDP asked for, by the innermost of their functions: Note [Buffers of FSDP and DDP];
-   what transformers' caches of keys and values did, by their file, is persistent state;
+3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches of
+   keys and values did, by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -37,9 +37,9 @@ from __future__ import annotations
 import bisect
 import linecache
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memprof.profiler.model import (
@@ -57,52 +57,31 @@ from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """A peak's bytes by what they are for; see ``DeviceAccount`` for the fields."""
-
-    rows: list[AccountRow]
-    rounding: int
-    awaiting: int
-    pools: list[PoolShare]
-    step: int = 0
-    phase: str = ""
-
-    def put_into(self, account: DeviceAccount) -> None:
-        """Make these the parts of an account that says how much was reserved."""
-        for field in fields(self):
-            setattr(account, field.name, getattr(self, field.name))
-        account.unexplained = account.reserved - account.explained
-
-
 Otherwise = Callable[[Block], tuple[Purpose, str] | None]
 """A block's purpose and who holds it, where the history does not tell."""
 
 _Row = TypeVar("_Row", AccountRow, CaptureRow)
 
-Decide = Callable[[Block], AccountRow]
-"""The row that a block belongs to, as one of no bytes and no blocks."""
-
 
 def explain(
+    account: DeviceAccount,
     peak: Peak,
     marks: Sequence[Mark],
+    *,
     last: int | None = None,
     cut_off: bool = False,
-    *,
     now: bool = False,
     otherwise: Otherwise | None = None,
     workspaces: Collection[int] = (),
     passing: Collection[int] = (),
-) -> Explained:
-    """Say of every byte of a peak what it is for.
+) -> None:
+    """Say in an account of every byte of a peak what it is for.
 
     Args:
+        account: says how much was reserved.
         peak: of a ``Replay`` that has followed the run to its end.
-        marks: all of the run; the first one is its beginning.
-        last: number of the mark after which nothing but cuBLAS's workspaces was given back; None
-            if nobody did that.
+        marks: all of the run.
+        last: number of the mark after which nothing but cuBLAS's workspaces was given back.
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
@@ -119,40 +98,52 @@ def explain(
             purpose, holder = otherwise(block) or (purpose, "")
         elif otherwise is not None and decide.goes_by_writes(block):
             _, holder = otherwise(block) or (purpose, "")
-        compiled = at.generated is not None
-        modules = " > ".join(at.modules)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
-        line = source_of(at.line or waiting)
-        waits = waiting is not None
         return AccountRow(
-            *(purpose, 0, 0, modules, line, at.nodes, compiled, detail, holder, waits)
+            *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
+            *(at.generated is not None, detail, holder, waiting is not None),
         )
 
-    mark = marks[-1 if now else peak.mark]
-    trained = any(m.phase is not Phase.FORWARD for m in marks)
-    return replace(
-        add_up(peak, row_of),
-        step=mark.step + 1 if trained else 0,
-        phase=mark.phase.value if trained else "",
-    )
+    add_up(account, peak, row_of)
+    if any(m.phase is not Phase.FORWARD for m in marks):
+        mark = marks[-1 if now else peak.mark]
+        account.step, account.phase = mark.step + 1, mark.phase.value
 
 
-def add_up(peak: Peak, row_of: Decide) -> Explained:
-    """An instant's bytes by rows, with what is no block that somebody asked for; of no phase."""
+def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
+    """Put an instant's bytes into an account that says how much was reserved: by rows, as for
+    ``rows_of``, and what is no block that somebody asked for."""
     live = [b for b in peak.blocks if b.address not in peak.awaiting]
-    rounding = sum(b.size - b.requested for b in live)
-    awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
-    rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
-    return Explained(rows, rounding, awaiting, _pools(peak))
+    account.rounding = sum(b.size - b.requested for b in live)
+    account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
+    account.rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    account.pools = _pools(peak)
+    account.unexplained = account.reserved - account.explained
+
+
+def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
+    """Put into an account which requests failed, and what may be wrong with the history, which was
+    full so often before it was taken."""
+    account.failed = failed_requests(replay)
+    if replay.strange:
+        account.notes.append(
+            f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
+            "contradict the others, as they do where it was begun anew by somebody else"
+        )
+    if replay.corrected:
+        account.notes.append(
+            f"{replay.corrected:,} times the allocator had other blocks than followed from its "
+            "history, as where several threads allocate at once: sizes above may be off"
+        )
+    if lost:
+        account.notes.append(
+            f"the allocator's history was full {lost:,} times: the live memory may be "
+            "that of a lower peak"
+        )
 
 
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order.
-
-    Args:
-        blocks: of an instant, or whatever.
-        row_of: the row of a block, as one of no bytes and no blocks.
-    """
+    """Blocks of one row together, in no order; ``row_of`` gives it with no bytes and no blocks."""
     grouped: dict[_Row, list[int]] = {}
     for block in blocks:
         of_alike = grouped.setdefault(row_of(block), [0, 0])
@@ -165,7 +156,7 @@ def failed_requests(replay: Replay) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first."""
     asked = ((nbytes, where(frames)) for nbytes, frames in replay.out_of_memory)
     return counted_requests(
-        FailedRequest(nbytes, " > ".join(at.modules), source_of(at.line)) for nbytes, at in asked
+        FailedRequest(nbytes, at.module_path, source_of(at.line)) for nbytes, at in asked
     )
 
 
@@ -176,9 +167,7 @@ def counted_requests(requests: Iterable[FailedRequest]) -> list[FailedRequest]:
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
     """A line with the text of it, where it can be read."""
-    if line is None:
-        return None
-    return replace(line, code=linecache.getline(line.file, line.line).strip())
+    return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
 @dataclass
@@ -195,10 +184,10 @@ class _Decider:
     def __post_init__(self) -> None:
         marks, now = self._marks, self._now
         self._batches = [i for i, m in enumerate(marks) if m.batch]
-        self._checkpointed: dict[int, list[int]] = {}
+        self._checkpointed: defaultdict[int, list[int]] = defaultdict(list)
         for i, mark in enumerate(marks):
             for address in mark.checkpointed:
-                self._checkpointed.setdefault(address, []).append(i)
+                self._checkpointed[address].append(i)
         self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
         self._addresses = {i: sorted(known) for i, known in self._known}
         self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]
@@ -341,11 +330,7 @@ BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
 def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
-    """What FSDP or DDP asked for; None if neither did. Note [Buffers of FSDP and DDP].
-
-    Args:
-        frames: innermost first.
-    """
+    """What FSDP or DDP asked for, by frames, innermost first; None if neither did."""
     buffer = Purpose.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")
@@ -376,28 +361,20 @@ _COPY = re.compile(r"\.(to|cuda)\(")
 def _pools(peak: Peak) -> list[PoolShare]:
     """Segments by pool, with what of them was in no block."""
     # By address: a segment that grew or was cut since then has other blocks now.
-    starts = sorted(s.address for s, _ in peak.segments)
-    used: Mapping[int, list[tuple[int, int]]] = {start: [] for start in starts}
-    for block in peak.blocks:
-        at = bisect.bisect_right(starts, block.address) - 1
-        if at >= 0:
-            used[starts[at]].append((block.address, block.size))
+    blocks = sorted((b.address, b.size) for b in peak.blocks)
     pools: dict[str, list[int]] = {}
     for segment, size in peak.segments:
         of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0])
         of_pool[0] += size
         of_pool[2] += 1
-        at = segment.address
-        for address, nbytes in [*sorted(used[segment.address]), (segment.address + size, 0)]:
+        at, end = segment.address, segment.address + size
+        first, last = (bisect.bisect_left(blocks, (x, 0)) for x in (at, end))
+        for address, nbytes in [*blocks[first:last], (end, 0)]:
             of_pool[1] += max(0, address - at)
             of_pool[3] = max(of_pool[3], address - at)
             at = max(at, address + nbytes)
-    return [
-        PoolShare(name, reserved, free, segments, largest)
-        for name, (reserved, free, segments, largest) in sorted(
-            pools.items(), key=lambda item: -item[1][0]
-        )
-    ]
+    found = [PoolShare(name, *of_pool) for name, of_pool in pools.items()]
+    return sorted(found, key=lambda p: -p.reserved)
 
 
 def name_of_pool(pool: tuple[int, int] | None) -> str:

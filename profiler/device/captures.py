@@ -3,25 +3,36 @@
 Note [Which memory is a graph's]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A graph replays at the addresses that its capture was given. So everything that the capture asked
-for in its pool is the graph's as long as the graph is, whether it was let go of at once or not; and
-what was let go of within a capture may be handed out again to a later one: these bytes are shared,
-which is right as long as the graphs do not run at the same time. What was asked for in a pool
-outside of captures, as in a warm-up or for static inputs, is no graph's.
-
-A block belongs to a capture if it was handed out between its begin and its end (``Mark``s, which
-``graph_watch`` sets) and lies in its pool. Blocks that a capture asks for in other pools, such as
-the two tensors for random numbers in the general one, are not counted.
+for in its pool, between its begin and its end (``Mark``s, which ``graph_watch`` sets), is the
+graph's as long as the graph is, whether it was let go of at once or not; and what was let go of
+within a capture may be handed out again to a later one: these bytes are shared, which is right as
+long as the graphs do not run at the same time. What was asked for in a pool outside of captures, as
+in a warm-up or for static inputs, is no graph's; nor is what a capture asks for in other pools,
+such as tensors for random numbers in the general one.
 
 Note [The instant of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A pool is described as it is at the end of the session. Where all of its graphs are deleted by then,
-as when the engine was a variable of ``main()``, that says nothing; then it is described as it was
-when the last capture into it had ended.
+A pool is described as it is at the end of the session, or where all of its graphs are deleted by
+then, as it was when the last capture into it had ended.
+
+Note [Playing the allocator]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+What one capture costs is not by how much its pool grew meanwhile: without it the next one may have
+grown the pool instead. So the requests of the pool are served again, without those of the capture,
+by the rules of c10/cuda/CUDACachingAllocator.cpp: the smallest free block of the request's stream
+and size class that is large enough, the lowest address first, cut off as in ``Replay``; else a new
+segment (``segment_size``), which no private pool gives back while a graph has it. That lies where
+the allocator put it for the same request, as far as that is free, since addresses decide between
+free blocks of one size.
+
+Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
+expandable segments, ``max_split_size``, or where several streams' frees were put off.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -29,9 +40,8 @@ from heapq import heappop, heappush
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
 from .account import name_of_pool, rows_of, source_of
-from .replay import Block, Replay
-from .sharing import Range, clipped, has, merged, shares, total
-from .whatif import Request, reserved_without
+from .ranges import BestFit, Range, clipped, has, merged, shares, total
+from .replay import SMALL, Block, Replay, is_cut, segment_size
 from .where import where
 
 _STEPS = 3_000_000
@@ -75,7 +85,6 @@ class Device:
         name: e.g. ``cuda:0``.
         replay: its history.
         blocks: those of captures and of the pools that were captured into, in order.
-        marks: ``Block.mark`` of each.
         held: first bytes of storages that tensors in Python have, ascending.
         workspaces: sizes that cuBLAS's workspaces have.
     """
@@ -83,18 +92,12 @@ class Device:
     name: str
     replay: Replay
     blocks: Sequence[Block]
-    marks: Sequence[int]
     held: Sequence[int]
     workspaces: Collection[int]
 
 
 def describe(device: Device, captures: Sequence[Capture]) -> list[GraphPool]:
-    """The private pools of a device, the one with most first.
-
-    Args:
-        device: what is there.
-        captures: of this device, in order.
-    """
+    """The private pools of a device, the one with most first; captures are its, in order."""
     now: dict[tuple[int, int] | None, list[Range]] = {}
     for s in device.replay.segments:
         if s.pool is not None and s.pool != (0, 0):
@@ -169,10 +172,11 @@ class _Pool:
         return pool
 
     def _blocks_of(self, c: Capture) -> list[Block]:
-        of_all, marks = self.device.blocks, self.device.marks
-        end = len(marks) if c.end is None else bisect.bisect_left(marks, c.end)
-        during = of_all[bisect.bisect_left(marks, c.begin) : end]
-        return [b for b in during if has(c.segments, b.address)]
+        begin, end = (
+            bisect.bisect_left(self.device.blocks, mark, key=lambda b: b.mark)
+            for mark in (c.begin, _end(c))
+        )
+        return [b for b in self.device.blocks[begin:end] if has(c.segments, b.address)]
 
     def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
         """Whether a block was in the pool: its segment may have been another one's before."""
@@ -329,7 +333,95 @@ def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list
 
     def row_of(b: Block) -> CaptureRow:
         at = where(b.frames)
-        modules, compiled = " > ".join(at.modules), at.generated is not None
-        return CaptureRow(fate(b), 0, 0, modules, source_of(at.line), at.nodes, compiled)
+        compiled, line = at.generated is not None, source_of(at.line)
+        return CaptureRow(fate(b), 0, 0, at.module_path, line, at.nodes, compiled)
 
     return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A block that a pool was asked for.
+
+    Attributes:
+        block: what was handed out.
+        size: bytes to cut off for it.
+        segment: address of the segment in which it was.
+        capture: number of the capture that asked; 0 for none.
+    """
+
+    block: Block
+    size: int
+    segment: int
+    capture: int
+
+
+class SimulatedPool:
+    """A private pool that serves requests; see Note [Playing the allocator].
+
+    Attributes:
+        reserved: bytes of its segments.
+    """
+
+    def __init__(self) -> None:
+        self.reserved = 0
+        # By stream, and whether it is for small requests.
+        self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
+        self._segments: list[tuple[int, int]] = []
+        self._borders: set[int] = set()
+        self._used: dict[int, tuple[BestFit, int, int]] = {}
+
+    def add_segment(self, address: int, size: int, stream: int, small: bool) -> None:
+        """Have a segment, all of it free."""
+        self.reserved += size
+        bisect.insort(self._segments, (address, address + size))
+        self._borders.add(address)
+        self._free[stream, small].add(address, size)
+
+    def serve(self, request: Request) -> None:
+        """Hand out a block."""
+        of, size = (request.block.stream, request.size <= SMALL), request.size
+        free = self._free[of]
+        address = free.best(size)
+        if address is None:
+            whole = segment_size(size)
+            address = self._place(request.segment, whole)
+            self.add_segment(address, whole, *of)
+        there = free.take(address) or 0
+        if is_cut(there - size, size):
+            free.add(address + size, there - size)
+            there = size
+        self._used[id(request.block)] = free, address, there
+
+    def let_go(self, block: Block) -> None:
+        """Take a block back that was handed out; of any other one nothing is known."""
+        if id(block) in self._used:
+            free, address, size = self._used.pop(id(block))
+            free.give(address, size, self._borders)
+
+    def _place(self, address: int, size: int) -> int:
+        """Where a new segment lies: at ``address`` if nothing is there, else above all."""
+        at = bisect.bisect_right(self._segments, (address, 0))
+        before = self._segments[at - 1][1] if at else 0
+        after = self._segments[at][0] if at < len(self._segments) else address + size
+        if before <= address and address + size <= after:
+            return address
+        return self._segments[-1][1]
+
+
+def reserved_without(requests: Sequence[Request], left_out: Collection[int] = ()) -> int:
+    """Bytes that a pool has in the end, from all requests since it was empty but for those of the
+    captures with the numbers ``left_out``."""
+    pool = SimulatedPool()
+    steps: list[tuple[int, Request | Block]] = []
+    for r in requests:
+        if r.capture not in left_out:
+            steps.append((r.block.event, r))
+            if r.block.ended is not None:
+                steps.append((r.block.ended, r.block))
+    for _, step in sorted(steps, key=lambda step: step[0]):
+        if isinstance(step, Request):
+            pool.serve(step)
+        else:
+            pool.let_go(step)
+    return pool.reserved

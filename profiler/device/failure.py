@@ -2,10 +2,9 @@
 
 Note [Why a request did not fit]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-By the time the allocator gives up it has given back every segment that is wholly free, and asked
-the device again. So what is free then lies beside blocks that are in use. Places are added up in
-the order in which they are near to the request, and the first with which there would have been
-enough is the reason:
+By the time the allocator gives up it has given back every segment that is wholly free: what is free
+then lies beside blocks that are in use. Places are added up in the order in which they are near to
+the request, and the first with which there would have been enough is the reason:
 
 1. what the device has left, with the free pieces of segments that could serve the request, of its
    pool and its stream: there is enough, but no piece is large enough (*pieces*);
@@ -23,7 +22,6 @@ kind is a piece that is of no use, and adds to the pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from memprof.profiler.model import AccountRow, Failure, Purpose, Relief, WhyNot
@@ -39,12 +37,21 @@ WORTH = 20
 """A relief is said where it is at least this part of what was wanted: one in so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request that failed, as the allocator's observer is told.
+def explain_failure(
+    segments: Iterable[Mapping[str, Any]],
+    *,
+    wanted: int,
+    allowed: int,
+    device_total: int,
+    device_free: int,
+    stream: int = 0,
+    pool: tuple[int, int] | None = (0, 0),
+    requested: int = 0,
+) -> Failure:
+    """Why a request did not fit; see Note [Why a request did not fit].
 
-    Attributes:
-        device: number of the device.
+    Args:
+        segments: of its device, as a snapshot of that moment has them.
         wanted: bytes that the allocator tried to get.
         allowed: bytes that it may have of the device.
         device_total, device_free: bytes of the device.
@@ -52,31 +59,13 @@ class Request:
         pool: of the allocator that would serve it; None for one that is not known.
         requested: bytes asked for, 0 if not known.
     """
-
-    device: int
-    wanted: int
-    allowed: int
-    device_total: int
-    device_free: int
-    stream: int = 0
-    pool: tuple[int, int] | None = (0, 0)
-    requested: int = 0
-
-
-def explain_failure(request: Request, segments: Iterable[Mapping[str, Any]]) -> Failure:
-    """Why a request did not fit; see Note [Why a request did not fit].
-
-    Args:
-        request: that failed.
-        segments: of its device, as a snapshot of that moment has them.
-    """
-    small = request.wanted <= SMALL_SEGMENT
+    small = wanted <= SMALL_SEGMENT
     reserved = usable = largest = of_streams = of_pools = 0
     for s in segments:
         reserved += s["total_size"]
-        same_pool = tuple(s.get("segment_pool_id", (0, 0))) == request.pool
+        same_pool = tuple(s.get("segment_pool_id", (0, 0))) == pool
         same_kind = (s.get("segment_type") == "small") is small
-        same_stream = s.get("stream", 0) == request.stream
+        same_stream = s.get("stream", 0) == stream
         for block in s["blocks"]:
             state, nbytes = block["state"], block["size"]
             if state == "active_allocated":
@@ -88,37 +77,33 @@ def explain_failure(request: Request, segments: Iterable[Mapping[str, Any]]) -> 
             else:
                 usable += nbytes
                 largest = max(largest, nbytes if same_kind else 0)
-    limit = request.allowed if request.allowed < request.device_total else 0
-    found = Failure(
-        wanted=request.wanted,
-        requested=request.requested,
-        why=WhyNot.FULL,
-        device_free=request.device_free,
+    limit = allowed if allowed < device_total else 0
+    outside = max(0, device_total - device_free - reserved)
+    room = device_free if not limit else min(device_free, max(0, limit - reserved))
+    why = WhyNot.TOO_LARGE if wanted > allowed else WhyNot.FULL
+    places = (
+        (WhyNot.PIECES, usable),
+        (WhyNot.STREAMS, of_streams),
+        (WhyNot.POOLS, of_pools),
+        (WhyNot.LIMIT, device_free - room),
+        (WhyNot.OUTSIDE, max(0, outside - CONTEXT)),
+    )
+    for reason, nbytes in places:
+        room += nbytes
+        if why is WhyNot.FULL and nbytes and room >= wanted:
+            why = reason
+    return Failure(
+        wanted=wanted,
+        requested=requested,
+        why=why,
+        device_free=device_free,
         limit=limit,
-        outside=max(0, request.device_total - request.device_free - reserved),
+        outside=outside,
         free=usable,
         largest_free=largest,
         free_of_streams=of_streams,
         free_of_pools=of_pools,
     )
-    return _with_reason(found, request, reserved)
-
-
-def _with_reason(f: Failure, request: Request, reserved: int) -> Failure:
-    if request.wanted > request.allowed:
-        return replace(f, why=WhyNot.TOO_LARGE)
-    room = f.device_free if not f.limit else min(f.device_free, max(0, f.limit - reserved))
-    for why, nbytes in (
-        (WhyNot.PIECES, f.free),
-        (WhyNot.STREAMS, f.free_of_streams),
-        (WhyNot.POOLS, f.free_of_pools),
-        (WhyNot.LIMIT, f.device_free - room),
-        (WhyNot.OUTSIDE, max(0, f.outside - CONTEXT)),
-    ):
-        room += nbytes
-        if nbytes and room >= request.wanted:
-            return replace(f, why=why)
-    return f
 
 
 _BY_PURPOSE = {
@@ -143,8 +128,7 @@ def reliefs(
 
     Args:
         f: the failure.
-        rows: of the account of that moment.
-        phase: ``forward``, ``backward`` or ``optimizer``; empty if not known.
+        rows, phase: of the account of that moment.
         expandable: whether segments grow already (``expandable_segments``).
     """
     found = []
@@ -159,8 +143,8 @@ def reliefs(
         ),
     ]
     if f.limit:
-        beyond = f.device_free
-        found.append(Relief(beyond, "a higher torch.cuda.set_per_process_memory_fraction"))
+        higher = "a higher torch.cuda.set_per_process_memory_fraction"
+        found.append(Relief(f.device_free, higher))
     by_purpose: dict[Purpose, list[AccountRow]] = {}
     for row in rows:
         by_purpose.setdefault(row.purpose, []).append(row)

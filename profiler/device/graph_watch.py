@@ -11,41 +11,47 @@ capture failed, and run when the first allocations are done. So every version is
 Note [What a capture is asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 At its begin and its end a mark is set in the allocator's history, and the segments of its pool are
-looked up: without their history, which takes as long as the pool has blocks. Taking the whole
-history at each capture would take seconds for the thousands of captures of an engine that captures
-each layer for each batch size.
+looked up. To take the whole history at each of the thousands of captures of an engine would take
+seconds.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import linecache
+import re
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 
 from memprof.profiler.doing import capture_name
-from memprof.profiler.model import CapturedGraph, GraphPool
+from memprof.profiler.model import CapturedGraph, GraphPool, SourceFrame
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
-from .capture_site import capture_site
 from .captures import Capture, Device, describe
+from .ranges import Range, has, merged
 from .replay import Block
-from .sharing import Range, has, merged
 from .watch import Watch
+from .where import is_internal
+
+_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](capture|device)[/\\]\w+\.py$")
+_MEMPROF = "memprof's graph trees"
+_TORCH = "torch's graph trees"
+_CALLABLES = "make_graphed_callables"
 
 
 class GraphWatch:
-    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest.
-
-    Attributes:
-        captures: so far, in the order in which they began.
-    """
+    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
+    ``captures`` has them in the order in which they began."""
 
     def __init__(self) -> None:
         self.captures: list[Capture] = []
@@ -61,11 +67,7 @@ class GraphWatch:
         self._undo: Callable[[], None] | None = None
 
     def install(self, watch: Watch) -> None:
-        """Begin.
-
-        Args:
-            watch: has ``self.made``, and is installed.
-        """
+        """Begin, with a ``watch`` that was given ``made`` and is installed."""
         self._watch = watch
         self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
 
@@ -85,17 +87,17 @@ class GraphWatch:
         self._blocks.setdefault(device, []).append(block)
 
     def pools(self) -> list[GraphPool]:
-        """What was captured, by pool; to be called when the history has been followed to its end.
+        """What was captured, by pool, at the end.
 
         Raises:
             RuntimeError: the history was not followed.
         """
         watch = self._watch
-        if watch is None or watch.why_not:
-            raise RuntimeError(watch.why_not if watch is not None else "nobody watched")
-        for c, _ in list(self._open.values()):
-            self._finish(c, "it had not ended when the session did")
-        watch.drain()
+        assert watch is not None
+        if not watch.why_not:
+            for c, _ in list(self._open.values()):
+                self._finish(c, "it had not ended when the session did")
+            watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)
         for c, reference in self._graphs.values():
@@ -105,17 +107,11 @@ class GraphWatch:
         held = compat.storage_addresses()
         found = []
         for number, replay in watch.replays.items():
-            of_device = [c for c in self.captures if c.device == number]
-            blocks = self._blocks.get(number, [])
             device = Device(
-                f"cuda:{number}",
-                replay,
-                blocks,
-                [b.mark for b in blocks],
-                held.get(number, []),
-                compat.workspace_sizes(number),
+                *(f"cuda:{number}", replay, self._blocks.get(number, [])),
+                *(held.get(number, []), compat.workspace_sizes(number)),
             )
-            found += describe(device, of_device)
+            found += describe(device, [c for c in self.captures if c.device == number])
         return found
 
     def _find_pool(self, c: Capture) -> None:
@@ -129,9 +125,9 @@ class GraphWatch:
         found: dict[tuple[int, int], list[Range]] = {}
         for s in self._watch.replays[c.device].segments:
             end = s.address + s.size
-            others = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
-            if not others and any(s.address <= a < end for a in asked):
-                assert s.pool is not None
+            if s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools:
+                continue
+            if any(s.address <= a < end for a in asked):
                 found.setdefault(s.pool, []).append((s.address, end))
         if len(found) == 1:
             ((c.pool, ranges),) = found.items()
@@ -156,14 +152,16 @@ class GraphWatch:
             # A body that raises ends the capture all the same, and what was captured is a part.
             inside = sys.exc_info()[1]
             failed = _text(inside) if inside is not None and id(inside) != handled else ""
+            ended = None
             try:
                 end(graph, *args, **kwargs)
+                ended = graph
             except BaseException as e:
-                if capture is not None:
-                    self._guarded(self._finish, capture, failed or _text(e))
+                failed = failed or _text(e)
                 raise
-            if capture is not None:
-                self._guarded(self._finish, capture, failed, graph)
+            finally:
+                if capture is not None:
+                    self._guarded(self._finish, capture, failed, ended)
 
         return capture_end
 
@@ -181,12 +179,9 @@ class GraphWatch:
         assert self._watch is not None
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
-        site = capture_site()
+        maker, frame, name = _who_captures()
         record = CapturedGraph(
-            next(self._numbers),
-            capture_name() or site.name,
-            site.maker,
-            site.frame,
+            *(next(self._numbers), capture_name() or name, maker, frame),
             start_ns=time.perf_counter_ns(),
         )
         self._forget(graph)
@@ -215,9 +210,7 @@ class GraphWatch:
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
         assert self._watch is not None
-        for key, (opened, _) in list(self._open.items()):
-            if opened is c:
-                del self._open[key]
+        self._open = {key: one for key, one in self._open.items() if one[0] is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed
         if graph is not None:
@@ -239,15 +232,10 @@ class GraphWatch:
             _gone(capture)
 
     def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
-        found = tuple(
-            sorted(
-                (s["address"], s["address"] + s["total_size"])
-                for s in compat.pool_segments(pool)
-                if s["device"] == device and s["total_size"]
-            )
-        )
+        own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]
+        found = sorted((s["address"], s["address"] + s["total_size"]) for s in own)
         self._ranges[device] = merged([*self._ranges.get(device, ()), *found])
-        return found
+        return tuple(found)
 
 
 def _gone(c: Capture, _: object = None) -> None:
@@ -257,3 +245,39 @@ def _gone(c: Capture, _: object = None) -> None:
 def _text(error: BaseException) -> str:
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _who_captures() -> tuple[str, SourceFrame | None, str]:
+    """Whose code captures now on this thread (a function of torch, graph trees, or the package of a
+    serving engine), the innermost frame of the program, and what the graph is of, as far as the
+    former says it."""
+    maker, name = "capture_begin", ""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        found, of = _maker(code, line)
+        if found:
+            maker, name = found, of or name
+        if not is_internal(code.co_filename):
+            package = _PACKAGE.search(code.co_filename)
+            if package is not None and not maker.endswith("trees") and maker != _CALLABLES:
+                maker = package[1]
+            text = linecache.getline(code.co_filename, line).strip()
+            return maker, SourceFrame(code.co_filename, line, code.co_name, text), name
+    return maker, None, name
+
+
+def _maker(code: CodeType, line: int) -> tuple[str, str]:
+    """What a frame of torch's or memprof's says of a capture below it, and of its graph."""
+    file = code.co_filename
+    if _OURS.search(file):
+        return _MEMPROF, ""
+    file = file.replace("\\", "/")
+    if file.endswith("torch/_inductor/cudagraph_trees.py"):
+        return _TORCH, ""
+    if file.endswith("torch/cuda/graphs.py"):
+        if code.co_name == _CALLABLES:
+            text = linecache.getline(file, line) + linecache.getline(file, line + 1)
+            return _CALLABLES, "backward" if "bwd_graph" in text else "forward"
+        if code.co_name == "__enter__":
+            return "torch.cuda.graph", ""
+    return "", ""

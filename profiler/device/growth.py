@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
@@ -12,7 +12,7 @@ from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, So
 from .account import source_of
 from .holders import Held, Holders, most_common_chain
 from .marks import Mark, line_that_waits
-from .replay import Block
+from .replay import Block, Replay
 from .where import Where, user_lines, where
 
 SAMPLES = 6
@@ -35,14 +35,12 @@ class Steps:
         end: and the one in which it was let go of.
         count: that have ended.
         name: what it is called.
-        line: of the program that asked for a block, or waited for the backward that did.
     """
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
     count: int
     name: str
-    line: Callable[[Block], SourceFrame | None]
 
 
 @dataclass(slots=True)
@@ -65,75 +63,74 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
         events: of the allocator that were followed.
     """
 
-    def line(block: Block) -> SourceFrame | None:
-        return where(block.frames).line or line_that_waits(marks, block.mark)
+    def by(count: Callable[[Mark], int], name: str) -> Steps | None:
+        if count(marks[-1]) < LEAST:
+            return None
+        return Steps(
+            lambda b: count(marks[b.mark]) + 1,
+            lambda b: count(marks[b.freed_after or 0]) + 1,
+            *(count(marks[-1]), name),
+        )
 
-    def by(count: Callable[[Mark], int], ended: int, name: str) -> Steps:
-        def end(block: Block) -> int:
-            return count(marks[block.freed_after or 0]) + 1
-
-        return Steps(lambda b: count(marks[b.mark]) + 1, end, ended, name, line)
-
-    if marks[-1].step >= LEAST:
-        return by(lambda m: m.step, marks[-1].step, "optimizer step")
-    if marks[-1].backwards >= LEAST:
-        return by(lambda m: m.backwards, marks[-1].backwards, "backward")
     span = max(1, events // WINDOWS)
-    return Steps(
-        lambda b: b.event // span + 1,
-        lambda b: (b.ended or 0) // span + 1,
-        events // span,
-        f"{span:,} allocator events",
-        line,
+    return (
+        by(lambda m: m.step, "optimizer step")
+        or by(lambda m: m.backwards, "backward")
+        or Steps(
+            lambda b: b.event // span + 1,
+            lambda b: (b.ended or 0) // span + 1,
+            *(events // span, f"{span:,} allocator events"),
+        )
     )
 
 
-def growth_of(
-    device: str,
-    blocks: Iterable[Block],
-    steps: Steps,
-    known: Callable[[Block], Purpose | None],
-    gone: Iterable[Block] = (),
-) -> list[Growth]:
-    """What grows on a device, most a step first.
+def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[Growth]:
+    """What is held across steps and grows, on all devices, most a step first.
 
     Args:
-        device: its name.
-        blocks: that are there at the end.
-        steps: of the run.
-        known: what a block is for, where it is a parameter, a gradient or optimizer state.
-        gone: blocks that were there for long.
+        replays: by device.
+        marks: of the run; at the last one it is known what modules and optimizers have.
     """
+    found = [g for device, replay in replays.items() for g in _growth_of(device, replay, marks)]
+    return sorted(found, key=lambda g: -g.a_step)
+
+
+def _growth_of(device: int, replay: Replay, marks: Sequence[Mark]) -> Iterator[Growth]:
+    steps, last = steps_of(marks, replay.events), marks[-1].known
+    addresses = sorted(last)
     lines: dict[tuple[object, ...], _Line] = {}
-    blocks = list(blocks)
+
+    def line(block: Block) -> SourceFrame | None:
+        return where(block.frames).line or line_that_waits(marks, block.mark)
 
     def line_of(block: Block) -> _Line:
-        at, frame = where(block.frames), steps.line(block)
+        at, frame = where(block.frames), line(block)
         return lines.setdefault((frame, at.modules, at.nodes), _Line(frame, at))
 
+    blocks = list(replay.live)
     for block in blocks:
-        if block.event and block.freed_after is None and known(block) not in _LASTS:
+        address = block.first_of(addresses)
+        known = None if address is None else last[address]
+        if block.event and block.freed_after is None and known not in _LASTS:
             line_of(block).blocks.append(block)
-    for block in gone:
+    for block in replay.gone:
         line_of(block).gone.append(block)
     growing = [
         apart
-        for line in lines.values()
-        if _rate([line], steps) is not None
-        for apart in _by_callers(line, steps)
+        for one in lines.values()
+        if _rate([one], steps) is not None
+        for apart in _by_callers(one, steps)
     ]
     if not growing:
-        return []
+        return
     holders = Holders()
     _ask(growing, holders)
-    found = []
     for together in _by_holder(growing, steps).values():
         rate = _rate(together, steps)
         if rate is not None:
-            found.append(
-                _growth(device, together, rate, steps, _line_of(together, blocks, holders, steps))
-            )
-    return sorted(found, key=lambda g: -g.a_step)
+            root = _block_of_root(together, blocks, holders)
+            frame = source_of(line(root)) if root is not None else None
+            yield _growth(f"cuda:{device}", together, rate, steps, frame)
 
 
 def _by_callers(line: _Line, steps: Steps) -> list[_Line]:
@@ -199,7 +196,7 @@ def _growth(
     parts = [
         GrowthPart(
             *(sum(b.requested for b in line.blocks), len(line.blocks), line.at.nodes),
-            *(source_of(line.frame), " > ".join(line.at.modules)),
+            *(source_of(line.frame), line.at.module_path),
         )
         for line in lines
     ]
@@ -212,15 +209,12 @@ def _growth(
     )
 
 
-def _line_of(
-    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders, steps: Steps
-) -> SourceFrame | None:
-    """The line that made the tensor from which a graph is held; None if no graph is."""
+def _block_of_root(
+    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders
+) -> Block | None:
+    """The block of the tensor from which a graph is held; None if no graph is."""
     root = next((line.root for line in lines if line.root is not None), None)
     address = holders.address_of(root.root) if root is not None else None
     if address is None:
         return None
-    for block in blocks:
-        if block.address <= address < block.address + block.size:
-            return source_of(steps.line(block))
-    return None
+    return next((b for b in blocks if b.address <= address < b.address + b.size), None)

@@ -3,11 +3,10 @@
 Note [What holds memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 Three kinds of owners are known without anybody having watched: parameters, gradients and optimizer
-state (``known``); Python's tensors, which the collector knows; and what autograd has saved. The
-last is found by walking from the tensors that the program holds, and from the operation whose
-backward is running, over ``next_functions``. What an operation has saved is read as it lies
-(``SavedTensor.data``): to unpack it may run hooks of the program, which copy to the device or
-compute again, and there is no memory for either.
+state (``known``); Python's tensors, which the collector knows; and what autograd has saved, found
+by walking over ``next_functions`` from the tensors that the program holds and the operation whose
+backward is running. What an operation has saved is read as it lies (``SavedTensor.data``): to
+unpack it may run hooks of the program, which ask for memory, and there is none.
 
 A gradient is an attribute of its parameter that Python's collector does not see. One that has a
 graph itself, after ``backward(create_graph=True)``, keeps that graph, and the graph the parameter:
@@ -51,8 +50,7 @@ class Held:
     """Memory that somebody holds.
 
     Attributes:
-        address: of the first byte of its storage.
-        nbytes: of the storage.
+        address, nbytes: of its storage.
         tensors: of the program's that lie in it, some of them.
         operation: of autograd that has saved it; empty if none has.
         root: the tensor from which a graph leads to that operation; None where it is the one whose
@@ -105,7 +103,7 @@ class Holders:
     """What every piece of memory of the process is held by, at one instant.
 
     Attributes:
-        held: by address, in order of addresses. Let go of it at once: it holds tensors.
+        held: in order of addresses. Let go of it at once: it holds tensors.
     """
 
     def __init__(self, device_type: str = "cuda", *, also: Any = None) -> None:
@@ -134,11 +132,8 @@ class Holders:
         self._addresses = [h.address for h in self.held]
 
     def name(self, most: Iterable[Held] | None = None) -> None:
-        """Find out who refers to those with most bytes, or to the tensors whose graphs have them.
-
-        Args:
-            most: to ask for; by default the largest.
-        """
+        """Find out who refers to these, by default the largest, or to tensors whose graphs have
+        them."""
         if most is None:
             most = sorted(self.held, key=lambda h: -h.nbytes)[:NAMED]
         chosen = list(dict.fromkeys(most))
@@ -172,10 +167,9 @@ class Holders:
 
     def address_of(self, tensor: torch.Tensor | None) -> int | None:
         """Where a tensor's memory begins; None if it has none."""
-        if tensor is None:
-            return None
         with compat.without_torch_function():
-            return next((a for a, _ in compat.memory_of(tensor, self._type)), None)
+            memory = [] if tensor is None else compat.memory_of(tensor, self._type)
+        return memory[0][0] if memory else None
 
     def purpose(self, block: Block) -> tuple[Purpose, str] | None:
         """What a block is for of which nothing else is known, and who has it."""
@@ -215,11 +209,8 @@ class HeldGraphs:
 
 
 def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
-    """Operations of autograd that still have what they saved, by kind.
-
-    Args:
-        kind_of: of an operation; None for one that does not matter.
-    """
+    """Operations of autograd that still have what they saved, by kind; ``kind_of`` is None of one
+    that does not matter."""
     found: dict[int, list[tuple[torch.Tensor | None, list[torch.Tensor]]]] = {}
     with compat.without_torch_function():
         for node, root in _operations(_tensors()):
@@ -231,28 +222,25 @@ def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
 
 
 def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> HeldGraphs:
-    having: Counter[int] = Counter()
-    sizes: dict[int, tuple[int, str]] = {}
+    having: Counter[tuple[int, int, str]] = Counter()
     for _, saved in operations:
-        own: set[int] = set()
-        for tensor in saved:
-            if tensor.requires_grad and tensor.is_leaf:
-                continue
-            for address, nbytes in compat.memory_of(tensor, ""):
-                own.add(address)
-                sizes[address] = nbytes, str(tensor.device)
-        having.update(own)
-    alone = [sizes[address] for address, times in having.items() if times == 1]
+        having.update(
+            {
+                (address, nbytes, str(tensor.device))
+                for tensor in saved
+                if not (tensor.requires_grad and tensor.is_leaf)
+                for address, nbytes in compat.memory_of(tensor, "")
+            }
+        )
     devices: Counter[str] = Counter()
-    for nbytes, device in alone:
-        devices[device] += nbytes
+    for (_, nbytes, device), times in having.items():
+        if times == 1:
+            devices[device] += nbytes
     roots = [root for root, _ in operations if root is not None]
     chains = _chains(roots[:: max(1, len(roots) // ALIKE)], [roots, operations])
+    device = devices.most_common(1)[0][0] if devices else ""
     return HeldGraphs(
-        len(operations),
-        sum(nbytes for nbytes, _ in alone),
-        devices.most_common(1)[0][0] if devices else "",
-        most_common_chain(chains.values()),
+        *(len(operations), devices.total(), device, most_common_chain(chains.values()))
     )
 
 
@@ -274,13 +262,8 @@ def _operations(
     also: Any = None,
     above: dict[int, list[torch.Tensor]] | None = None,
 ) -> Iterator[tuple[Any, torch.Tensor | None]]:
-    """Every operation of autograd that tensors lead to, with the tensor; each once.
-
-    Args:
-        tensors: to begin with.
-        also: an operation to begin with.
-        above: gets the tensors that lead to another one of these, by the identity of that.
-    """
+    """Every operation of autograd that tensors lead to, or the operation ``also``, each once with
+    the tensor. ``above`` gets the tensors that lead to another one, by the identity of that."""
     seen: set[Any] = set()
     firsts: dict[Any, torch.Tensor] = {}
     # Tensors of which others were made come last: a loss leads to everything. But each thread has
@@ -308,13 +291,8 @@ def _chains(
     ours: list[Any],
     owners: Mapping[int, tuple[torch.Tensor, str]] | None = None,
 ) -> dict[int, str]:
-    """Who refers to tensors, by identity, but for objects of ours.
-
-    Args:
-        tensors: to ask for.
-        ours: objects of ours that refer to some.
-        owners: as for ``Referrers.chains``.
-    """
+    """Who refers to tensors, by identity, but for objects of ours; the rest as for
+    ``Referrers.chains``."""
     different = {id(t): t for t in tensors}
     asked = list(different.values())
     found = Referrers().chains(asked, [tensors, different, ours, *ours], owners)

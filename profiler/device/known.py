@@ -7,7 +7,7 @@ What a program writes to and keeps from step to step, without training it. It is
 * *running statistics*: buffers of BatchNorm and InstanceNorm. Their kernels write past the
   counter of writes, so what they are is taken from the class;
 * *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
-  code raises as well, had gone up at two looks (``written.py``), since one write may be a
+  code raises as well, had gone up at two looks (``Objects.look``), since one write may be a
   checkpoint that is loaded. A module's buffer that nobody was seen to write to is a constant of
   the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
@@ -28,24 +28,28 @@ knows them. Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from typing import NamedTuple
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from memprof.profiler.model import Purpose
 
 from . import _torch_compat as compat
-from .written import Written
-
-log = logging.getLogger("memprof")
 
 Known = dict[int, Purpose]
 """Purposes of storages, by the address of their first byte."""
 
 MANY = 16
 """Writes to a tensor past which it is state, whatever else it may be."""
+
+_RISES = 2
+"""Looks that must have found a tensor written to."""
+
+_DEEPEST = 4
+"""Containers within containers of a batch that are looked into."""
 
 
 class Look(NamedTuple):
@@ -60,91 +64,166 @@ class Look(NamedTuple):
     often: frozenset[int] = frozenset()
 
 
-def modules_and_optimizers() -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
-    """All of the process."""
-    found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
-    optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
-    return [x for x in found if issubclass(type(x), torch.nn.Module)], optimizers
+class _Module:
+    """A module's own tensors: which was there at the last look with how many writes, and at how
+    many looks it had more than at the one before, by name."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.reference = weakref.ref(module)
+        self.counters: dict[str, tuple[int, int]] = {}
+        self.rises: dict[str, int] = {}
+
+    def look(self, module: torch.nn.Module) -> None:
+        for name, tensor in (*_own(module, "_parameters"), *_own(module, "_buffers")):
+            now = compat.writes_to(tensor)
+            if now is None:
+                continue
+            before = self.counters.get(name)
+            if before is not None and before[0] == id(tensor) and before[1] < now:
+                self.rises[name] = self.rises.get(name, 0) + 1
+            elif before is not None and before[0] != id(tensor):
+                self.rises.pop(name, None)  # Moved to another device, or replaced.
+            self.counters[name] = (id(tensor), now)
 
 
-def of_modules(modules: Iterable[torch.nn.Module], written: Written | None = None) -> Known:
-    """Parameters, buffers and gradients of modules; of buffers, which are state.
+class Objects:
+    """Modules and optimizers of the process, and what their memory is for; modules are not kept.
 
-    Args:
-        modules: all to look at.
-        written: what was seen to be written to.
+    Attributes:
+        has_optimizer: whether one was made.
     """
-    known: Known = {}
-    for module in modules:
-        statistics = isinstance(module, compat.NormWithStatistics)
-        for name, tensor in list(module.__dict__.get("_buffers", {}).items()):
-            if isinstance(tensor, torch.Tensor):
-                state = (
-                    statistics
-                    or is_written_often(tensor)
-                    or (written is not None and written.was(module, name))
-                )
+
+    def __init__(self) -> None:
+        self.has_optimizer = False
+        # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
+        # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
+        self._modules: dict[int, _Module] = {}
+        self._lock = threading.RLock()
+        self._looked = False
+
+    def module_made(self, module: torch.nn.Module) -> None:
+        """A module has got a parameter or a buffer."""
+        seen = self._modules.get(id(module))
+        if seen is None or seen.reference() is not module:
+            self._modules[id(module)] = _Module(module)
+
+    def optimizer_made(self) -> None:
+        """An optimizer is being made."""
+        self.has_optimizer = True
+
+    def look(self) -> None:
+        """See what was written to since the last time."""
+        with self._lock:  # ``draining`` looks from a thread of its own.
+            self._looked = True
+            for module, seen in self._alive():
+                seen.look(module)
+
+    def look_once(self) -> None:
+        """``look``, unless that was done before."""
+        if not self._looked:
+            self.look()
+
+    def was_written(self, module: torch.nn.Module, name: str) -> bool:
+        """Whether a module's own parameter or buffer had been written to at two looks."""
+        seen = self._modules.get(id(module))
+        return seen is not None and seen.reference() is module and seen.rises.get(name, 0) >= _RISES
+
+    def of_modules(self) -> Known:
+        """Parameters, buffers and gradients of every module that was made."""
+        self.look()
+        return self._of([module for module, _ in self._alive()])
+
+    def of_process(self) -> Look:
+        """All that is known of modules and optimizers, by asking for those that there are, and of
+        what the program itself says."""
+        found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
+        optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
+        modules = [x for x in found if issubclass(type(x), torch.nn.Module)]
+        for module in modules:
+            self.module_made(module)
+        self.has_optimizer |= bool(optimizers)
+        self.look()
+        known = self._of(modules)
+        for optimizer in optimizers:
+            known = of_state(optimizer) | of_parameters(optimizer) | known
+        # Dynamo marks parameters, buffers and state of optimizers itself as static.
+        static, often = _static()
+        return Look(static | known | self._averages(modules, optimizers), often)
+
+    def _alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
+        # Of a copy: the program's threads may add to the dictionary meanwhile.
+        for i, seen in list(self._modules.items()):
+            module = seen.reference()
+            if module is not None:
+                yield module, seen
+            elif (other := self._modules.pop(i, seen)) is not seen:
+                self._modules[i] = other  # Of a module that is at this address since then.
+
+    def _of(self, modules: Iterable[torch.nn.Module]) -> Known:
+        """Parameters, buffers and gradients of modules; of buffers, which are state."""
+        known: Known = {}
+        for module in modules:
+            statistics = isinstance(module, compat.NormWithStatistics)
+            for name, tensor in _own(module, "_buffers"):
+                written = _is_written_often(tensor) or self.was_written(module, name)
+                state = statistics or written
                 _add(known, tensor, Purpose.PERSISTENT_STATE if state else Purpose.PARAMETER)
-        for tensor in list(module.__dict__.get("_parameters", {}).values()):
-            if isinstance(tensor, torch.Tensor):
+            for _, tensor in _own(module, "_parameters"):
                 _add_with_gradient(known, tensor)
-    return known
-
-
-def of_averages(
-    modules: Iterable[torch.nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-    written: Written | None = None,
-) -> Known:
-    """Copies of models that are kept up to date, and trained by no optimizer."""
-    modules = list(modules)
-    trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-    known: Known = {}
-    for module in modules:
-        if isinstance(module, torch.optim.swa_utils.AveragedModel):
-            for tensor in (*module.parameters(), *module.buffers()):
-                _add(known, tensor, Purpose.PERSISTENT_STATE)
-    if not trained:
         return known
-    of_trained = set()
-    candidates = []
-    for module in modules:
-        named = list(module.named_parameters())
-        if not named:
-            continue
-        shapes = tuple((name, tuple(p.shape)) for name, p in named)
-        held = sum(id(p) in trained for _, p in named)
-        if held:
-            of_trained.add(shapes)
-        elif any(map(is_written_often, module.parameters())) or (
-            written is not None and written.anything(module)
-        ):
-            candidates.append((module, shapes))
-    for module, shapes in candidates:
-        if shapes in of_trained:
-            for tensor in module.parameters():
+
+    def _averages(
+        self, modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+    ) -> Known:
+        """Copies of models that are kept up to date, and trained by no optimizer."""
+        trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        averages: list[torch.nn.Module] = []
+        of_trained = set()
+        candidates = []
+        for module in modules:
+            if isinstance(module, torch.optim.swa_utils.AveragedModel):
+                averages.append(module)
+            named = list(module.named_parameters()) if trained else []
+            shapes = tuple((name, tuple(p.shape)) for name, p in named)
+            if any(id(p) in trained for _, p in named):
+                of_trained.add(shapes)
+            elif named and self._is_kept_up_to_date(module):
+                candidates.append((module, shapes))
+        known: Known = {}
+        for average in averages:
+            for tensor in (*average.parameters(), *average.buffers()):
                 _add(known, tensor, Purpose.PERSISTENT_STATE)
-    return known
+        for module, shapes in candidates:
+            for tensor in module.parameters() if shapes in of_trained else ():
+                _add(known, tensor, Purpose.PERSISTENT_STATE)
+        return known
+
+    def _is_kept_up_to_date(self, module: torch.nn.Module) -> bool:
+        return any(map(_is_written_often, module.parameters())) or any(
+            self.was_written(inner, name)
+            for inner in module.modules()
+            for name in inner.__dict__.get("_parameters", {})
+        )
 
 
-def is_written_often(tensor: torch.Tensor) -> bool:
-    """Whether torch has counted so many writes that the tensor is state."""
+def _own(module: torch.nn.Module, kind: str) -> list[tuple[str, torch.Tensor]]:
+    found = module.__dict__.get(kind, {}).items()
+    return [(name, t) for name, t in list(found) if isinstance(t, torch.Tensor)]
+
+
+def _is_written_often(tensor: torch.Tensor) -> bool:
     return (compat.writes_to(tensor) or 0) >= MANY
 
 
-def of_static() -> Look:
+def _static() -> Look:
     """Tensors that the program has marked as staying where they are, and those of caches; and all
-    that were written to often.
-
-    Dynamo marks parameters, buffers and state of optimizers itself: what is known of them goes
-    before this.
-    """
+    that were written to often."""
     known: Known = {}
     often: Known = {}
     for tensor in compat.existing(torch.Tensor):
         if compat.is_marked_static(tensor):
             _add(known, tensor, Purpose.PERSISTENT_STATE)
-        elif is_written_often(tensor):
+        elif _is_written_often(tensor):
             _add(often, tensor, Purpose.PERSISTENT_STATE)
     for tensor in compat.tensors_of_caches():
         _add(known, tensor, Purpose.PERSISTENT_STATE)
@@ -171,20 +250,6 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_all(
-    modules: Iterable[torch.nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-    written: Written | None = None,
-) -> Look:
-    """All of the above, of these modules and optimizers."""
-    modules, optimizers = list(modules), list(optimizers)
-    known = of_modules(modules, written)
-    for optimizer in optimizers:
-        known = of_state(optimizer) | of_parameters(optimizer) | known
-    static, often = of_static()
-    return Look(static | known | of_averages(modules, optimizers, written), often)
-
-
 def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
     _add(known, p, Purpose.PARAMETER)
     if p.grad is not None:
@@ -192,9 +257,15 @@ def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
 
 
 def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
-    try:
-        for plain in compat.plain_tensors(tensor):
-            if plain.device.type == "cuda":
-                known.setdefault(plain.untyped_storage().data_ptr(), purpose)
-    except Exception as e:  # Meta and fake tensors, subclasses that forbid a look.
-        log.debug("memprof cannot see the memory of a %s: %s", type(tensor).__name__, e)
+    for address, _ in compat.memory_of(tensor, "cuda"):
+        known.setdefault(address, purpose)
+
+
+def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:
+    """Bytes of each tensor of a batch of a DataLoader."""
+    if isinstance(batch, torch.Tensor):
+        return {batch.numel() * batch.element_size()} - {0}
+    inner = batch.values() if isinstance(batch, Mapping) else batch
+    if not deepest or not isinstance(batch, (Mapping, list, tuple)):
+        return set()
+    return set[int]().union(*(sizes_of(one, deepest - 1) for one in inner))

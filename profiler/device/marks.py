@@ -2,13 +2,11 @@
 
 Note [Few marks]
 ~~~~~~~~~~~~~~~~
-A run has a few marks a step, and the peak is explained at its end. What can be asked then is what
-was between two marks of a block that still lives, or is of the peak. So when the history has been
-followed past marks, those that no such block refers to go (``thin``). Of a row of them that goes at
-most one of each phase stays, in the order in which they came, so that a phase which lay between two
-blocks still does; and what was known at any of the row is known at the last of these, as far as it
-is about such blocks. A block that is asked about was there during the whole row, or not at all: so
-its address was nobody else's meanwhile.
+A run has a few marks a step, and is explained at its end, when blocks are asked about that still
+live, lived long or are of the peak. So when the history has been followed past marks, those that no
+such block refers to go (``thin``). Of a row that goes one of each phase stays, so that a phase
+which lay between two blocks still does; and what was known at any is known at the last of these, as
+far as it is about such blocks: each was there during the whole row, or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -58,19 +56,15 @@ class Mark:
     known: dict[int, Purpose] = field(default_factory=dict)
     line: SourceFrame | None = None
     checkpointed: frozenset[int] = frozenset()
-    batch: tuple[int, ...] = ()
+    batch: frozenset[int] = frozenset()
     often: frozenset[int] = frozenset()
     clears: bool = False
     backwards: int = 0
 
 
 def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:
-    """The line in whose ``backward()`` something was asked for, None if in none.
-
-    Args:
-        marks: of the run.
-        number: of the last mark before it was asked for.
-    """
+    """The line in whose ``backward()`` something was asked for after the mark with this number,
+    None if in none."""
     mark = marks[number]
     return mark.line if mark.phase is Phase.BACKWARD else None
 
@@ -105,12 +99,8 @@ class Marks:
         self.all.append(mark)
 
     def thin(self, replays: Iterable[Replay]) -> None:
-        """Let go of what nobody can ask for any more; see Note [Few marks].
-
-        Args:
-            replays: all that follow these marks. Numbers in them, and in their blocks, are made
-                those that the marks have then.
-        """
+        """Let go of what nobody can ask for any more; see Note [Few marks]. Numbers in ``replays``,
+        all that follow these marks, and in their blocks become those that the marks have then."""
         replays = list(replays)
         with self.lock:
             passed = min(r.mark for r in replays)
@@ -122,16 +112,20 @@ class Marks:
                 stay.add(b.mark)
                 if b.freed_after is not None:
                     stay.add(b.freed_after)
-            old = _Thinned(self.all, blocks.values())
-            for i in range(len(self.all)):
-                if i >= passed or i in stay:
-                    old.keep(i)
-                else:
-                    old.leave_out(i)
-            self.all[:] = old.kept
+            kept: list[tuple[int, Mark]] = []
+            rows = itertools.groupby(range(len(self.all)), lambda i: i >= passed or i in stay)
+            is_asked_for = _in_any_of(blocks.values())
+            known: dict[int, Purpose] = {}
+            for stays, row in rows:
+                numbered = [(i, self.all[i]) for i in row]
+                kept += numbered if stays else _of_each_phase(numbered, is_asked_for)
+                if not stays:  # Most often it is what it was: kept once.
+                    last = kept[-1][1]
+                    known = last.known = known if last.known == known else last.known
+            self.all[:] = [mark for _, mark in kept]
             for counts in self.counts.values():
-                counts[:] = [counts[i] for i in old.numbers]
-            new = {i: n for n, i in enumerate(old.numbers)}
+                counts[:] = [counts[i] for i, _ in kept]
+            new = {i: n for n, (i, _) in enumerate(kept)}
             for b in blocks.values():
                 b.mark = new[b.mark]
                 if b.freed_after is not None:
@@ -141,68 +135,41 @@ class Marks:
             self._due = max(AT_LEAST, 2 * len(self.all))
 
 
-class _Thinned:
-    """Marks that stay, as they are gone through.
+def _of_each_phase(
+    row: Sequence[tuple[int, Mark]], is_asked_for: Callable[[int], bool]
+) -> list[tuple[int, Mark]]:
+    """One mark of each phase of a row that goes, and on the last of them what was known at any."""
+    first: dict[Phase, tuple[int, Mark]] = {}
+    known: dict[int, Purpose] = {}
+    for i, mark in row:
+        first.setdefault(mark.phase, (i, mark))
+        for address, purpose in mark.known.items():
+            if purpose is Purpose.PERSISTENT_STATE:
+                known[address] = purpose
+            else:
+                known.setdefault(address, purpose)
+    none = frozenset[int]()
+    kept = [
+        (i, replace(mark, known={}, often=none, checkpointed=none, batch=none))
+        for i, mark in first.values()
+    ]
+    last = kept[-1][1]
+    last.known = {a: p for a, p in known.items() if is_asked_for(a)}
+    last.often = frozenset(a for _, m in row for a in m.often if is_asked_for(a))
+    last.checkpointed = frozenset(a for _, m in row for a in m.checkpointed if is_asked_for(a))
+    last.batch = next((m.batch for _, m in reversed(row) if m.batch), none)
+    return kept
 
-    Attributes:
-        kept: marks that stay.
-        numbers: that they had.
-    """
 
-    def __init__(self, marks: Sequence[Mark], blocks: Iterable[Block]) -> None:
-        self._marks = marks
-        ordered = sorted(blocks, key=lambda b: b.address)
-        self._starts = [b.address for b in ordered]
-        # Of some that are the peak's and some that live, one may lie within another.
-        self._ends = list(itertools.accumulate((b.address + b.size for b in ordered), max))
-        self._row: list[int] = []
-        self._known: dict[int, Purpose] = {}
-        self.kept: list[Mark] = []
-        self.numbers: list[int] = []
+def _in_any_of(blocks: Iterable[Block]) -> Callable[[int], bool]:
+    """Says whether an address may lie in one of these blocks."""
+    ordered = sorted(blocks, key=lambda b: b.address)
+    starts = [b.address for b in ordered]
+    # Of some that are the peak's and some that live, one may lie within another.
+    ends = list(itertools.accumulate((b.address + b.size for b in ordered), max))
 
-    def leave_out(self, number: int) -> None:
-        self._row.append(number)
+    def may_lie_in(address: int) -> bool:
+        at = bisect.bisect_right(starts, address) - 1
+        return at >= 0 and address < ends[at]
 
-    def keep(self, number: int) -> None:
-        self._end_row()
-        self.kept.append(self._marks[number])
-        self.numbers.append(number)
-
-    def _end_row(self) -> None:
-        """One mark of each phase of the row that ends, and on the last of them what was known."""
-        row, self._row = [(i, self._marks[i]) for i in self._row], []
-        if not row:
-            return
-        of_phase: dict[Phase, int] = {}
-        known: dict[int, Purpose] = {}
-        often: set[int] = set()
-        checkpointed: set[int] = set()
-        batch: tuple[int, ...] = ()
-        for i, mark in row:
-            of_phase.setdefault(mark.phase, i)
-            often |= mark.often
-            checkpointed |= mark.checkpointed
-            batch = mark.batch or batch
-            for address, purpose in mark.known.items():
-                if purpose is Purpose.PERSISTENT_STATE:
-                    known[address] = purpose
-                else:
-                    known.setdefault(address, purpose)
-        known = {a: p for a, p in known.items() if self._is_asked_for(a)}
-        if known == self._known:
-            known = self._known
-        self._known = known
-        for i in of_phase.values():
-            nothing = frozenset[int]()
-            mark = self._marks[i]
-            self.kept.append(replace(mark, known={}, often=nothing, checkpointed=nothing, batch=()))
-            self.numbers.append(i)
-        last = self.kept[-1]
-        last.known, last.batch = known, batch
-        last.often = frozenset(filter(self._is_asked_for, often))
-        last.checkpointed = frozenset(filter(self._is_asked_for, checkpointed))
-
-    def _is_asked_for(self, address: int) -> bool:
-        """Whether an address may lie in a block that can be asked about."""
-        at = bisect.bisect_right(self._starts, address) - 1
-        return at >= 0 and address < self._ends[at]
+    return may_lie_in

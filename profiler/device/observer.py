@@ -6,10 +6,12 @@ the life of the process, which tells those that listen at the time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from . import _torch_compat as compat
 
@@ -36,17 +38,25 @@ class OutOfMemoryEvent:
 Listener = Callable[[OutOfMemoryEvent], None]
 """Called by the thread that asked, before the error is raised."""
 
+_T = TypeVar("_T")
 
-_listeners: tuple[Listener, ...] = ()
+_listeners: list[Listener] = []
 _lock = threading.Lock()
 _attached = False
 
 
-class _OfThread(threading.local):
-    inside = False
+_here = threading.local()
 
 
-_here = _OfThread()
+def added(to: list[_T], one: _T) -> Callable[[], None]:
+    """Add to a list, from any thread; what is returned takes it out, and may be called again."""
+    to.append(one)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            to.remove(one)
+
+    return end
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -55,15 +65,7 @@ def listen(listener: Listener) -> Callable[[], None]:
     Returns:
         What ends that; it may be called again.
     """
-    global _listeners
-    with _lock:
-        _listeners = (*_listeners, listener)
-
-    def end() -> None:
-        global _listeners
-        with _lock:
-            _listeners = tuple(f for f in _listeners if f is not listener)
-
+    end = added(_listeners, listener)
     compat.on_cuda_start(_attach)
     return end
 
@@ -77,19 +79,18 @@ def _attach() -> None:
 
 
 def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
-    if _here.inside:  # a listener's own request
+    if getattr(_here, "inside", False):  # a listener's own request
         return
     _here.inside = True
     try:
-        for listener in _listeners:
+        for listener in list(_listeners):
             try:
                 listener(OutOfMemoryEvent(device, wanted, allowed, free))
             except Exception as e:
                 # Below this stands C++ of torch's, which is about to raise the program's error.
+                what = f"{type(e).__name__}: {e}"
                 log.error(
-                    "memprof failed at a device's out of memory: %s: %s. Please report this.",
-                    type(e).__name__,
-                    e,
+                    "memprof failed at a device's out of memory: %s. Please report this.", what
                 )
     finally:
         _here.inside = False

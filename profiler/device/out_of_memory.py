@@ -1,4 +1,4 @@
-"""Reports of failed allocations: made where they fail, said in a line, and handed on.
+"""Reports of failed allocations: the account of the moment, said in a line, and handed on.
 
 Note [Which failures are reported in full]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -19,37 +19,65 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from memprof.profiler.model import DeviceAccount
+import torch
+
+from memprof.profiler.doing import current as doing_now
+from memprof.profiler.model import DeviceAccount, Failure, SourceFrame
 from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat as compat
-from . import observer
-from .moment import Describe, account_of
-from .observer import OutOfMemoryEvent
+from .account import source_of
+from .failure import explain_failure, reliefs
+from .holders import Holders
+from .known import Objects
+from .observer import OutOfMemoryEvent, added, listen
+from .present import unwatched_account, whose
 from .watch import Watch
-from .where import is_internal
+from .where import is_internal, where
 
 log = logging.getLogger("memprof")
 
 PLACES = 64
 
+UNWATCHED = "(known with eager=True)"
+"""What to say of the line that asked for a block, where nobody followed the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What is known of a line of generated code.
+
+    Attributes:
+        graph: label of its graph.
+        node: FX node whose memory the line asks for; empty if not known.
+        frame: line of the program of that node.
+    """
+
+    graph: str
+    node: str = ""
+    frame: SourceFrame | None = None
+
+
+Describe = Callable[[str, int], Compiled | None]
+"""Says of a file and a line of it what is known of it as generated code."""
+
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
-
-Place = tuple[object, ...]
 
 
 class OutOfMemoryReports:
     """Makes the reports of this process; one instance, ``REPORTS``."""
 
     def __init__(self) -> None:
-        self._sinks: tuple[Sink, ...] = ()
+        self._sinks: list[Sink] = []
         self._describe: Describe | None = None
-        self._watches: tuple[Watch, ...] = ()
-        self._counts: Counter[Place] = Counter()
+        self._watches: list[Watch] = []
+        self._counts: Counter[tuple[object, ...]] = Counter()
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._listens = False
@@ -66,7 +94,7 @@ class OutOfMemoryReports:
             if self._listens:
                 return False
             self._listens, self._says = True, says
-        observer.listen(self._failed)
+        listen(self._failed)
         return True
 
     def describe_with(self, describe: Describe) -> None:
@@ -75,26 +103,12 @@ class OutOfMemoryReports:
 
     def keep_with(self, sink: Sink) -> Callable[[], None]:
         """Hand reports to ``sink`` as well; what is returned ends that."""
-        with self._lock:
-            self._sinks = (*self._sinks, sink)
-            self._unserved = True
-
-        def end() -> None:
-            with self._lock:
-                self._sinks = tuple(s for s in self._sinks if s is not sink)
-
-        return end
+        self._unserved = True
+        return added(self._sinks, sink)
 
     def follow(self, watch: Watch) -> Callable[[], None]:
         """Ask ``watch`` for what it knows of each block; what is returned ends that."""
-        with self._lock:
-            self._watches = (*self._watches, watch)
-
-        def end() -> None:
-            with self._lock:
-                self._watches = tuple(w for w in self._watches if w is not watch)
-
-        return end
+        return added(self._watches, watch)
 
     def _failed(self, event: OutOfMemoryEvent) -> None:
         place = _place(event)
@@ -117,12 +131,12 @@ class OutOfMemoryReports:
         from memprof.profiler.report.failure import in_a_line
 
         began = time.perf_counter()
-        watch = self._watches[-1] if self._watches else None
-        account = account_of(event, watch, self._describe)
+        watch = next(reversed(self._watches), None)
+        account = _account_of(event, watch, self._describe)
         assert account.failure is not None
         account.failure.count, account.failure.earlier = count, earlier
         kept = []
-        for sink in self._sinks:
+        for sink in list(self._sinks):
             try:
                 kept.append(sink(account))
             except Exception as e:
@@ -133,11 +147,16 @@ class OutOfMemoryReports:
 
     def forked(self) -> None:
         """In a child: its parent's reports are none of its."""
-        self._sinks, self._watches = (), ()
+        self._sinks.clear()
+        self._watches.clear()
         self._lock, self._busy = threading.Lock(), threading.Lock()
 
 
-def _place(event: OutOfMemoryEvent) -> Place:
+REPORTS = OutOfMemoryReports()
+on_fork(REPORTS.forked)
+
+
+def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
     """What tells one failing place from another, without looking far."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
@@ -146,9 +165,99 @@ def _place(event: OutOfMemoryEvent) -> Place:
     return event.device, tuple(at for at in lines if not is_internal(at[0])), name
 
 
-REPORTS = OutOfMemoryReports()
+def _account_of(
+    event: OutOfMemoryEvent, watch: Watch | None, describe: Describe | None
+) -> DeviceAccount:
+    """Everything that is reserved on the device now, and why the request did not fit.
+
+    To be called where the request fails, on the thread that made it. Takes host memory alone.
+
+    Args:
+        event: what the allocator says.
+        watch: that follows the device, so that each block has the line that asked for it; without
+            one it has who holds it now.
+        describe: knows generated code.
+    """
+    operation = compat.current_operation()
+    segments, settings = compat.segments_now()
+    segments = [s for s in segments if s["device"] == event.device]
+    holders = Holders(also=operation)
+    holders.name()
+    otherwise = whose(holders, segments)
+    account = None
+    requested = 0
+    if watch is not None:
+        try:
+            account, requested = watch.account_now(event.device, otherwise)
+        except LookupError:
+            pass
+        except Exception as e:
+            # The history may be somebody else's by now; what lies there is known without it.
+            log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
+    if account is None:
+        look = Objects().of_process()
+        account = unwatched_account(event.device, segments, settings, look, otherwise)
+        account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
+    doing = doing_now()
+    if doing is not None:
+        pool = doing.pool
+    else:
+        pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
+    stream = torch.cuda.current_stream(event.device).cuda_stream
+    failure = explain_failure(
+        segments,
+        wanted=event.wanted,
+        allowed=event.allowed,
+        device_total=account.total,
+        device_free=event.free,
+        stream=stream,
+        pool=pool,
+        requested=requested,
+    )
+    _say_who_asked(failure, operation, describe)
+    failure.doing = doing.what if doing is not None else ""
+    failure.thread = threading.current_thread().name
+    failure.time_ns = time.time_ns()
+    expandable = any(s.get("is_expandable", False) for s in segments)
+    failure.reliefs = reliefs(failure, account.rows, phase=account.phase, expandable=expandable)
+    account.failure = failure
+    account.ended = "an allocation failed"
+    return account
 
 
-@on_fork
-def _in_child() -> None:
-    REPORTS.forked()
+def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> None:
+    frames = list(_frames(sys._getframe()))
+    at = where(frames)
+    compiled = None
+    if at.generated is not None and describe is not None:
+        compiled = describe(at.generated.file, at.generated.line)
+    frame = at.line
+    if compiled is not None and compiled.frame is not None:
+        frame = compiled.frame
+    # A backward runs in threads of autograd's own, and Python waits in another one.
+    f.operation = type(operation).__name__ if operation is not None else ""
+    called_from = _line_of_backward() if f.operation else None
+    if frame is not None and at.generated is None and frame == called_from:
+        frame = None
+    f.frame, f.called_from = source_of(frame), source_of(called_from)
+    f.modules = at.module_path
+    f.nodes = (compiled.node if compiled is not None else "") or at.nodes
+    f.graph = compiled.graph if compiled is not None else ""
+
+
+def _frames(frame: types.FrameType) -> Iterator[SourceFrame]:
+    """A stack, innermost first, with the program's own frames behind those of generated code."""
+    for at, line in traceback.walk_stack(frame):
+        code = at.f_code
+        yield SourceFrame(code.co_filename, line, code.co_name)
+        yield from compat.frames_of_generated(code.co_filename, line)
+
+
+def _line_of_backward() -> SourceFrame | None:
+    """The line of the program that has called ``backward()`` or ``grad()``, in whatever thread."""
+    # No variable here has a frame: one that had its own would keep all that it has.
+    stacks = [list(_frames(frame)) for frame in sys._current_frames().values()]
+    for frames in stacks:
+        if any(f.function == "_engine_run_backward" for f in frames):
+            return where(frames).line
+    return None

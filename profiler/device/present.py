@@ -2,15 +2,13 @@
 
 Note [What can be said without a history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The allocator keeps the most that it ever had reserved, and tells at any time which blocks there
-are. Whose a block is says the process: modules, optimizers, Python's tensors, autograd's graphs
-(``holders.py``). So a program is not watched and pays nothing; a look at its end takes about
-a second for a million objects, and a few where there are large tensors of which it is asked who
-refers to them.
+The allocator tells the most that it ever had reserved and which blocks there are; whose a block is
+says the process: modules, optimizers, Python's tensors, autograd's graphs (``holders.py``). A look
+takes about a second for a million objects, and a few where there are large tensors of which it is
+asked who refers to them.
 
-What it cannot tell is what lay in memory that is free by now: activations and temporaries of the
-peak. They are free segments here, and how many bytes of them were in use at the peak is known from
-the counters alone. Which they were says the report of compiled code, and of eager code
+What lay in memory that is free by now, activations and temporaries of the peak, it cannot tell: how
+many bytes these were say the counters, and which the report of compiled code or
 ``memprof.profile(eager=True)``.
 """
 
@@ -27,9 +25,9 @@ import torch
 from memprof.profiler.model import DeviceAccount, Purpose
 
 from . import _torch_compat as compat
-from . import known
 from .account import Otherwise, explain
 from .holders import Holders
+from .known import Look, Objects
 from .marks import Mark, Phase
 from .replay import Block, Replay
 from .totals import most, named, outside
@@ -55,7 +53,7 @@ def present_accounts() -> list[DeviceAccount]:
     if not used:
         return []
     segments, settings = compat.segments_now()
-    look = known.of_all(*known.modules_and_optimizers())
+    look = Objects().of_process()
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
@@ -110,17 +108,17 @@ def unwatched_account(
     device: int,
     segments: list[dict[str, Any]],
     settings: dict[str, Any],
-    look: known.Look,
+    look: Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
-    """The account of a device that nobody follows.
+    """The account of a device that nobody follows, now.
 
     Args:
         device: its index.
-        segments: all that it has now.
+        segments: all that it has.
         settings: of the allocator.
-        look: at the process: what modules and optimizers have.
-        otherwise: says whose a block is that no module and no optimizer has.
+        look: what modules and optimizers of the process have.
+        otherwise: says whose a block is that none of these has.
     """
     replay = Replay(settings)
     replay.take_over(segments)
@@ -128,12 +126,11 @@ def unwatched_account(
     seen = Mark(Phase.FORWARD, 0, look.known, often=look.often)
     marks = [Mark(Phase.FORWARD, 0), seen]
     peak = replay.now()
-    explained = explain(peak, marks, now=True, otherwise=otherwise)
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated
     stats = torch.cuda.memory_stats(device)
     account.most_allocated = most(stats, "allocated")
     account.most_requested = most(stats, "requested")
-    explained.put_into(account)
+    explain(account, peak, marks, now=True, otherwise=otherwise)
     account.rows = [replace(r, detail="") for r in account.rows]
     return account

@@ -5,10 +5,9 @@ model._forward_hooks[...], global of train.py``.
 
 Note [Who refers to an object]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Python's collector knows who refers to whom, but for local variables of functions that run: their
-frames are no objects of its. These are read from the stacks of all threads first. From the object
-upwards it is then a search in breadth, until something has a name of its own: a global, a local
-variable, an attribute of a class. The first that is found is the shortest way.
+Python's collector knows who refers to whom, but for local variables of functions that run: these
+are read from the stacks of all threads first. From the object upwards it is then a search in
+breadth, until something has a name of its own: a global, a local variable, an attribute of a class.
 
 Reading ``frame.f_locals`` makes Python 3.10 to 3.12 keep a dictionary of the variables in the
 frame, and whatever they were with it, until the function ends. It is emptied again, unless somebody
@@ -17,6 +16,7 @@ else has it: the program's own ``locals()`` is that dictionary.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -85,7 +85,7 @@ class Referrers:
         Args:
             objects: to ask for.
             ignored: containers of the caller's, which are not to be found.
-            known: by identity, who has an object and as what, where that is nothing of Python's.
+            known: by identity, who has an object and as what, where Python does not know it.
         """
         self._known = known or {}
         self._read_stacks()
@@ -256,12 +256,8 @@ def _of_function(function: types.FunctionType, below: tuple[_Step, ...]) -> str:
 
 
 def _let_go(values: Any, references: int) -> None:
-    """Empty a frame's dictionary of variables unless somebody else has it.
-
-    Args:
-        values: as ``f_locals`` gave it.
-        references: to it that are the frame's, the caller's, and those of this call.
-    """
+    """Empty a frame's ``f_locals`` unless somebody has it but the frame, the caller and this call,
+    with so many references."""
     if type(values) is dict and sys.getrefcount(values) <= references:
         values.clear()
 
@@ -309,11 +305,10 @@ _SILENT = (
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(Exception):
         found = object.__getattribute__(holder, "__dict__")
-    except Exception:
-        return {}
-    return found if type(found) is dict else {}
+        return found if type(found) is dict else {}
+    return {}
 
 
 def _key(key: Any) -> str:

@@ -3,28 +3,22 @@
 Note [Following the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``torch.cuda.memory._snapshot()["device_traces"]`` has an entry for each thing that the allocator
-did, with what was *asked for*. The block that it handed out may be larger, and what a device must
-have is decided by blocks: a request is rounded up to 512 bytes, then cut off a free block unless
-what would remain is too small to be of use (c10/cuda/CUDACachingAllocator.cpp, ``round_size``
-and ``should_split``). Which free block was taken need not be guessed, for the entry has the
-address; so the sizes of blocks follow without repeating the search. What the allocator's own
-counters say at the end is compared with what followed (``Replay.allocated_bytes`` against
-``allocated_bytes.all.current``): with settings that change the rounding they can differ, and the
-account says by how much.
+did, with what was *asked for*. The block that it handed out may be larger: a request is rounded up
+to 512 bytes, then cut off a free block unless what would remain is too small to be of use
+(c10/cuda/CUDACachingAllocator.cpp, ``round_size`` and ``should_split``). Which free block was taken
+the entry's address tells, so sizes follow without repeating the search.
 
 A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
 
-Where the history begins in the midst of a program, what is there is taken from a snapshot
-(``Replay.take_over``); so it is where events were lost, as they are when one thread takes the
-history while another one allocates.
+Where the history begins in the midst of a program, or events were lost because one thread took it
+while another one allocated, what is there is taken from a snapshot (``Replay.take_over``).
 
 Note [The instant that decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A job fits where the most that it *reserves* fits. The allocator seldom gives back, so that many
-instants have this maximum, and of these the one at which most is allocated says best what the
-memory is needed for. The instant that is kept is the first with the greatest pair (reserved,
-allocated).
+A job fits where the most that it *reserves* fits. The allocator seldom gives back, so many instants
+have this maximum; of these the one at which most is allocated says best what the memory is for. So
+it is the first with the greatest pair (reserved, allocated).
 """
 
 from __future__ import annotations
@@ -45,6 +39,12 @@ ROUNDING = 512
 SMALL = 1 << 20
 """The largest rounded request, in bytes, that is served from the pool of small blocks; and what
 must be left over of a block of the other pool to be cut off."""
+
+_SMALL_SEGMENT = 2 << 20
+_LARGE_SEGMENT = 20 << 20
+_OWN_SEGMENT = 10 << 20
+"""Requests from so many bytes on get a segment of their own size."""
+_ROUND_LARGE = 2 << 20
 
 LONG = 8
 """A block that lived for one part in so many of a history is in ``Replay.gone``."""
@@ -98,11 +98,11 @@ class Peak:
     """The instant of Note [The instant that decides].
 
     Attributes:
-        reserved, allocated: bytes at that instant.
+        reserved, allocated: bytes.
         event: how many events had happened.
         mark: number of the last mark before it.
-        blocks: that were handed out, or awaiting, then.
-        awaiting: those of ``blocks`` that the program had let go of by then.
+        blocks: that were handed out, or awaiting.
+        awaiting: addresses of the latter.
         segments: each with its size then.
     """
 
@@ -119,8 +119,7 @@ class Replay:
     """Follows the history of one device; see Note [Following the allocator].
 
     Attributes:
-        allocated_bytes: of blocks that are handed out.
-        most_allocated: the most of the latter at any instant.
+        allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
         events: that were followed.
         strange: events that contradict what was followed.
@@ -190,12 +189,12 @@ class Replay:
         return peak
 
     def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
-        """Follow the next events.
+        """Follow the next events of ``device_traces`` of one device.
 
         Args:
-            events: of ``device_traces`` of one device, those that were not fed yet.
-            marks: for each mark of the run so far, how many blocks had been asked for, and how
-                many let go of, on this device when it was set; the first is ``(0, 0)``.
+            events: those that were not fed yet.
+            marks: for each mark so far, how many blocks had been asked for, and how many let go of,
+                on this device when it was set; the first is ``(0, 0)``.
         """
         self._segments.new_history()
         asked_by: dict[int, tuple[SourceFrame, ...]] = {}
@@ -236,13 +235,11 @@ class Replay:
         counts: tuple[int, int] = (0, 0),
         marks: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Go on from what a snapshot has, whatever was followed so far.
-
-        What is there now is an instant like any other: it may be the peak. A block that was
-        followed and is there keeps what is known of it.
+        """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
+        the peak. A block that was followed and is there keeps what is known of it.
 
         Args:
-            segments: of this device.
+            segments: with their blocks.
             counts: blocks that had been asked for, and let go of, by then.
             marks: as for ``feed``.
         """
@@ -302,11 +299,7 @@ class Replay:
         return marks[self.mark + 1] if self.mark + 1 < len(marks) else (math.inf, math.inf)
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
-        """Learn to which pools the segments belong that are there now.
-
-        Args:
-            segments: of the snapshot whose history was fed last.
-        """
+        """Learn from the snapshot whose history was fed last to which pools segments belong."""
         for s in segments:
             mine = self._segments.at(s["address"])
             if mine is not None:
@@ -409,6 +402,15 @@ def is_cut(rest: int, size: int) -> bool:
     """Whether a block of so many bytes is cut off where ``rest`` would remain: c10's
     ``should_split`` for a segment that does not grow."""
     return rest >= ROUNDING if size <= SMALL else rest > SMALL
+
+
+def segment_size(size: int) -> int:
+    """Bytes of the segment that the allocator gets for a request of a rounded size."""
+    if size <= SMALL:
+        return _SMALL_SEGMENT
+    if size < _OWN_SEGMENT:
+        return _LARGE_SEGMENT
+    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .free_ranges import FreeRanges
+from .ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
@@ -72,11 +71,13 @@ class Segments:
 
     def grow(self, address: int, size: int, expandable: bool) -> bool:
         """The device gave memory; returns whether that was possible."""
-        if address in self._by_address:
+        start = self._starts.last_up_to(max(address, address + size - 1))
+        before = None if start is None else self._by_address[start]
+        if before is not None and before.address + before.size > address:
             return False
         self.reserved += size
-        before = self.at(address - 1) if expandable else None
-        if before is not None and before.expandable and before.address + before.size == address:
+        touches = before is not None and before.address + before.size == address
+        if before is not None and touches and expandable and before.expandable:
             segment = before
             segment.size += size
         else:
@@ -179,9 +180,6 @@ class Ascending:
             self._firsts.insert(i + 1, part[half])
             del part[half:]
 
-    def __iter__(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(self._parts)
-
     def remove(self, number: int) -> None:
         """Forget a number that is there."""
         i = bisect.bisect_right(self._firsts, number) - 1
@@ -199,12 +197,3 @@ class Ascending:
             return None
         part = self._parts[i]
         return part[bisect.bisect_right(part, number) - 1]
-
-    def first_above(self, number: int) -> int | None:
-        """The smallest that is above a number; None if none is."""
-        i = max(0, bisect.bisect_right(self._firsts, number) - 1)
-        for part in self._parts[i : i + 2]:
-            at = bisect.bisect_right(part, number)
-            if at < len(part):
-                return part[at]
-        return None

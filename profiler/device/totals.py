@@ -64,13 +64,9 @@ def outside(device: int) -> list[Outside]:
 
 def counters() -> dict[str, dict[str, int]]:
     """Peaks that torch's statistics have now, in bytes, by device."""
-    found = {}
-    for device in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats(device)
-        found[f"cuda:{device}"] = {
-            name: most(stats, name) for name in ("allocated", "reserved", "active")
-        }
-    return found
+    stats = {f"cuda:{d}": torch.cuda.memory_stats(d) for d in range(torch.cuda.device_count())}
+    names = ("allocated", "reserved", "active")
+    return {device: {name: most(of, name) for name in names} for device, of in stats.items()}
 
 
 def device_totals() -> list[DeviceTotals]:

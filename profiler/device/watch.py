@@ -2,29 +2,25 @@
 
 Note [Marks]
 ~~~~~~~~~~~~
-A mark is where autograd's engine starts and ends, and where an optimizer's step does. Hooks of
-optimizers are public; for the engine one function is wrapped. Neither is seen by code that is being
-compiled: in a compiled optimizer the hooks are nothing, and its steps have no marks.
-
-Where in the allocator's history a mark lies is counted, not timed: the allocator's statistics tell
-how many blocks have been asked for and let go of, and the history has an entry for each. (The text
-that ``torch.cuda.memory._set_memory_metadata`` puts on entries would be simpler, and belongs to a
-thread: autograd's own threads do not have it.)
+A mark is where autograd's engine starts and ends, and where an optimizer's step does: one function
+is wrapped, and optimizers have hooks, which in compiled ones are nothing. Where in the allocator's
+history it lies is counted: its statistics tell how many blocks have been asked for and let go of,
+and the history has an entry for each. (What ``torch.cuda.memory._set_memory_metadata`` puts on
+entries belongs to a thread: autograd's own threads do not have it.)
 
 Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks at
-which there is a lot of it, and what is followed is forgotten but for the blocks that live. Where a
-program has no marks, a thread looks after it (``draining.py``). What other threads allocate between
-the taking and the new beginning is lost: the next snapshot then has other sizes than what was
+An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks where
+there is a lot of it; where a program has no marks, a thread looks after it (``draining.py``). What
+other threads allocate in between is lost: the next snapshot then has other sizes than what was
 followed, and is taken over.
 
 Note [A guest]
 ~~~~~~~~~~~~~~
-``memprof simulate`` has the process to itself. A session inside of somebody's program is a guest:
-it begins in the midst of it, goes without an account where somebody else keeps the history, leaves
-cuBLAS's workspaces where they are, and takes everything back at its end. What fails here is logged
-and ends the account, never the training.
+``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it
+begins in the midst of it, goes without an account where somebody else keeps the history, leaves
+cuBLAS's workspaces where they are, and takes everything back. What fails here is logged and ends
+the account, never the training.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +42,13 @@ from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
-from . import known
-from .account import Otherwise, explain
-from .batches import sizes_of
-from .known import Known
+from .account import Otherwise, explain, say_of_history
+from .growth import growth_of_all
+from .holders import Holders
+from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Marks, Phase
-from .objects import Objects
-from .replay import Block, Replay
-from .totals import counted, outside, peaks
-from .watched import account_of, growth_of_all, most_of, workspaces_of
+from .replay import Block, Peak, Replay
+from .totals import counted, named, outside, peaks
 from .where import line_of_caller
 
 log = logging.getLogger("memprof")
@@ -81,12 +75,6 @@ def _hook(do: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-def has_cuda() -> bool:
-    """Whether there can be a device to watch, with this build of torch."""
-    built: bool = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return built
-
-
 class Watch:
     """Follows every device of this process, from ``install`` to ``uninstall``.
 
@@ -94,6 +82,8 @@ class Watch:
         steps: optimizer steps that have ended, of the optimizer that has made most.
         objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
+        started: whether CUDA has started.
+        replays: what was followed until the last ``drain``, by device.
         why_not: why there will be no account, in words; empty if there will be.
     """
 
@@ -131,10 +121,10 @@ class Watch:
         self._steps_of: dict[int, int] = {}
         self.lost = 0
         self._on_step = on_step
-        self._replays: dict[int, Replay] = {}
+        self.replays: dict[int, Replay] = {}
         self._taken = 0
         self._depth = 0
-        self._started = False
+        self.started = False
         self._draining = False
         self._modules_known = False
         self.objects = Objects()
@@ -174,14 +164,9 @@ class Watch:
         return self._installed and not self.why_not and os.getpid() == self._process
 
     @property
-    def started(self) -> bool:
-        """Whether CUDA has started."""
-        return self._started
-
-    @property
     def follows(self) -> bool:
         """Whether there is a history that is followed."""
-        return bool(self._replays) and self.watches
+        return bool(self.replays) and self.watches
 
     def fail(self, error: Exception) -> None:
         """Follow nothing any more because of a fault of ours; the program goes on."""
@@ -200,41 +185,64 @@ class Watch:
             RuntimeError: ``why_not`` says why there are none.
         """
         self._ending = True
-        if self._replays and not self.why_not:
+        if self.replays and not self.why_not:
             self._mark_process(None)
             self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
-        if not self._started:
+        if not self.started:
             return []
-        if not self._replays:
+        if not self.replays:
             return counted(self.steps)
-        before = {d: torch.cuda.memory_stats(d) for d in self._replays}
+        before = {d: torch.cuda.memory_stats(d) for d in self.replays}
         last = None
         if not self._guest:
             self._mark(None)
             last = len(self.marks) - 1
             compat.clear_workspaces()
             self.drain()
-        found = [self._account(d, before[d], last, cut_off) for d in self._replays]
+        found = [self._account(d, before[d], last, cut_off) for d in self.replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
     def _account(
         self, device: int, stats: dict[str, Any], last: int | None, cut_off: bool
     ) -> DeviceAccount:
-        replay = self._replays[device]
-        peak = replay.peak
-        workspaces = workspaces_of(device, replay) if self._guest else ()
-        explained = explain(
-            *(peak, self.marks, last, cut_off),
-            workspaces=workspaces,
+        replay = self.replays[device]
+        # A script may set the counters back (``reset_peak_memory_stats``), the history has no such
+        # end. And what they had before the watch began they may have from an earlier peak.
+        reserved, allocated = (
+            max(followed, counted if counted > before else 0)
+            for followed, counted, before in zip(
+                (replay.peak.reserved, replay.most_allocated),
+                *(peaks(stats), self._peaks_before[device]),
+                strict=True,
+            )
+        )
+        account = self._explained(
+            *(device, replay.peak, reserved),
+            last=last,
+            cut_off=cut_off,
+            workspaces=self._workspaces(device) if self._guest else (),
             passing=compat.passing_workspace_sizes(device),
         )
-        reserved, allocated = most_of(replay, stats, self._peaks_before[device])
-        account = account_of(device, replay, explained, reserved, self.steps, self.lost)
-        account.allocated, account.most_allocated = peak.allocated, allocated
+        account.most_allocated = allocated
         account.outside = outside(device) if self._guest else []
         return account
+
+    def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
+        account = named(device, self.steps)
+        account.reserved, account.allocated = reserved, peak.allocated
+        explain(account, peak, self.marks, **how)
+        say_of_history(account, self.replays[device], self.lost)
+        return account
+
+    def _workspaces(self, device: int) -> set[int]:
+        """Addresses of what cuBLAS works in: of one of its sizes, there now, and in no tensor."""
+        sizes = compat.workspace_sizes(device)
+        live = self.replays[device].live
+        found = [b for b in live if b.freed_after is None and b.requested in sizes]
+        holders = Holders() if found else None
+        return {b.address for b in found if holders is not None and holders.of(b) is None}
 
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
         """What is reserved on a device at this instant, in the midst of the program, and how many
@@ -249,10 +257,10 @@ class Watch:
         """
         if self.follows:
             self.drain()
-        if not self.follows or device not in self._replays:
+        if not self.follows or device not in self.replays:
             raise LookupError(f"cuda:{device} is not followed")
         self._mark_process(None)
-        replay = self._replays[device]
+        replay = self.replays[device]
         peak = replay.now()
         sizes = compat.workspace_sizes(device)
         workspaces = {
@@ -260,11 +268,14 @@ class Watch:
             for b in replay.live
             if b.requested in sizes and (otherwise(b) or ("",))[0] is Purpose.WORKSPACE
         }
-        explained = explain(
-            *(peak, self.marks), cut_off=True, now=True, otherwise=otherwise, workspaces=workspaces
+        account = self._explained(
+            *(device, peak, peak.reserved),
+            cut_off=True,
+            now=True,
+            otherwise=otherwise,
+            workspaces=workspaces,
         )
-        account = account_of(device, replay, explained, peak.reserved, self.steps, self.lost)
-        account.allocated, account.most_allocated = peak.allocated, replay.most_allocated
+        account.most_allocated = replay.most_allocated
         failed = replay.out_of_memory
         return account, failed[-1][0] if failed else 0
 
@@ -274,11 +285,11 @@ class Watch:
             return []
         self._mark_process(None)
         self.drain()
-        return growth_of_all(self._replays, self.marks)
+        return growth_of_all(self.replays, self.marks)
 
     @_hook
     def _start(self) -> None:
-        self._started = True
+        self.started = True
         allocator = torch.cuda.get_allocator_backend()
         if allocator != "native":  # cudaMallocAsync
             if self._guest:
@@ -298,7 +309,7 @@ class Watch:
         snapshot = compat.drain_history()
         for device in devices:
             made = functools.partial(self._made, device) if self._made is not None else None
-            replay = self._replays[device] = Replay(snapshot["allocator_settings"], made)
+            replay = self.replays[device] = Replay(snapshot["allocator_settings"], made)
             counts = self._marks.begin(device, begun[device])
             replay.take_over(_of_device(snapshot, device), begun[device], counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
@@ -311,11 +322,6 @@ class Watch:
         """Set a mark, whatever runs; returns its number, that of all devices."""
         self._mark(None)
         return len(self.marks) - 1
-
-    @property
-    def replays(self) -> Mapping[int, Replay]:
-        """What was followed until the last ``drain``, by device."""
-        return self._replays
 
     def _mark(self, phase: Phase | None, found: Known | None = None, **said: Any) -> None:
         found = found or {}
@@ -349,7 +355,7 @@ class Watch:
         """
         with self._lock:
             # What is called between two bytecodes may call this again.
-            if not self._replays or self._draining or (at_least and self._ending):
+            if not self.replays or self._draining or (at_least and self._ending):
                 return
             asked = self.asked
             if asked - self._taken < at_least:
@@ -367,9 +373,9 @@ class Watch:
             self.why_not = "somebody else has ended the allocator's history"
             self._history_is_ours = False
             return
-        counts = {d: compat.allocation_counts(d) for d in self._replays}
+        counts = {d: compat.allocation_counts(d) for d in self.replays}
         snapshot = compat.drain_history()
-        for device, replay in self._replays.items():
+        for device, replay in self.replays.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
@@ -380,7 +386,7 @@ class Watch:
                 replay.take_over(segments, counts[device], self._marks.counts[device])
             replay.assign_pools(segments)
         if self._made is None and not self._ending:  # Else their numbers are kept elsewhere.
-            self._marks.thin(self._replays.values())
+            self._marks.thin(self.replays.values())
 
     @_hook
     def drain_if_due(self) -> None:
@@ -430,7 +436,7 @@ class Watch:
 
     @_hook
     def _batch(self, batch: Any) -> None:
-        self._mark(None, batch=sizes_of(batch))
+        self._mark(None, batch=frozenset(sizes_of(batch)))
 
     def _looks(self) -> bool:
         """Whether to look for parameters and state at this step: they stay where they are."""
@@ -444,12 +450,12 @@ class Watch:
             found = self.objects.of_modules()
         if self._looks():
             self.objects.look()
-            found = known.of_parameters(optimizer) | found
+            found = of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found = known.of_state(optimizer) if self._looks() else {}
+        found = of_state(optimizer) if self._looks() else {}
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())

@@ -65,6 +65,11 @@ class Where:
     nodes: str
     inside: frozenset[str]
 
+    @property
+    def module_path(self) -> str:
+        """The modules in one text."""
+        return " > ".join(self.modules)
+
 
 _PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpoint")
 

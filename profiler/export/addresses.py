@@ -21,9 +21,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..device.free_ranges import BestFit
-from ..device.replay import ROUNDING, SMALL
-from ..device.whatif import segment_size
+from ..device.ranges import BestFit
+from ..device.replay import ROUNDING, SMALL, segment_size
 from ..live import LiveItem
 from ..model import Profile
 from ..trees import CallMode, call_modes

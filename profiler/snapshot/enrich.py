@@ -103,14 +103,8 @@ def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
 
 @dataclass(slots=True)
 class _Stack:
-    """What is known of a stack.
-
-    Attributes:
-        file: the innermost of generated code, "" if there is none.
-        name: the innermost; None if there is none.
-        role: what the memory is for, "" if that is not known.
-        words: all of it.
-    """
+    """What is known of a stack: its innermost file of generated code, its innermost name, what the
+    memory is for, and all of it in words; "" is not known."""
 
     file: str = ""
     name: Name | None = None
@@ -214,18 +208,16 @@ class _Work:
 
 
 def _add_fields(frame: Json, name: Name) -> None:
-    frame[GRAPH] = name.graph
-    if name.category is not None:
-        frame[ROLE] = name.category.value
-    if name.module is not None:
-        frame[MODULE] = name.module
-    if name.node is not None:
-        frame["fx_node_name"] = name.node
-        frame["fx_node_op"] = "call_function"
-    if name.target is not None:
-        frame["fx_node_target"] = name.target
-    if name.trace:
-        frame["fx_original_trace"] = name.trace
+    known = {
+        GRAPH: name.graph,
+        ROLE: name.category and name.category.value,
+        MODULE: name.module,
+        "fx_node_name": name.node,
+        "fx_node_op": name.node and "call_function",
+        "fx_node_target": name.target,
+        "fx_original_trace": name.trace or None,
+    }
+    frame.update((field, value) for field, value in known.items() if value is not None)
 
 
 def _colour(trace: list[Json], work: _Work) -> None:

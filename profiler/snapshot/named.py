@@ -1,19 +1,29 @@
-"""The account of a snapshot, with the names that profiles of the same code have."""
+"""The account of a snapshot, with the names that profiles of the same code have, and what of its
+private pools replays of CUDA graphs write to.
+
+The allocator saw the memory of a graph once, when it was recorded: afterwards most of its pool is
+free in a snapshot, and is none the less what each replay uses. A profile has the addresses of graph
+trees' recordings (``GraphRecord.placements``). Another process has other addresses; so a recording
+counts only where every segment that its pool had then is one of the snapshot's.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from memprof.profiler.device.account import name_of_pool
+from memprof.profiler.device.ranges import clipped, merged, total
 
 from ..errors import ProfileForeignError
 from ..file import read_profiles
-from ..model import Profile
+from ..model import Placement, Profile
 from ..reading import StrPath
 from ..report.format import format_bytes
 from .enrich import enrich
 from .names import CodeNames
 from .reading import read_snapshot
-from .recordings import Replayed, replayed
+from .shape import Json, Snapshot
 from .to_model import profile_of
 
 
@@ -31,10 +41,10 @@ def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
     profiles = read_names(by)
     enrich(snapshot, CodeNames(profiles))
     found = profile_of(snapshot, os.fspath(path))
-    for pool in replayed(snapshot, profiles):
+    for device, what in replayed(snapshot, profiles):
         for account in found.accounts:
-            if account.device == f"cuda:{pool.device}":
-                account.notes.append(in_words(pool))
+            if account.device == device:
+                account.notes.append(what)
     return found
 
 
@@ -58,10 +68,49 @@ def read_names(paths: Sequence[StrPath]) -> list[Profile]:
     return found
 
 
-def in_words(pool: Replayed) -> str:
-    """What replays use of a pool, in a line."""
-    graphs = ", ".join(pool.graphs[:4]) + (" and others" if len(pool.graphs) > 4 else "")
-    return (
-        f"pool {pool.pool}: replays of {graphs} write to {format_bytes(pool.used)} of its "
-        f"{format_bytes(pool.reserved)}; {format_bytes(pool.free)} are free by the allocator"
+def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[tuple[str, str]]:
+    """Of each private pool of a snapshot that recordings of some profiles lie in its device, and
+    what replays use of it, in a line."""
+    recorded = [
+        (graph.label, placement)
+        for profile in profiles
+        for graph in profile.graphs
+        for placement in graph.placements
+        if placement.node is not None
+    ]
+    found = []
+    pools: dict[tuple[int, tuple[int, ...]], list[Json]] = {}
+    for segment in snapshot.segments:
+        pool = tuple(segment["segment_pool_id"])
+        if pool != (0, 0):
+            pools.setdefault((segment["device"], pool), []).append(segment)
+    for (number, pool), segments in pools.items():
+        device = f"cuda:{number}"
+        here = [
+            (label, placement)
+            for label, placement in recorded
+            if placement.pool == device and _lies_in(placement, segments)
+        ]
+        if not here:
+            continue
+        written = merged((b.address, b.address + b.nbytes) for _, p in here for b in p.blocks)
+        ranges = merged((s["address"], s["address"] + s["total_size"]) for s in segments)
+        used, reserved = total(clipped(written, ranges)), sum(s["total_size"] for s in segments)
+        blocks = [b for s in segments for b in s["blocks"]]
+        free = sum(b["size"] for b in blocks if b["state"] == "inactive")
+        labels = list(dict.fromkeys(label for label, _ in here))
+        graphs = ", ".join(labels[:4]) + (" and others" if len(labels) > 4 else "")
+        said = (
+            f"pool {name_of_pool((pool[0], pool[1]))}: replays of {graphs} write to "
+            f"{format_bytes(used)} of its {format_bytes(reserved)}; {format_bytes(free)} are free "
+            "by the allocator"
+        )
+        found.append((device, said))
+    return found
+
+
+def _lies_in(placement: Placement, segments: Sequence[Json]) -> bool:
+    sizes = {s["address"]: s["total_size"] for s in segments}
+    return bool(placement.segments) and all(
+        sizes.get(address, 0) >= nbytes for address, nbytes in placement.segments
     )

@@ -12,7 +12,7 @@ the nodes), and the graphs are all named.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -95,12 +95,11 @@ class CodeNames:
         """
         key = (_file(file), line, function)
         if key not in self._known:
-            found = [
+            self._known[key] = _together(
                 name
                 for graph, attribution in self._graphs.get(key[0], ())
                 if (name := _name(graph, attribution, self._of(graph), line, function)) is not None
-            ]
-            self._known[key] = _together(found)
+            )
         return self._known[key]
 
     def _of(self, graph: GraphRecord) -> _Allocated:
@@ -184,8 +183,9 @@ def _agreed(of: Iterable[_T], what: Callable[[_T], _V]) -> _V | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _together(names: Sequence[Name]) -> Name | None:
+def _together(found: Iterable[Name]) -> Name | None:
     """One name for what several graphs of the same code allocate."""
+    names = list(found)
     if len(names) < 2:
         return names[0] if names else None
     labels = list(dict.fromkeys(n.graph for n in names))

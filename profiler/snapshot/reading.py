@@ -1,18 +1,205 @@
-"""Files of snapshots: read by content, packed by gzip or not, and never executed."""
+"""Files of snapshots: read by content, packed by gzip or not, and never executed.
+
+Note [Who may load a snapshot]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A pickle is a program, and a snapshot may be anybody's. A reader of all opcodes in Python takes
+minutes for the hundreds of MB that snapshots have; C's unpickler takes seconds and is not safe by
+itself, even where ``find_class`` refuses everything: it makes a memo as large as an index says
+(five bytes: 64 GiB), a ``bytes`` as long as a length says, hashes tuples in tuples as deep as the
+machine's stack or as often as 2 to the power of their depth. So two steps:
+
+1. ``check`` walks over the opcodes without doing them. Their lengths are looked up for all bytes at
+   once (``bytes.translate``): 4 s for a snapshot of 252 MB, whose loading takes 1.6 s more. Refused
+   is every opcode that ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2
+   to 5.
+2. What is left goes to C's unpickler, whose ``find_class`` and ``persistent_load`` refuse all the
+   same.
+
+With that the following holds of every file, damaged, invented or hostile:
+
+* Nothing is imported, called or executed, and no class is looked up.
+* Every length (of text, bytes, frames) ends within the file, so that nothing is made ready for what
+  never comes. Whole numbers have at most 64 bits and a sign.
+* A memo's index is at most ``SPARE`` larger than twice the objects that were put by number: torch
+  and memprof number them from 0 or 256 on.
+* A dictionary or list comes on at most every ``SPARSE`` bytes (snapshots have one in 20 or more),
+  beyond the first ``SPARE``: a byte that makes an empty dictionary takes 64 in memory.
+  The values of a file take at most some 35 times its size; a real snapshot's took 5.
+* Tuples are pairs of whole numbers of at most 32 bits (``segment_pool_id``), or empty. So no
+  hash is deeper than one level, and whoever wants keys that collide finds but a few, as among
+  numbers of 64 bits; text and bytes are hashed with the process's own secret.
+* The file ends with its pickle. Dictionaries and lists may contain each other to any depth, or
+  themselves: ``shape`` walks along fields by name alone, each object once.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import pickle
+import struct
 import zlib
 from typing import Any
 
 from ..errors import SnapshotRefusedError
 from ..process_hooks import collector_paused
 from ..reading import Budget, StrPath, read_file, unpacked
-from .opcodes import Refused, Truncated, Unpickler, check
 from .shape import Snapshot
+
+_FIXED = {
+    b"}": 0, b"]": 0, b")": 0, b"(": 0, b"N": 0, b"\x88": 0, b"\x89": 0,  # new values
+    b"K": 1, b"M": 2, b"J": 4, b"G": 8,  # numbers
+    b"h": 1, b"j": 4, b"\x94": 0,  # memo
+    b"a": 0, b"e": 0, b"s": 0, b"u": 0, b"d": 0, b"l": 0,  # into dictionaries and lists
+}  # fmt: skip
+"""Opcodes that are let pass, and the bytes of their argument."""
+
+_SMALL_INTEGERS = frozenset(b"KMJ")
+_COUNTED = frozenset(b"}]dl")
+"""Opcodes that make a dictionary or a list."""
+
+SPARE = 4096
+SPARSE = 8
+
+_NAMED = {
+    **dict.fromkeys(b"c\x93i", "names a class or function"),
+    **dict.fromkeys(b"Rbo\x81\x92", "makes or changes an object"),
+    **dict.fromkeys(b"PQ", "asks for an object outside of the file"),
+    **dict.fromkeys(b"\x82\x83\x84", "asks for an object of the extension registry"),
+    **dict.fromkeys(b"\x8f\x90\x91", "makes a set"),
+    **dict.fromkeys(b"\x96\x97\x98", "asks for a buffer"),
+    **dict.fromkeys(b"ILFSVgp", "is of pickle's text protocol"),
+    **dict.fromkeys(b"\x8b", "makes a number of more than 64 bits"),
+    **dict.fromkeys(b"\x8d\x8e", "makes a text of more than 4 GiB"),
+    **dict.fromkeys(b"\x85\x87t", "makes a tuple other than a pair of small numbers"),
+    **dict.fromkeys(b"TU", "makes a text of Python 2"),
+}
+
+_LENGTHS = bytes(0 if op in _COUNTED else 1 + _FIXED.get(bytes([op]), -1) for op in range(256))
+"""By opcode: its bytes with its argument; 0 where it has to be looked at."""
+
+
+class Refused(ValueError):
+    """Why a pickle is not loaded, in words that follow the name of a file."""
+
+
+class Truncated(Refused):
+    """The pickle ends too early."""
+
+
+def check(data: bytes) -> None:
+    """Refuse a pickle that is more than data; Note [Who may load a snapshot].
+
+    Args:
+        data: the whole content of a file.
+
+    Raises:
+        Refused: it holds an opcode or a size that no snapshot has.
+    """
+    end = len(data)
+    lengths = data.translate(_LENGTHS)
+    walk = _Walk(data)
+    at = 0
+    before = last = -1  # The two opcodes before this one.
+    try:
+        while True:
+            length = lengths[at]
+            if length:
+                before = last
+                last = at
+                at += length
+                continue
+            op = data[at]
+            if op == 0x2E:  # STOP
+                break
+            length = walk.look(op, at, last, before)
+            before, last = last, at
+            at += length
+    except (IndexError, struct.error) as e:
+        raise Truncated(f"it ends in the middle of its data, after {end:,} bytes") from e
+    if at + 1 != end:
+        raise Refused(f"{end - at - 1:,} bytes follow the end of its data")
+
+
+class _Walk:
+    """What has to be looked at, and counted, on the way through a pickle."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._containers = 0
+        self._most = SPARE + len(data) // SPARSE
+        self._put = 0
+
+    def look(self, op: int, at: int, last: int, before: int) -> int:
+        """How long an opcode is that is not let pass by itself.
+
+        Args:
+            op: the opcode.
+            at: where it is.
+            last, before: where the one before it is, and the one before that; -1 for none.
+        """
+        if op in _COUNTED:
+            self._containers += 1
+            if self._containers > self._most:
+                raise Refused(
+                    f"it makes {self._containers:,} dictionaries and lists in {at:,} bytes, more "
+                    "than a snapshot does"
+                )
+            return 1
+        length = self._length(op, at, last, before)
+        if at + length > len(self._data):
+            raise Truncated(
+                f"at byte {at:,} something has {length:,} bytes, and {len(self._data) - at:,} are "
+                "left of the file"
+            )
+        return length
+
+    def _length(self, op: int, at: int, last: int, before: int) -> int:
+        data = self._data
+        if op == 0x8A:  # LONG1
+            if data[at + 1] > 9:
+                raise Refused(f"at byte {at:,} it has a number of {data[at + 1]} bytes")
+            return 2 + data[at + 1]
+        if op == 0x86:  # TUPLE2
+            if min(last, before) < 0 or not {data[last], data[before]} <= _SMALL_INTEGERS:
+                raise Refused(f"at byte {at:,} it has a pair of something else than small numbers")
+            return 1
+        if op in b"\x8cC":  # SHORT_BINUNICODE, SHORT_BINBYTES
+            return 2 + data[at + 1]
+        if op in b"XB":  # BINUNICODE, BINBYTES
+            return 5 + int(struct.unpack_from("<I", data, at + 1)[0])
+        if op == 0x95:  # FRAME
+            (length,) = struct.unpack_from("<Q", data, at + 1)
+            if at + 9 + length > len(data):
+                raise Truncated(
+                    f"at byte {at:,} a frame of {length:,} bytes begins, and "
+                    f"{len(data) - at - 9:,} are left of the file"
+                )
+            return 9
+        if op == 0x80:  # PROTO
+            if not 2 <= data[at + 1] <= 5:
+                raise Refused(f"it is a pickle of protocol {data[at + 1]}: 2 to 5 are read")
+            return 2
+        if op in b"qr":  # BINPUT, LONG_BINPUT
+            index = data[at + 1] if op == 0x71 else int(struct.unpack_from("<I", data, at + 1)[0])
+            self._put += 1
+            if index > SPARE + 2 * self._put:
+                raise Refused(
+                    f"at byte {at:,} it remembers object {self._put:,} as number {index:,}"
+                )
+            return 2 if op == 0x71 else 5
+        raise Refused(f"at byte {at:,} opcode 0x{op:02x} {_NAMED.get(op, 'is none of pickle')}")
+
+
+class Unpickler(pickle.Unpickler):
+    """C's unpickler, for what ``check`` has let pass: it looks nothing up."""
+
+    def find_class(self, module: str, name: str) -> object:
+        raise Refused(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: object) -> object:
+        raise Refused("it asks for an object outside of the file")
+
 
 _PROTO = b"\x80"
 _GZIP = b"\x1f\x8b"
@@ -58,6 +245,9 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
     return Snapshot(_loaded(data, name), name)
 
 
+_OF_DAMAGE = (EOFError, AttributeError, TypeError, ValueError, LookupError, OverflowError)
+
+
 def _loaded(data: bytes, name: str | None) -> Any:
     try:
         with collector_paused():  # Millions of objects are made, none of which can go.
@@ -71,15 +261,7 @@ def _loaded(data: bytes, name: str | None) -> Any:
         raise SnapshotRefusedError(
             name, f"not loaded, as it is no plain snapshot: {e}. Nothing of it was executed"
         ) from e
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        LookupError,
-        OverflowError,
-    ) as e:
+    except (pickle.UnpicklingError, *_OF_DAMAGE) as e:
         said = f"{type(e).__name__}: {e}"[:200]
         raise SnapshotRefusedError(name, f"a damaged pickle: {said}") from e
 

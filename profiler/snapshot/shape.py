@@ -100,13 +100,9 @@ class Snapshot:
     def holders(self) -> Iterator[tuple[Json, bool]]:
         """Whatever can have frames: each block that is in use, and each event; and whether it is a
         block."""
-        for segment in self.segments:
-            for block in segment["blocks"]:
-                if block["state"] != "inactive":
-                    yield block, True
-        for trace in self.traces:
-            for event in trace:
-                yield event, False
+        blocks = (b for s in self.segments for b in s["blocks"])
+        yield from ((b, True) for b in blocks if b["state"] != "inactive")
+        yield from ((event, False) for trace in self.traces for event in trace)
 
     # Checks. What is missing of what older torch did not write is put in.
 

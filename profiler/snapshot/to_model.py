@@ -5,10 +5,20 @@ Note [What a snapshot is not asked]
 Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of
 a line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
 secret that a report is not to show.
+
+Note [A history that begins late]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+``device_traces`` has the last so many events (``max_entries``), or those since somebody began to
+record; what was there before the first of them stands nowhere. But the segments of the snapshot are
+the state after the last one: going back from it, what an event made goes, and what it let go of
+comes again. From what is there in the end ``Replay`` follows the history as any other. Of blocks
+that went within the history their size is not known, but what was asked for, so it is rounded up,
+as far as there is room.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +26,7 @@ import msgspec
 
 from memprof.profiler.device.account import add_up, counted_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
+from memprof.profiler.device.segments import Segments
 from memprof.profiler.device.where import is_generated, user_line
 from memprof.profiler.model import (
     AccountRow,
@@ -27,11 +38,12 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
-from .history import follow, totals
 from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
+
+_NO_MARKS = ((0, 0),)
 
 _PURPOSES = {p.value: p for p in Purpose}
 
@@ -93,24 +105,106 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
 def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
     account = DeviceAccount(f"cuda:{device}", reserved=peak.reserved)
     account.allocated = account.most_allocated = peak.allocated
-    add_up(peak, rows.row).put_into(account)
+    add_up(account, peak, rows.row)
     return account
 
 
 def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
-    whole, instant = follow(snapshot, device)
-    peak = _of_peak(device, instant, _Rows())
+    segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
+    begin = _beginning(segments, trace, Replay(snapshot.settings))
+    # In two passes: what is there at a peak that a later one surpasses is of no use.
+    whole = _followed(snapshot, begin, trace)
+    until = _followed(snapshot, begin, trace[: whole.peak.event])
+    until.assign_pools(segments)
+    peak = _of_peak(device, until.now(), _Rows())
     account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
-    account.failed = _failed(snapshot.trace_of(device))
-    peak.notes.append(f"after event {instant.event:,} of {whole.events:,} of the history")
-    reserved, allocated = totals(snapshot.of_device(device))
-    if whole.strange or (whole.reserved, whole.allocated_bytes) != (reserved, allocated):
+    account.failed = _failed(trace)
+    peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
+    used = (b["size"] for s in segments for b in s["blocks"] if b["state"] == "active_allocated")
+    totals = sum(s["total_size"] for s in segments), sum(used)
+    if whole.strange or (whole.reserved, whole.allocated_bytes) != totals:
         peak.notes.append(
             f"{whole.strange:,} events contradict the others or the snapshot "
-            f"({reserved:,} B reserved, {allocated:,} B allocated), as they do where the history "
+            f"({totals[0]:,} B reserved, {totals[1]:,} B allocated), as they do where the history "
             "was off for a while: sizes may be off"
         )
     account.peak = peak
+
+
+def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) -> Replay:
+    replay = Replay(snapshot.settings, take_down=False)
+    replay.take_over(begin)
+    replay.assign_pools(begin)
+    replay.feed(trace, _NO_MARKS)
+    return replay
+
+
+def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -> list[Json]:
+    """The segments before the first event, in the snapshot's own form."""
+    before = Segments()
+    blocks: dict[int, Json] = {}
+    for s in segments:
+        _grow(before, s["address"], s["total_size"], s["is_expandable"], s["segment_pool_id"])
+        blocks |= {b["address"]: b for b in s["blocks"] if b["state"] != "inactive"}
+    for e in reversed(trace):
+        action = e["action"]
+        if action == "alloc":
+            blocks.pop(e["addr"], None)
+        elif action in ("free_completed", "free_requested"):
+            state = "active_allocated" if action == "free_requested" else "active_awaiting_free"
+            blocks[e["addr"]] = {
+                "address": e["addr"],
+                "size": rules.rounded(e["size"]),
+                "requested_size": e["size"],
+                "state": state,
+            }
+        elif action in ("segment_free", "segment_unmap"):
+            pool: Any = e.get("pool_id")
+            known = isinstance(pool, (tuple, list)) and [type(n) for n in pool] == [int, int]
+            grows = action == "segment_unmap"
+            _grow(before, e["addr"], e["size"], grows, pool if known else (0, 0))
+        elif action in ("segment_alloc", "segment_map"):
+            before.shrink(e["addr"], e["size"])
+    return _filled(before, blocks)
+
+
+def _grow(
+    segments: Segments, address: int, size: int, expandable: bool, pool: Sequence[int]
+) -> None:
+    if size and segments.grow(address, size, expandable):
+        segment = segments.at(address)
+        if segment is not None and segment.pool is None:
+            segment.pool = (pool[0], pool[1])
+
+
+def _filled(segments: Segments, blocks: dict[int, Json]) -> list[Json]:
+    addresses = sorted(blocks)
+    found: list[Json] = []
+    for s in segments:
+        at, end = s.address, s.address + s.size
+        own: list[Json] = []
+        for i in range(bisect.bisect_left(addresses, at), bisect.bisect_left(addresses, end)):
+            block = blocks[addresses[i]]
+            room = min(end, addresses[i + 1] if i + 1 < len(addresses) else end) - addresses[i]
+            if at < addresses[i]:
+                own.append({"address": at, "size": addresses[i] - at, "state": "inactive"})
+            if block["size"] > room:
+                asked = min(block["requested_size"], room)
+                block = {**block, "size": room, "requested_size": asked}
+            own.append(block)
+            at = addresses[i] + block["size"]
+        if at < end:
+            own.append({"address": at, "size": end - at, "state": "inactive"})
+        found.append(
+            {
+                "address": s.address,
+                "total_size": s.size,
+                "blocks": own,
+                "segment_pool_id": s.pool,
+                "is_expandable": s.expandable,
+            }
+        )
+    return found
 
 
 def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:

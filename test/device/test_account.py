@@ -12,7 +12,7 @@ from memprof.profiler.device.account import explain, failed_requests, of_distrib
 from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.replay import Replay
 from memprof.profiler.device.where import where
-from memprof.profiler.model import AccountRow, Purpose
+from memprof.profiler.model import AccountRow, DeviceAccount, Purpose
 from memprof.profiler.model import SourceFrame as Frame
 
 MIB = 1 << 20
@@ -82,11 +82,15 @@ class Run:
         replay = Replay()
         replay.feed(self.events, self.counts)
         assert not replay.strange
-        found = explain(
-            *(replay.peak, self.marks, last, cut_off), workspaces=workspaces, passing=passing
+        found = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
+        explain(
+            *(found, replay.peak, self.marks),
+            last=last,
+            cut_off=cut_off,
+            workspaces=workspaces,
+            passing=passing,
         )
-        total = sum(r.nbytes for r in found.rows) + found.rounding + found.awaiting
-        assert total + sum(p.free for p in found.pools) == replay.peak.reserved
+        assert not found.unexplained
         return found.rows
 
 
@@ -192,7 +196,8 @@ def test_what_was_there_before_anybody_watched() -> None:
     replay = Replay()
     replay.take_over([{"address": 0, "total_size": 5 * MIB, "blocks": blocks}])
     marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Purpose.PARAMETER})]
-    found = explain(replay.peak, marks)
+    found = DeviceAccount("cuda:0")
+    explain(found, replay.peak, marks)
     assert {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows} == {
         2: (Purpose.PARAMETER, "from before the session"),
         3: (Purpose.UNKNOWN, "from before the session"),
@@ -346,7 +351,7 @@ def test_a_batch_is_known_by_its_bytes_and_by_the_line_that_copies_it(
     copy, fill = (str(script), 1, "main"), (str(script), 2, "main")
     run = Run()
     run.take(1, copy)  # before any loader returned anything
-    run.say(Mark(Phase.FORWARD, 0, batch=(2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)))
+    run.say(Mark(Phase.FORWARD, 0, batch=frozenset(mib * MIB for mib in (2, 4, 8, 16))))
     run.take(2, copy)
     run.take(3, copy)  # of other bytes: another type, or none of the batch
     run.take(4, fill)

@@ -66,9 +66,8 @@ class History:
         self.captures[-1].graph.failed = failed
 
     def pool(self, held: Sequence[int] = (), workspaces: Sequence[int] = ()) -> GraphPool:
-        marks = [b.mark for b in self.blocks]
         held = [BASE + at for at in held]
-        device = Device("cuda:0", self.replay, self.blocks, marks, held, workspaces)
+        device = Device("cuda:0", self.replay, self.blocks, held, workspaces)
         (found,) = describe(device, self.captures)
         return found
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.profiler.device.batches import sizes_of
+from memprof.profiler.device.known import Objects, sizes_of
 from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
-from memprof.profiler.device.written import Written
 from memprof.profiler.model import SourceFrame
 
 from .programs import script
@@ -421,33 +420,34 @@ def test_writes_are_seen_at_two_looks() -> None:
     module = nn.Linear(4, 4)
     module.register_buffer("cache", torch.zeros(4))
     module.register_buffer("table", torch.zeros(4).add_(1))
-    written = Written()
-    written.look([module])
-    assert not written.was(module, "cache")
+    objects = Objects()
+    objects.module_made(module)
+    objects.look()
+    assert not objects.was_written(module, "cache")
     with torch.no_grad():
         module.cache.add_(1)
         module.weight.mul_(0.5)
-    written.look([module])
-    assert not written.was(module, "cache")  # once: a checkpoint that was loaded
+    objects.look()
+    assert not objects.was_written(module, "cache")  # once: a checkpoint that was loaded
     with torch.no_grad():
         module.cache.add_(1)
         module.weight.mul_(0.5)
-    written.look([module])
-    written.look([module])
-    assert written.was(module, "cache")
-    assert not written.was(module, "table")
-    assert written.anything(nn.Sequential(module))
+    objects.look()
+    objects.look()
+    assert objects.was_written(module, "cache")
+    assert not objects.was_written(module, "table")
+    assert objects._is_kept_up_to_date(nn.Sequential(module))
     # Another tensor under the same name has been written to by nobody.
     module.cache = torch.zeros(4).add_(1).add_(1).add_(1)
-    written.look([module])
-    assert not written.was(module, "cache")
-    assert not written.was(nn.Linear(4, 4), "weight")
+    objects.look()
+    assert not objects.was_written(module, "cache")
+    assert not objects.was_written(nn.Linear(4, 4), "weight")
 
 
 def test_sizes_of_a_batch() -> None:
     batch = {"x": torch.zeros(3), "more": [torch.zeros(3), (torch.zeros(2, dtype=torch.int8),)]}
     assert sorted(sizes_of(batch)) == [2, 12]
-    assert sizes_of([1, "text", None]) == ()
+    assert sizes_of([1, "text", None]) == set()
 
 
 def test_who_waits_is_the_innermost_line_of_the_program() -> None:
@@ -485,7 +485,7 @@ def test_what_is_said_during_a_backward_leaves_it_one() -> None:
     watch._batch([torch.zeros(3)])
     watch.mark()
     assert [(m.phase, m.line) for m in watch.marks[1:]] == [(Phase.BACKWARD, BACKWARD)] * 3
-    assert watch.marks[2].batch == (12,)
+    assert watch.marks[2].batch == {12}
     watch._mark(Phase.FORWARD)
     watch._batch([torch.zeros(3)])
     assert (watch.marks[-1].phase, watch.marks[-1].line) == (Phase.FORWARD, None)
@@ -497,4 +497,4 @@ def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
     watch._marks.lock = _First(lambda: watch.marks.append(begins))
     watch._batch([torch.zeros(3)])
-    assert watch.marks[-1] == replace(begins, batch=(12,))
+    assert watch.marks[-1] == replace(begins, batch=frozenset({12}))

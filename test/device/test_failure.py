@@ -10,7 +10,7 @@ import pytest
 import repetition
 import torch
 
-from memprof.profiler.device.failure import CONTEXT, Request, explain_failure, reliefs
+from memprof.profiler.device.failure import CONTEXT, explain_failure, reliefs
 from memprof.profiler.device.holders import Holders, held_graphs
 from memprof.profiler.device.referrers import Referrers
 from memprof.profiler.model import AccountRow, Purpose, SourceFrame, WhyNot
@@ -32,8 +32,9 @@ def segment(*blocks: tuple[str, int], pool: tuple[int, int] = (0, 0), stream: in
     }
 
 
-def request(wanted: int, free: int = 10, allowed: int = 4096, **more: Any) -> Request:
-    return Request(0, wanted * MIB, allowed * MIB, 4 * GIB, free * MIB, **more)
+def request(wanted: int, free: int = 10, allowed: int = 4096, **more: Any) -> dict[str, Any]:
+    of_device = {"device_total": 4 * GIB, "device_free": free * MIB}
+    return {"wanted": wanted * MIB, "allowed": allowed * MIB, **of_device, **more}
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,8 @@ def request(wanted: int, free: int = 10, allowed: int = 4096, **more: Any) -> Re
         (request(64), [segment(("used", 3900))], WhyNot.FULL),
     ],
 )
-def test_reasons(asked: Request, segments: list[Any], why: WhyNot) -> None:
-    found = explain_failure(asked, segments)
+def test_reasons(asked: dict[str, Any], segments: list[Any], why: WhyNot) -> None:
+    found = explain_failure(segments, **asked)
     assert found.why == why
     # Everything of the device is in one of these.
     reserved = sum(s["total_size"] for s in segments)
@@ -69,9 +70,9 @@ def test_reasons(asked: Request, segments: list[Any], why: WhyNot) -> None:
 
 def test_pieces_of_the_other_kind_are_of_no_use() -> None:
     small = segment(("used", 1), ("free", 1)) | {"segment_type": "small"}
-    found = explain_failure(request(64), [small, segment(("used", 50), ("free", 20))])
+    found = explain_failure([small, segment(("used", 50), ("free", 20))], **request(64))
     assert (found.free, found.largest_free) == (21 * MIB, 20 * MIB)
-    found = explain_failure(request(2), [small, segment(("used", 50), ("free", 20))])
+    found = explain_failure([small, segment(("used", 50), ("free", 20))], **request(2))
     assert (found.free, found.largest_free) == (21 * MIB, MIB)
 
 
@@ -84,7 +85,7 @@ def test_what_would_have_helped() -> None:
         AccountRow(Purpose.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
         AccountRow(Purpose.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
     ]
-    failure = explain_failure(request(64), [segment(("used", 2500), ("free", 80), ("used", 1))])
+    failure = explain_failure([segment(("used", 2500), ("free", 80), ("used", 1))], **request(64))
     found = reliefs(failure, rows, phase="forward", expandable=False)
     assert [r.nbytes // MIB for r in found] == [
         (failure.outside - CONTEXT) // MIB,

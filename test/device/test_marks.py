@@ -13,7 +13,7 @@ from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
 from memprof.profiler.device.marks import Mark, Marks, Phase
 from memprof.profiler.device.replay import Replay
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import DeviceAccount, Purpose
 
 KIB = 1 << 10
 PAGE = 4 * KIB
@@ -83,7 +83,7 @@ class Program:
             if self.random.random() < 0.2:
                 self.mark(phase, number, checkpointed=frozenset(self.some()))
             if self.random.random() < 0.2:
-                self.mark(phase, number, batch=(self.random.choice((512, KIB)),))
+                self.mark(phase, number, batch=frozenset({self.random.choice((512, KIB))}))
             if self.random.random() < 0.1:
                 self.mark(phase, number, often=frozenset(self.some(0.1)))
             going = [a for a, until in self.live.items() if until <= number]
@@ -112,10 +112,14 @@ class Program:
         replay, all_marks = self.replay, self.marks.all
         assert not replay.strange
         steps = steps_of(all_marks, replay.events)
-        found: list[Any] = [
-            explain(replay.peak, all_marks, cut_off=cut_off) for cut_off in (False, True)
-        ]
-        found.append(explain(replay.now(), all_marks, cut_off=True, now=True))
+        found: list[Any] = []
+        for peak, how in (
+            (replay.peak, {}),
+            (replay.peak, {"cut_off": True}),
+            (replay.now(), {"cut_off": True, "now": True}),
+        ):
+            found.append(DeviceAccount("cuda:0", reserved=peak.reserved))
+            explain(found[-1], peak, all_marks, **how)
         found.append((steps.name, steps.count))
         found.append([(b.address, b.event, steps.of(b)) for b in replay.live if b.event])
         return found

@@ -113,7 +113,7 @@ assert lines(account, "# the leak") == account.step * 8 * MIB
 loaded = memprof.load(sys.argv[1])
 assert loaded.profile().accounts == [account]
 with open(sys.argv[1] + ".txt", "w") as f:
-    loaded.report(file=f)
+    loaded.report(full=True, file=f)
 loaded.to_html(sys.argv[1] + ".html")
 loaded.export(sys.argv[1] + ".txt.collapsed", "collapsed")
 comparison = loaded.diff(loaded)
@@ -287,7 +287,7 @@ assert [f.nbytes for f in account.failed] == [1 << 40]
 @simgpu
 def test_a_fault_of_ours_costs_the_account_and_not_the_training() -> None:
     program = """
-from memprof.profiler.device.objects import Objects
+from memprof.profiler.device.known import Objects
 from memprof.profiler.device.watch import Watch
 
 

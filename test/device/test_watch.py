@@ -36,7 +36,7 @@ def empty():
 
 def agrees():
     watch.drain()
-    (replay,) = watch._replays.values()
+    (replay,) = watch.replays.values()
     stats, real = torch.cuda.memory_stats(), {}
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memprof.profiler.device.captures import Request, SimulatedPool, reserved_without
+from memprof.profiler.device.ranges import clipped, merged, shares, total
 from memprof.profiler.device.replay import Block
-from memprof.profiler.device.sharing import clipped, merged, shares, total
-from memprof.profiler.device.whatif import Request, SimulatedPool, reserved_without
 
 MIB = 1 << 20
 

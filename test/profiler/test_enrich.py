@@ -29,8 +29,8 @@ from memprof.profiler.model import (
     StatementKind,
 )
 from memprof.profiler.snapshot.enrich import Enriched, enrich
+from memprof.profiler.snapshot.named import replayed
 from memprof.profiler.snapshot.names import CodeNames
-from memprof.profiler.snapshot.recordings import replayed
 from memprof.profiler.snapshot.shape import Snapshot
 
 
@@ -199,9 +199,11 @@ def test_pools_that_replays_write_to() -> None:
     profile = known()
     placement = Placement("cuda:0", (), 1, ((8 * MIB, 4 * MIB),), (0,), blocks)
     profile.graphs[0].placements = [placement]
-    (pool,) = replayed(Snapshot(value, None), [profile])
-    assert (pool.pool, pool.reserved, pool.free) == ("private 0,1", 4 * MIB, 4 * MIB)
-    assert (pool.used, pool.graphs) == (2 * MIB, ("0/0 forward",))
+    said = (
+        "pool private 0,1: replays of 0/0 forward write to 2.00 MiB of its 4.00 MiB; 4.00 MiB are "
+        "free by the allocator"
+    )
+    assert replayed(Snapshot(value, None), [profile]) == [("cuda:0", said)]
     # Of another process: its pool lies elsewhere.
     elsewhere = replace(placement, segments=((9 * MIB, 4 * MIB),))
     profile.graphs[0].placements = [elsewhere]

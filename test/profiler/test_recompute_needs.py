@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profile_builder import buffer, node
 
-from memprof.profiler.advice.recompute_needs import Needs
+from memprof.profiler.advice.recomputed_peak import Needs
 from memprof.profiler.model import (
     Category,
     GraphKind,

@@ -42,8 +42,7 @@ from memprof.profiler.file import decode_profile, read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Purpose
 from memprof.profiler.report.text import render_accounts
 from memprof.profiler.snapshot import names, reading, to_model
-from memprof.profiler.snapshot.opcodes import Refused, Unpickler, check
-from memprof.profiler.snapshot.reading import read_snapshot
+from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
 
 
 def accounts(value: Any) -> dict[str, DeviceAccount]:

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.compile_backend.aot_metadata.from_aot import view_and_mutation_meta
-
 from ._torch_compat import allow_in_graph
 
 
@@ -88,7 +86,16 @@ class AotBackward:
     @property
     def may_need_double_backward(self) -> bool:
         """Whether an output of the forward requires grad."""
-        return any(o.requires_grad for o in view_and_mutation_meta(self.metadata).output_info)
+        return any(output.requires_grad for output in self.metadata.output_info)
+
+
+def subclass_maker(metadata: Any, is_runtime: bool) -> Callable[..., Any]:
+    """``(dense tensors and sizes) -> tensor subclass``, as AOTAutograd's own run-time wrapper."""
+
+    def make_subclass(*parts: Any) -> Any:
+        return metadata.creation_fn(parts, is_runtime=is_runtime)
+
+    return allow_in_graph(make_subclass)
 
 
 def is_aot_node(ctx: Any) -> bool:

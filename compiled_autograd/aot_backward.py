@@ -24,9 +24,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
-
-from . import _torch_aot, _torch_compat
+from . import _torch_aot
 from .errors import CaptureError
 from .node_meta import of_tensor, set_value
 from .origin import META, NodeOrigin
@@ -182,14 +180,8 @@ class AotInliner:
         values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
 
         def make_subclass(metadata: Any, is_runtime: bool, parts: Sequence[Any]) -> torch.Tensor:
-            layout = subclass_layout(metadata)
-
-            def build(*parts: Any) -> Any:
-                return layout.rebuild(parts)
-
-            build.__name__ = "make_subclass"
-            node = tracer.call(_torch_compat.allow_in_graph(build), tuple(tracer.lift(list(parts))))
-            return tracer.new_value(node)
+            function = _torch_aot.subclass_maker(metadata, is_runtime)
+            return tracer.new_value(tracer.call(function, tracer.lift(tuple(parts))))
 
         results = backward.epilogue(values, make_subclass)
         lifted = [tracer.lift(r) for r in results]

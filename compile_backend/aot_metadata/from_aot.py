@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from .subclass import IGNORED_SIZE, InnerValue, Sizes, SubclassLayout
 from .view_and_mutation import (
     MutationType,
     OutputAliasInfo,
@@ -31,10 +30,6 @@ from .view_and_mutation import (
 )
 
 T = TypeVar("T")
-
-
-class UnknownMetadataError(TypeError):
-    """AOTAutograd handed over an object that this version of memprof does not know."""
 
 
 Tell = Callable[[str, Exception], None]
@@ -162,49 +157,3 @@ def _tangent(meta: Any) -> TangentFormat | None:
         stride=None if stride is None else tuple(stride),
         memory_format=layout.memory_format,
     )
-
-
-def subclass_layout(meta: Any) -> SubclassLayout:
-    """Copy of a ``SubclassCreationMeta``.
-
-    Raises:
-        UnknownMetadataError: something inside of it is neither tensor nor opaque object.
-    """
-    original = meta.original_subclass
-    return SubclassLayout(
-        subclass=meta.original_subclass_type if original is None else type(original),
-        context=meta.meta,
-        start=meta.flat_tensor_start_idx,
-        arg_count=meta.arg_count,
-        attrs=tuple((name, _inner(inner)) for name, inner in meta.attrs.items()),
-        outer_size=_sizes(meta.outer_size),
-        outer_stride=_sizes(meta.outer_stride),
-        outer_size_from=getattr(meta, "outer_size_from_attr", None),
-        outer_stride_from=getattr(meta, "outer_stride_from_attr", None),
-    )
-
-
-def _inner(meta: Any) -> SubclassLayout | InnerValue:
-    kind = type(meta).__name__
-    if kind == "SubclassCreationMeta":
-        return subclass_layout(meta)
-    if kind == "PlainTensorMeta":
-        symbolic = (
-            *getattr(meta, "size_symbol_placeholders", ()),
-            *getattr(meta, "stride_symbol_placeholders", ()),
-        )
-        return InnerValue(1 + sum(symbolic))
-    if kind == "OpaqueMeta":  # torch 2.13 on
-        return InnerValue(is_tensor=False)
-    raise UnknownMetadataError(f"unknown layout {kind}")
-
-
-def _sizes(values: Iterable[Any]) -> Sizes:
-    return tuple(map(_size, values))
-
-
-def _size(value: Any) -> int | None:
-    if isinstance(value, torch.SymInt):
-        return IGNORED_SIZE if value.node.is_nested_int() else None
-    size: int | None = value
-    return size

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
-from torch._functorch._aot_autograd import graph_compile
 from torch._inductor.compile_fx import compile_fx_inner
 
 from memprof.compile_backend import _torch_compat as compat
@@ -58,8 +57,6 @@ class Capture:
     inductor: bool = False
     graphs: list[Graph] = field(default_factory=list)
     dynamo: list[tuple[DynamoInput, ...]] = field(default_factory=list)
-    outer: list[Any] = field(default_factory=list)
-    """torch's metadata before subclasses are taken apart."""
 
     def of(self, kind: GraphKind) -> Graph:
         """The only graph of this kind."""
@@ -125,29 +122,9 @@ class Capture:
 
 @contextlib.contextmanager
 def capturing(inductor: bool) -> Iterator[Capture]:
-    """A capture for whose time the outer metadata is collected too."""
-    capture = Capture(inductor)
-    get_inner = graph_compile._get_inner_meta
-
-    def get_inner_meta(subclass_meta: Any, metadata: Any) -> Any:
-        if not any(metadata is seen for seen in capture.outer):
-            capture.outer.append(metadata)
-        return get_inner(subclass_meta, metadata)
-
     torch._dynamo.reset()
-    with contextlib.ExitStack() as stack:
-        for module in (graph_compile, _aot_autograd()):
-            if hasattr(module, "_get_inner_meta"):
-                stack.callback(setattr, module, "_get_inner_meta", module._get_inner_meta)
-                module._get_inner_meta = get_inner_meta
-        yield capture
+    yield Capture(inductor)
     torch._dynamo.reset()
-
-
-def _aot_autograd() -> Any:
-    import torch._functorch.aot_autograd as module
-
-    return module
 
 
 def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:

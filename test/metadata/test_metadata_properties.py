@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,18 +111,3 @@ def test_everything_derived_agrees_with_torch(theirs: Any, checked_tensors: int)
 def test_everything_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ViewAndMutationMeta((), ()).num_intermediate_bases = 1  # type: ignore[misc]
-
-
-def test_unknown_objects_of_torch_are_refused() -> None:
-    layout = SimpleNamespace(
-        flat_tensor_start_idx=0,
-        arg_count=1,
-        attrs={"a": 3},
-        outer_size=(),
-        outer_stride=(),
-        meta=None,
-        original_subclass=None,
-        original_subclass_type=object,
-    )
-    with pytest.raises(from_aot.UnknownMetadataError, match="unknown layout int"):
-        from_aot.subclass_layout(layout)

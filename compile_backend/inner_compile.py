@@ -21,8 +21,7 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .aot_metadata.from_aot import view_and_mutation_meta
-from .aot_metadata.view_and_mutation import ViewAndMutationMeta
+from .aot_metadata.view_and_mutation import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
 from .cpu_arena.steady_state import arena_steady_state
 from .cuda_graphs_stage import GraphsStage

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 
-class DescriptorKind(str, Enum):
-    """Root of a descriptor, or the transformation that made one value from another."""
+class DescriptorKind(Enum):
+    """Root of a descriptor, or the transformation that made one value from another: how the names
+    of AOTAutograd's classes begin."""
 
     # Inputs.
-    PLAIN_INPUT = "plain_input"
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    VIEW_BASE = "view_base"
-    SYNTHETIC_BASE = "synthetic_base"
-    TANGENT = "tangent"
+    PLAIN_INPUT = ("PlainAOTInput",)
+    PARAMETER = ("ParamAOTInput",)
+    BUFFER = ("BufferAOTInput",)
+    VIEW_BASE = ("ViewBaseAOTInput",)
+    SYNTHETIC_BASE = ("SyntheticBaseAOTInput",)
+    TANGENT = ("TangentAOTInput",)
     # Outputs.
-    PLAIN_OUTPUT = "plain_output"
-    INPUT_MUTATION = "input_mutation"
-    METADATA_MUTATION = "metadata_mutation"
-    INTERMEDIATE_BASE = "intermediate_base"
-    GRADIENT = "gradient"
-    SAVED_FOR_BACKWARD = "saved_for_backward"
-    SAVED_FOR_BACKWARD_NO_VC_CHECK = "saved_for_backward_no_vc_check"
+    PLAIN_OUTPUT = ("PlainAOTOutput",)
+    INPUT_MUTATION = ("InputMutationAOTOutput",)
+    METADATA_MUTATION = ("MetadataMutationAOTOutput",)
+    INTERMEDIATE_BASE = ("IntermediateBaseAOTOutput",)
+    GRADIENT = ("GradAOTOutput",)
+    SAVED_FOR_BACKWARD = ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
     # Both.
-    SUBCLASS_ATTRIBUTE = "subclass_attribute"
-    SUBCLASS_SIZE = "subclass_size"
-    SUBCLASS_STRIDE = "subclass_stride"
-    RNG = "rng"
-    TOKEN = "token"
-    DUMMY = "dummy"
+    SUBCLASS_ATTRIBUTE = ("SubclassGetAttrAOT",)
+    SUBCLASS_SIZE = ("SubclassSizeAOT", "SubclassStrideAOT")
+    RNG = ("PhiloxForward", "PhiloxBackward", "PhiloxUpdated")
+    TOKEN = ("ForwardTokenAOT", "BackwardTokenAOT")
+    DUMMY = ("DummyAOT",)
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,7 @@ class Descriptor:
     @property
     def whole(self) -> Descriptor:
         """The value itself for a part of a tensor subclass."""
-        parts = (
-            DescriptorKind.SUBCLASS_ATTRIBUTE,
-            DescriptorKind.SUBCLASS_SIZE,
-            DescriptorKind.SUBCLASS_STRIDE,
-        )
+        parts = (DescriptorKind.SUBCLASS_ATTRIBUTE, DescriptorKind.SUBCLASS_SIZE)
         return self.of.whole if self.kind in parts and self.of is not None else self
 
     @property
@@ -72,46 +66,13 @@ class Descriptor:
         return (*outer, self.target) if is_attribute and self.target else outer
 
 
-_K = DescriptorKind
-_DESCRIPTOR_KINDS: Mapping[str, DescriptorKind] = {
-    "PlainAOTInput": _K.PLAIN_INPUT,
-    "ParamAOTInput": _K.PARAMETER,
-    "BufferAOTInput": _K.BUFFER,
-    "ViewBaseAOTInput": _K.VIEW_BASE,
-    "SyntheticBaseAOTInput": _K.SYNTHETIC_BASE,
-    "TangentAOTInput": _K.TANGENT,
-    "SubclassGetAttrAOTInput": _K.SUBCLASS_ATTRIBUTE,
-    "SubclassSizeAOTInput": _K.SUBCLASS_SIZE,
-    "SubclassStrideAOTInput": _K.SUBCLASS_STRIDE,
-    "PhiloxForwardSeedAOTInput": _K.RNG,
-    "PhiloxForwardBaseOffsetAOTInput": _K.RNG,
-    "PhiloxBackwardSeedAOTInput": _K.RNG,
-    "PhiloxBackwardBaseOffsetAOTInput": _K.RNG,
-    "ForwardTokenAOTInput": _K.TOKEN,
-    "BackwardTokenAOTInput": _K.TOKEN,
-    "DummyAOTInput": _K.DUMMY,
-    "PlainAOTOutput": _K.PLAIN_OUTPUT,
-    "InputMutationAOTOutput": _K.INPUT_MUTATION,
-    "MetadataMutationAOTOutput": _K.METADATA_MUTATION,
-    "IntermediateBaseAOTOutput": _K.INTERMEDIATE_BASE,
-    "GradAOTOutput": _K.GRADIENT,
-    "SubclassGetAttrAOTOutput": _K.SUBCLASS_ATTRIBUTE,
-    "SubclassSizeAOTOutput": _K.SUBCLASS_SIZE,
-    "SubclassStrideAOTOutput": _K.SUBCLASS_STRIDE,
-    "PhiloxUpdatedForwardOffsetAOTOutput": _K.RNG,
-    "PhiloxUpdatedBackwardOffsetAOTOutput": _K.RNG,
-    "ForwardTokenAOTOutput": _K.TOKEN,
-    "BackwardTokenAOTOutput": _K.TOKEN,
-    "DummyAOTOutput": _K.DUMMY,
-    "SavedForBackwardsAOTOutput": _K.SAVED_FOR_BACKWARD,
-    "SavedForBackwardsNoVcCheckAOTOutput": _K.SAVED_FOR_BACKWARD_NO_VC_CHECK,
-}
 _OF = ("base", "base_of", "output", "mutated_input", "grad_of")
 
 
 def descriptor(desc: Any) -> Descriptor | None:
     """Copy of an ``AOTInput`` or ``AOTOutput``; None for None and for unknown kinds."""
-    kind = _DESCRIPTOR_KINDS.get(type(desc).__name__)
+    name = type(desc).__name__
+    kind = next((k for k in DescriptorKind if name.startswith(k.value)), None)
     if kind is None:
         return None
     of = next((getattr(desc, name) for name in _OF if hasattr(desc, name)), None)

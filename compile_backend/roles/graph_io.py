@@ -290,10 +290,8 @@ class _Graph:
         if self.metadata is not None and self.metadata.is_partitioned:
             parts = self.metadata.saved_positions(len(self.results))
             return frozenset(i for part in parts for i in part)
-        saved = (_K.SAVED_FOR_BACKWARD, _K.SAVED_FOR_BACKWARD_NO_VC_CHECK)
-        return frozenset(
-            i for i, d in enumerate(self.output_descs) if d is not None and d.kind in saved
-        )
+        kinds = [d.kind if d is not None else None for d in self.output_descs]
+        return frozenset(i for i, kind in enumerate(kinds) if kind is _K.SAVED_FOR_BACKWARD)
 
     # --- backward -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata.from_aot import view_and_mutation_meta
+from ..aot_metadata.view_and_mutation import view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 from . import inference, training
@@ -48,7 +48,7 @@ def _straight(
 ) -> Call:
     if compat.debug_assert():
         raise NotStraight("is checked by debug_assert")
-    known = view_and_mutation_meta(metadata, lambda field, error: None)
+    known = view_and_mutation_meta(metadata)
     without_autocast = bool(wrapper.disable_amp)
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):

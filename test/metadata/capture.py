@@ -16,9 +16,11 @@ from functorch.compile import make_boxed_func
 from torch._inductor.compile_fx import compile_fx_inner
 
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend.aot_metadata import from_aot
-from memprof.compile_backend.aot_metadata.descriptor import Descriptor, descriptor
-from memprof.compile_backend.aot_metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend.aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
+from memprof.compile_backend.aot_metadata.view_and_mutation import (
+    ViewAndMutationMeta,
+    view_and_mutation_meta,
+)
 from memprof.compile_backend.roles.dynamo_input import DynamoInput, dynamo_inputs
 from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
 from memprof.profiler.model import GraphKind
@@ -90,7 +92,7 @@ class Capture:
                 else GraphKind.FORWARD
             )
             meta = compat.forward_metadata()
-            ours = from_aot.view_and_mutation_meta(meta)
+            ours = view_and_mutation_meta(meta)
             io = describe_graph(
                 gm,
                 kind=kind,
@@ -103,7 +105,9 @@ class Capture:
             results = [getattr(r, "name", "") for r in output.args[0]]
             descriptors = [descriptor(d) for d in output.meta.get("desc") or ()]
             if len(descriptors) > len(results):  # AOTAutograd leaves those of tokens there
-                descriptors = [d for d in descriptors if d is None or d.kind.value != "token"]
+                descriptors = [
+                    d for d in descriptors if d is None or d.kind is not DescriptorKind.TOKEN
+                ]
             said = derived_from_torch(meta, len(results))
             graph = Graph(kind, ours, said, io, results, descriptors)
             self.graphs.append(graph)

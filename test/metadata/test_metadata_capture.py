@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from memprof.compile_backend.aot_metadata.descriptor import DescriptorKind
 from memprof.compile_backend.aot_metadata.view_and_mutation import OutputType
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
@@ -59,7 +60,7 @@ def test_saved_values_of_backward_are_outputs_of_forward(name: str) -> None:
         assert {v.forward_output: v.name for v in saved} == {
             v.index: v.name
             for v, d in zip(graph.forward.io.outputs, graph.forward.output_descriptors, strict=True)
-            if d is not None and d.kind.value.startswith("saved_for_backward")
+            if d is not None and d.kind is DescriptorKind.SAVED_FOR_BACKWARD
         }
         for value in saved:
             assert value.forward_output is not None

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._functorch._aot_autograd import schemas
 
-from memprof.compile_backend.aot_metadata import from_aot
 from memprof.compile_backend.aot_metadata.view_and_mutation import (
     MutationType,
     OutputType,
     ViewAndMutationMeta,
+    view_and_mutation_meta,
 )
 
 from .capture import derived_from_ours, derived_from_torch
@@ -91,7 +91,8 @@ def torch_metadata(draw: st.DrawFn) -> Any:
 @SETTINGS
 @given(torch_metadata(), st.integers(0, 6))
 def test_everything_derived_agrees_with_torch(theirs: Any, checked_tensors: int) -> None:
-    ours = from_aot.view_and_mutation_meta(theirs)
+    ours = view_and_mutation_meta(theirs)
+    assert not ours.unknown
     outputs = ours.num_forward
     if ours.is_partitioned:
         outputs += checked_tensors + sum(

@@ -26,8 +26,7 @@ from torch.fx.node import map_arg
 
 from . import _torch_aot
 from .errors import CaptureError
-from .node_meta import of_tensor, set_value
-from .origin import META, NodeOrigin
+from .node_meta import ORIGIN, NodeOrigin, of_tensor, set_value
 from .tracer import GraphTracer
 
 AOT_NAME = "autograd_aot_name"
@@ -150,7 +149,7 @@ class AotInliner:
                 for key in _KEPT_META:
                     if key in node.meta:
                         copy.meta[key] = node.meta[key]
-                copy.meta[META] = NodeOrigin(
+                copy.meta[ORIGIN] = NodeOrigin(
                     base.autograd_node, base.call_index, backward.id, node.name
                 )
                 if "stack_trace" not in copy.meta:

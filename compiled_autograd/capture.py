@@ -13,8 +13,7 @@ from .engine import enable
 from .errors import CaptureError
 from .events import Capture, Listener
 from .memory import NodeMemory, node_memory
-from .node_meta import LIFTED_FROM
-from .origin import NodeOrigin, forward_frames, forward_module, origin_of
+from .node_meta import LIFTED_FROM, NodeOrigin, forward_frames, forward_module, origin_of
 
 
 @dataclass(frozen=True, slots=True)

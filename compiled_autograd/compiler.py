@@ -29,22 +29,31 @@ from torch.fx import GraphModule, Node
 
 from . import _torch_aot, _torch_compat
 from .aot_backward import AotInliner
-from .capture_lock import THREAD
 from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
-from .missing_gradients import (
+from .node_meta import (
+    LAYOUT,
+    SUM_OF_GRADIENTS,
+    NodeOrigin,
+    ValueInfo,
+    of_output,
+    of_sizes,
+    set_value,
+    value_of,
+)
+from .nodes import (
     add_gradients,
+    before_hooks,
+    call_cpp_tensor_pre_hooks,
+    call_hook,
     copy_slices_epilogue_or_none,
     copy_slices_prologue_or_none,
     zeros_for_none,
 )
-from .nan_check import NanCheck
-from .node_meta import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
-from .nodes import before_hooks, call_cpp_tensor_pre_hooks, call_hook
-from .origin import NodeOrigin
 from .passes import run_passes
-from .runtime import RuntimeWrapper
+from .runtime import NanCheck, runtime_wrapper
+from .switch import THREAD
 from .tracer import GraphTracer
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
@@ -171,14 +180,9 @@ class AutogradCompilerInstance:
                 passes=result,
             )
         )
-        runtime = RuntimeWrapper(
-            capture,
-            self.log,
-            self._compile_context,
-            used_sizes=result.used_sizes,
-            to_cuda=result.inputs_to_cuda,
-            nan_check=NanCheck(tracer.graph) if self._check_nans else None,
-            shapes=self._shapes if tracer.baked_shapes else None,
+        nan_check = NanCheck(tracer.graph) if self._check_nans else None
+        runtime = runtime_wrapper(
+            capture, self.log, self._compile_context, nan_check, not tracer.baked_shapes
         )
         self._capturing.close()
         compiled = self.compiler_fn(module)

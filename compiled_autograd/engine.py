@@ -22,12 +22,11 @@ from typing import Any
 import torch
 
 from . import _torch_compat
-from .capture_lock import THREAD, forget_captured_graphs, in_turn
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .engine_order import Entered
 from .errors import CaptureError
-from .final_callbacks import another_backward
-from .switch import OFF, SWITCH, Claim, Tell, capturing
+from .runtime import another_backward
+from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
 
 _last: list[Any] = []
 """The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
@@ -161,7 +160,7 @@ def _open(factory: Any, dynamic: bool, tell: Tell | None = None) -> Claim:
     _torch_compat.set_verbose_logger()
     with SWITCH.lock:
         _own_the_cache(factory.args[0], dynamic)
-        claim = SWITCH.open(capturing(factory, dynamic), tell=tell)
+        claim = SWITCH.open(Setting(factory, dynamic, True, off_on_purpose=None), tell=tell)
         _Entry.hold()
     return claim
 

@@ -28,7 +28,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.fx import Graph, Node
+
 from . import _torch_compat
+from .node_meta import SUM_OF_GRADIENTS, origin_of
+from .nodes import is_final, is_item_of_argument, runs_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,7 @@ class Entered:
 
 
 Edges = dict[Any, list[Any]]
-"""Of each autograd node that runs, where its gradients go; of None, the engine's own root, where
-they begin."""
+"""Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
 
 
 def _edges(entered: Entered) -> Edges:
@@ -81,9 +84,9 @@ def _leading_to(targets: Iterable[Any], edges: Edges) -> Edges:
     return {node: [n for n in following if n in needed] for node, following in edges.items()}
 
 
-def _run(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
-    """All nodes in an order in which each gets its gradients first: of those that are ready, the
-    one with the least ``key``, which is another one for each and asked when it becomes ready."""
+def scheduled(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
+    """All nodes, each behind those with an edge to it: of those that are ready the one with the
+    least ``key``, which is another one for each and asked when it becomes ready."""
     waiting = Counter(itertools.chain.from_iterable(edges.values()))
     order = []
     ready: list[tuple[Any, Any]] = [((), None)]
@@ -109,7 +112,7 @@ def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | 
     """
     edges = _edges(entered)
     newest = itertools.count(0, -1)
-    walked = _run(edges, lambda node: next(newest))  # depth first
+    walked = scheduled(edges, lambda node: next(newest))  # depth first
     for call, name in calls.items():
         if call >= len(walked):
             return None
@@ -117,6 +120,39 @@ def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | 
         if node is not None and node.name() != name:
             return None
     found = {node: i for i, node in enumerate(edges)}
-    in_order = _run(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))
+    in_order = scheduled(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))
     place = {node: i for i, node in enumerate(in_order)}
     return [place[node] for node in walked]
+
+
+def as_the_engine(graph: Graph, places: Sequence[int]) -> None:
+    """Reorder a graph that calls Python code as the normal engine would run it (Note [Two orders]).
+
+    Nodes of one call of the engine stay together and in order. A sum of gradients that arrive
+    at one place, which has no call of its own, follows the last of them.
+
+    Args:
+        places: of each call of the engine, its place in the normal engine's order.
+    """
+    if not any(map(runs_python, graph.nodes)):
+        return
+    order = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    place: dict[Node, int] = {}
+    for node in order:
+        origin = origin_of(node)
+        if is_item_of_argument(node) or node.op == "get_attr" or origin is None:
+            place[node] = -1
+        elif is_final(node):
+            place[node] = len(places)
+        elif SUM_OF_GRADIENTS in node.meta:
+            place[node] = max((place.get(a, -1) for a in node.all_input_nodes), default=-1)
+        else:
+            place[node] = places[origin.call_index]
+    # Arithmetic on sizes is made for the first call that wants it, and there for all.
+    for node in reversed(order):
+        place[node] = min((place[node], *(place[u] for u in node.users if u in place)))
+    edges: Edges = {n: [u for u in n.users if u in place] for n in order}
+    edges[None] = [n for n in order if not any(a in place for a in n.all_input_nodes)]
+    position = {node: i for i, node in enumerate(order)}
+    for node in scheduled(edges, lambda n: (place[n], position[n]))[1:]:
+        graph.output_node().prepend(node)

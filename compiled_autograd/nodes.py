@@ -1,25 +1,30 @@
-"""What the passes need to know of nodes."""
+"""What captured graphs call, and what the passes need to know of their nodes.
+
+Note [Gradients that may be None]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An autograd.Function may return None for an input that requires grad. At capture nobody
+knows, so the engine walks on as if there were a gradient. C++ nodes and accumulations take
+None and hand it on, and so do both sides of CopySlices, the node of a view that was written in
+place. What does not is given something else, for whatever may come from an
+autograd.Function: an addition returns its other argument, and an autograd.Function or
+AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
+``set_materialize_grads(False)``: nobody can ask whether it did).
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
-from .missing_gradients import add_gradients, copy_slices_epilogue_or_none, zeros_for_none
-from .origin import origin_of
+from .node_meta import origin_of
 from .tracer import PLACEHOLDERS
 
 HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
-
-
-def is_hook(node: Node, kind: str | None = None) -> bool:
-    """Whether ``node`` calls a Python hook (of that kind)."""
-    return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
 
 
 def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: Any) -> Any:
@@ -91,6 +96,61 @@ def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.is_contiguous(memory_format=torch.channels_last)
         and b.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    """Called from captured graphs: the sum of what arrived."""
+    if a is None:
+        return b
+    return a if b is None else torch.add(a, b)
+
+
+def zeros_for_none(
+    gradient: torch.Tensor | None,
+    sizes: list[int],
+    dtype: torch.dtype | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
+    if gradient is None:
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    return gradient
+
+
+def copy_slices_prologue_or_none(
+    gradients: list[torch.Tensor | None], *geometry: Any
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing for the view where the base gets no gradient."""
+    if gradients[0] is None:
+        return [None, None, None]
+    parts: list[torch.Tensor] = _torch_compat.copy_slices_prologue(gradients, *geometry)
+    return parts
+
+
+def copy_slices_epilogue_or_none(
+    needs_input_grad: list[bool],
+    result: torch.Tensor | None,
+    computed: list[torch.Tensor | None],
+    grad_slice: torch.Tensor | None,
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing where the base gets no gradient.
+
+    Not even what an autograd.Function made of zeros, which the engine would not have called.
+    """
+    if result is None:
+        return [None] * len(needs_input_grad)
+    parts: list[torch.Tensor | None] = _torch_compat.copy_slices_epilogue(
+        needs_input_grad, result, computed, grad_slice
+    )
+    return parts
+
+
+# --- nodes -------------------------------------------------------------------------------
+
+
+def is_hook(node: Node, kind: str | None = None) -> bool:
+    """Whether ``node`` calls a Python hook (of that kind)."""
+    return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
 
 
 def before_hooks(returned: Node) -> Node:

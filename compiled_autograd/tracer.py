@@ -40,12 +40,13 @@ from .node_meta import (
     LAYOUT,
     LIFTED_FROM,
     NAMES,
+    ORIGIN,
     TENSOR_NAME,
+    NodeOrigin,
     ValueInfo,
     of_tensor,
     set_value,
 )
-from .origin import META, NodeOrigin
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -205,7 +206,7 @@ class GraphTracer:
     def mark(self, node: Node) -> None:
         """Give ``node`` the origin that is current."""
         if self.origin is not None:
-            node.meta[META] = self.origin
+            node.meta[ORIGIN] = self.origin
             if "stack_trace" not in node.meta:
                 node.meta["stack_trace"] = self.origin.stack_trace
 

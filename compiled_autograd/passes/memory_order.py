@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 
 from torch.fx import Graph, Node
 
-from ..hazards import readers_of_gradient
 from ..memory import Block, Blocks, peak
 from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
+from .accumulations import readers_of_gradient
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""

@@ -14,7 +14,7 @@ from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.section import Foot, Section, Table
 from memprof.profiler.report.text import render
 
-from .cpu_arena.replay import POOL
+from .cpu_arena.tensors import POOL
 from .runtime import RUNTIME
 
 ARENA = "cpu arena"

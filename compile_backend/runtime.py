@@ -23,7 +23,7 @@ from memprof.profiler.process_hooks import ForkSafeLock
 from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
 from .environment import new_profile, perf_origin_ns, process
 from .ledger import Ledger
-from .observation.identities import StorageIdentities
+from .observation.recorder import StorageIdentities
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from memprof.compile_backend.out_of_memory import report_out_of_memory
+from memprof.compile_backend.bridge import report_out_of_memory
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.errors import ProfileNotWritableError

@@ -41,7 +41,7 @@ from memprof.cudagraph_trees.device.protocol import Block, Segment
 from memprof.profiler.process_hooks import on_fork
 from memprof.profiler.replay_memory import Lease, ReplayMemory
 
-from .planner import ALIGNMENT
+from .plan import ALIGNMENT
 
 PAGE = 4096
 MIN_SEGMENT = 2 << 20

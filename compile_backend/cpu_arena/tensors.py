@@ -13,6 +13,13 @@ temporary escapes is known from the observed program. It is checked all the same
 each call: there must not be more references to the scratch's storage than before. If there
 are, somebody has made a view that outlives the call; then the scratch is theirs, and is
 never used again.
+
+Note [What is different in an arena]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A leased output lies in memory that torch did not allocate, and torch cannot change the size
+of such a storage. ``y.resize_()`` beyond its size, and ``out=y`` with a larger result, raise
+where they would work on ordinary memory. And torch's own memory profilers do not see it;
+memprof's data-flow profile does (``profiler/dataflow/replays.py``).
 """
 
 from __future__ import annotations
@@ -21,16 +28,18 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.profiler.replay_memory import SCRATCH
+from memprof.cudagraph_trees.settings import current_settings
+from memprof.profiler.process_hooks import on_reset
+from memprof.profiler.replay_memory import SCRATCH, register
 
 from .memory import LeasePool, Tokens
 
-Bound = TypeVar("Bound")
+BoxedCall = Callable[[list[Any]], Any]
 
 MAX_SCRATCH = 4
 """Calls that use temporaries in the arena at the same time."""
@@ -86,7 +95,7 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 
 
 @dataclass(eq=False, repr=False)
-class ScratchPlan(Generic[Bound]):
+class ScratchPlan:
     """Temporaries of one function at their offsets.
 
     Args:
@@ -101,8 +110,8 @@ class ScratchPlan(Generic[Bound]):
 
     nbytes: int
     tensors: Sequence[tuple[int, TensorShape]]
-    bind: Callable[[Sequence[torch.Tensor]], Bound]
-    bound: dict[Scratch, Bound] = field(default_factory=dict, init=False)
+    bind: Callable[[Sequence[torch.Tensor]], BoxedCall]
+    bound: dict[Scratch, BoxedCall] = field(default_factory=dict, init=False)
 
 
 class Scratch:
@@ -118,11 +127,11 @@ class Scratch:
     def __init__(self, pool: LeasePool) -> None:
         self._pool = pool
         self._base: torch.Tensor | None = None
-        self._plans: weakref.WeakSet[ScratchPlan[Any]] = weakref.WeakSet()
+        self._plans: weakref.WeakSet[ScratchPlan] = weakref.WeakSet()
         self.nbytes = 0
         self.storage = 0
 
-    def prepare(self, plan: ScratchPlan[Bound]) -> Bound | None:
+    def prepare(self, plan: ScratchPlan) -> BoxedCall | None:
         """Make the tensors of a plan and bind them; None if there is no memory for them."""
         # As plain tensors: those made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
@@ -196,3 +205,51 @@ class ScratchPool:
                 return
             scratch.release()
             self._tokens.append(None)
+
+
+POOL = LeasePool(lambda: current_settings().pool_budget)
+SCRATCHES = ScratchPool(POOL)
+register(lambda: [POOL.replay_memory()])
+# Free memory goes back; calls that come later start again.
+on_reset(POOL.trim)
+
+
+def with_scratch(plan: ScratchPlan, lost: Callable[[], None], plain: BoxedCall) -> BoxedCall:
+    """``plain`` with the temporaries of ``plan`` in a scratch that no other call uses meanwhile.
+
+    Args:
+        plan: of the temporaries.
+        lost: called when somebody has kept a temporary beyond a call.
+        plain: called when there is no memory.
+    """
+    idle, take, abandon, bound = SCRATCHES.idle, SCRATCHES.take, SCRATCHES.abandon, plan.bound
+
+    def call(inputs: list[Any]) -> Any:
+        try:
+            scratch = idle.pop()
+        except IndexError:
+            found = take()
+            if found is None:
+                return plain(inputs)
+            scratch = found
+        run = bound.get(scratch)
+        if run is None:
+            run = scratch.prepare(plan)
+            if run is None:
+                idle.append(scratch)
+                return plain(inputs)
+        before = scratch.references()
+        try:
+            out = run(inputs)
+        except BaseException:
+            # The traceback may hold views of temporaries.
+            abandon(scratch)
+            raise
+        if scratch.references() <= before:
+            idle.append(scratch)
+        else:
+            abandon(scratch)
+            lost()
+        return out
+
+    return call

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..provenance.generated_code import wrapper_functions
-from ..wrapper_clone import clone_factory
+from ..provenance.generated_code import clone_factory, wrapper_functions
 
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"

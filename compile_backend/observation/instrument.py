@@ -15,8 +15,7 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..provenance.generated_code import target_names, wrapper_functions
-from ..wrapper_clone import Clone, clone_factory
+from ..provenance.generated_code import Clone, clone_factory, target_names, wrapper_functions
 
 _HOOKS = "__memprof_hooks__"
 

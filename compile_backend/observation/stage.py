@@ -32,9 +32,9 @@ from .. import _torch_compat as compat
 from ..call_log import Counter
 from ..options import Options
 from ..pipeline import CompileStage, CompileState
-from ..roles.categories import categorizer
+from ..provenance.generated_code import partition_functions
+from ..roles.graph_value import categorizer
 from ..runtime import LiveGraph, Runtime
-from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder

@@ -1,24 +1,121 @@
-"""A straight forward and backward: Note [Straight calls]."""
+"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from .._torch_compat import is_backward_state
+from ..aot_metadata.view_and_mutation import view_and_mutation_meta
+from ..ledger import Ledger
 from . import _torch_compat as compat
-from .plan import Call, TrainingPlan
+from .plan import Call, CallPlan, NotStraight, TrainingPlan, inference_plan, training_plan
 
 
-def straight(
+def straight_calls(
+    ledger: Ledger, example_inputs: Sequence[Any]
+) -> contextlib.AbstractContextManager[None]:
+    """The graph that this thread compiles inside gets straight calls, if it can have them.
+
+    Args:
+        ledger: hears of what memprof failed at; torch's wrapper is kept then.
+        example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
+            its forward hands on, torch's wrapper is kept.
+    """
+    if any(map(is_backward_state, example_inputs)):
+        return contextlib.nullcontext()
+
+    def replace(
+        wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+    ) -> Call:
+        try:
+            call = _straight(wrapper, compiled, metadata, keep, torchs)
+        except NotStraight:
+            return torchs(compiled)
+        except Exception as error:
+            ledger.fallback(None, "a straight call in place of AOTAutograd's wrapper", error)
+            return torchs(compiled)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    return compat.replacing(replace)
+
+
+def _straight(
+    wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+) -> Call:
+    if compat.debug_assert():
+        raise NotStraight("is checked by debug_assert")
+    known = view_and_mutation_meta(metadata)
+    without_autocast = bool(wrapper.disable_amp)
+    if not wrapper.trace_joint:
+        if not compat.is_boxed(compiled):
+            raise NotStraight("takes its inputs one by one")
+        plan = inference_plan(known, keep)
+        run = compat.steady(compiled, without_autocast)
+        return _inference(run, plan, torchs(compiled))
+    function: Any = getattr(compiled, "__self__", None)
+    if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
+        raise NotStraight("is not called through an autograd.Function")
+    if function.maybe_subclass_metadata is not None:  # type: ignore[attr-defined]
+        raise NotStraight("has tensor subclasses")
+    if compat.hooks_are_inlined():
+        raise NotStraight("has hooks for what it saves")
+    if compat.uses_objects():
+        raise NotStraight("uses objects that its backward must find again")
+    detached = tuple(wrapper.indices_of_inps_to_detach)
+    return _training(function, training_plan(known, keep), detached, without_autocast, torchs)
+
+
+def _inference(run: Call, plan: CallPlan, torchs: Call) -> Call:
+    """A straight call of a graph without a backward.
+
+    Args:
+        run: the compiled code.
+        plan: what to do besides.
+        torchs: torch's wrapper of the same code.
+    """
+    written, returns, varying = plan.written, plan.returns, plan.varying
+    tell_varying = compat.tell_varying()
+    profiler, increment_version = compat.profiler, compat.increment_version
+    is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
+    is_first = compat.checks_custom_operators()
+
+    def call(args: list[Any]) -> Any:
+        nonlocal is_first
+        if is_first or profiler._is_profiler_enabled:
+            out = torchs(args)
+            is_first = False
+            return out
+        if written:
+            increment_version(tuple([args[i] for i in written]))
+        if is_grad_enabled():
+            set_grad_enabled(False)
+            try:
+                outputs = run(args)
+            finally:
+                set_grad_enabled(True)
+        else:
+            outputs = run(args)
+        outputs = compat.listed(outputs, returns)
+        for i, dims in varying:
+            tell_varying(outputs[i], dims)
+        return outputs
+
+    return call
+
+
+def _training(
     function: type,
     plan: TrainingPlan,
     detached: tuple[int, ...],
     without_autocast: bool,
     wrap: Callable[[Any], Call],
 ) -> Call:
-    """The call.
+    """A straight call of a graph with a backward, and with that straight as well.
 
     Args:
         function: the ``autograd.Function`` that AOTAutograd made.
@@ -27,7 +124,7 @@ def straight(
         without_autocast: compiled code runs with autocast off, which was traced into it.
         wrap: makes torch's wrapper around the ``apply`` of such a function.
     """
-    ours = derived(function, plan, without_autocast)
+    ours = _derived(function, plan, without_autocast)
     torchs = wrap(ours.apply)
     apply = compat.plain_apply(ours)
     written, varying = plan.written, plan.varying
@@ -78,7 +175,7 @@ def straight(
     return call
 
 
-def derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
+def _derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
     """``function`` with a straight ``forward`` and ``backward``."""
     backward = _backward(function, plan, without_autocast)
     members = {

@@ -1,5 +1,6 @@
-"""What the backend tells the run-time tracker, which must not import it: whose a tensor is, and
-what was compiled and called. ``register()`` is called when the backend is imported.
+"""What the backend tells the profiler, which must not import it: the run-time tracker whose a
+tensor is and what was compiled and called; a report of a device out of memory, what compiled code
+asked. ``register()`` and ``report_out_of_memory()`` are called when the backend is imported.
 
 A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
 observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from memprof.profiler.model import GraphRecord, Profile, Role, Storage
+from memprof.profiler.device.moment import Compiled
+from memprof.profiler.device.out_of_memory import REPORTS
+from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
 from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
 from memprof.profiler.tracker.naming import register as tell_tracker
@@ -100,3 +103,36 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
     tell_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
+
+
+def describe(file: str, line: int) -> Compiled | None:
+    """What is known of a line of generated code; None if ``file`` is none of ours."""
+    for graph in RUNTIME.graphs():
+        record = graph.record
+        if record.code_path == file:
+            name = record.buffer_of_line(line)
+            buffer = record.buffers.get(name) if name is not None else None
+            node = buffer.primary if buffer is not None else None
+            found = record.nodes.get(node) if node is not None else None
+            return Compiled(record.label, node or "", found.frame if found is not None else None)
+    return None
+
+
+def _note(account: DeviceAccount) -> str:
+    # Reports take a quarter of a second to import, and who compiles seldom needs them.
+    from memprof.profiler.report.failure import asked, asker
+    from memprof.profiler.report.format import format_bytes
+
+    f = account.failure
+    if f is not None and not f.doing:
+        graph = next((g.record.id for g in RUNTIME.graphs() if g.record.label == f.graph), None)
+        text = f"out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
+        RUNTIME.ledger.add(LedgerKind.OUT_OF_MEMORY, graph, text)
+    return ""
+
+
+def report_out_of_memory() -> None:
+    """Log a line for each failed allocation from now on, and note it in the ledger."""
+    if REPORTS.start():
+        REPORTS.describe_with(describe)
+        REPORTS.keep_with(_note)

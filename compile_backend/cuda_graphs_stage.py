@@ -68,7 +68,7 @@ def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] |
 
 
 @dataclass(eq=False, repr=False)
-class GraphsStage(CompileStage[Any]):
+class GraphsStage(CompileStage):
     """Hands each partition of one compiled graph to the trees.
 
     Args:

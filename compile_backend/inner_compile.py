@@ -23,7 +23,6 @@ from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProve
 from . import _torch_compat
 from .aot_metadata.view_and_mutation import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cpu_arena.steady_state import arena_steady_state
 from .cuda_graphs_stage import GraphsStage
 from .observation.stage import ObserveStage
 from .observation.tree_models import ObservableModel
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
-class RecordStage(CompileStage[Any]):
+class RecordStage(CompileStage):
     """Writes down what the compiled graph says of itself."""
 
     record: GraphRecord
@@ -101,13 +100,9 @@ class InnerCompile:
             with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
                 return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
-        kind = (
-            GraphKind.BACKWARD
-            if kwargs.get("is_backward")
-            else GraphKind.INFERENCE
-            if kwargs.get("is_inference")
-            else GraphKind.FORWARD
-        )
+        kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
+        if kwargs.get("is_backward"):
+            kind = GraphKind.BACKWARD
         try:
             graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
@@ -122,7 +117,7 @@ class InnerCompile:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
 
-        def failed(stage: CompileStage[Any], half: str, error: Exception) -> None:
+        def failed(stage: CompileStage, half: str, error: Exception) -> None:
             self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
@@ -154,20 +149,18 @@ class InnerCompile:
         )
         return compiled
 
-    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage[Any]]:
+    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage]:
         """What stands around the attribute stage, which may compile a second time.
 
         Args:
             box: Inductor's own, which says whether it may capture.
         """
         record = RecordStage(graph.record)
-        steady = functools.partial(
-            arena_steady_state, graph.record, self.runtime.ledger, self.options.graphs
-        )
         if not self.graphs:
-            return [ObserveStage(graph, self.runtime, self.options, None, steady), record]
+            return [ObserveStage(graph, self.runtime, self.options), record]
         models: list[ObservableModel] = []
-        if graph.record.kind is GraphKind.FORWARD:
+        kind = graph.record.kind
+        if kind is GraphKind.FORWARD:
             self._forward_box = box
         trees = GraphsStage(
             graph.record,
@@ -176,13 +169,9 @@ class InnerCompile:
             models,
             clone_outputs=self.options.outputs == "clone",
             inductor=self.inductor,
-            of_forward=(
-                graph.record.kind is GraphKind.BACKWARD
-                and box is not None
-                and box is self._forward_box
-            ),
+            of_forward=kind is GraphKind.BACKWARD and box is not None and box is self._forward_box,
         )
-        return [ObserveStage(graph, self.runtime, self.options, models, steady), trees, record]
+        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
 
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Proxy
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
@@ -44,7 +45,7 @@ def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         Exception: torch has no fake of such a tensor.
     """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
+    if _is_plain(tensor):
         functorch = torch._C._functorch
         if functorch.is_functorch_wrapped_tensor(tensor):
             raise NotImplementedError("a tensor inside a torch.func transform")
@@ -59,14 +60,11 @@ def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 def storage_key(tensor: torch.Tensor) -> int | None:
     """A number for the storage of ``tensor``, None where it has none of its own."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided:
-        return int(tensor.untyped_storage()._cdata)
-    return None
+    return int(tensor.untyped_storage()._cdata) if _is_plain(tensor) else None
 
 
-def is_fake(value: Any) -> bool:
-    """Whether ``value`` is a fake tensor."""
-    return isinstance(value, FakeTensor)
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
 
 
 def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
@@ -99,11 +97,6 @@ def _source(name: str, index: int) -> Any:
     return GetItemSource(LocalSource(name), index)
 
 
-def symbol_expression(value: torch.SymInt | torch.SymFloat) -> Any:
-    """The sympy expression of a symbolic number."""
-    return value.node.expr
-
-
 def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
     """Compute a sympy expression in an FX graph.
 
@@ -118,8 +111,6 @@ def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
 
 def hint(value: Any) -> int | None:
     """The number that a size stands for at capture, None if it is unknown."""
-    if isinstance(value, int):
-        return value
     node = getattr(value, "node", None)
-    found = node.hint if node is not None and node.has_hint() else None
-    return int(found) if isinstance(found, int) else None
+    found = node.hint if node is not None and node.has_hint() else value
+    return found if isinstance(found, int) else None

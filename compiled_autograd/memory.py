@@ -88,7 +88,7 @@ class Blocks:
         self.used: dict[Node, list[Block]] = {}
         self.unknown: set[Node] = set()
         self._of: dict[Node, Block] = {}
-        groups: dict[int, Block] = {}
+        groups: dict[Any, Block] = {}
         for node in graph.nodes:
             if node.op == "placeholder":
                 continue
@@ -105,17 +105,15 @@ class Blocks:
             elif is_accumulate_grad(node):
                 self._accumulation(node)
 
-    def _input(self, node: Node, groups: dict[int, Block]) -> None:
+    def _input(self, node: Node, groups: dict[Any, Block]) -> None:
         value = value_of(node)
         if value is None:
             return
-        group = node.meta.get(INPUT_GROUP)
-        block = groups.get(group) if group is not None else None
-        if block is None:
-            block = Block(at_entry=True)
+        # What shares no memory has no group.
+        group = node.meta.get(INPUT_GROUP, node)
+        if (block := groups.get(group)) is None:
+            block = groups[group] = Block(at_entry=True)
             self.blocks.append(block)
-            if group is not None:
-                groups[group] = block
         block.nbytes = max(block.nbytes, value.nbytes or 0)
         block.outside |= value.persistent
         self._of[node] = block
@@ -169,20 +167,16 @@ def _source(node: Node) -> Node | None:
     if not isinstance(whole, Node) or not isinstance(index, int):
         return None
     name = getattr(whole.target, "__name__", "")
-    part: Any = None
+    parts: Any = None
     if name == "validate_outputs":
-        part = _at(whole.args[0], index)
+        parts = whole.args[0]
     elif is_hook(whole):
-        part = _at(whole.args[1], index)
+        parts = whole.args[1]
     elif name == "aot_backward_prologue":
         saved, symints, opaque, grads = whole.args
-        handed: list[Any] = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
-        part = _at(handed, index)
-    return part if isinstance(part, Node) else whole
-
-
-def _at(values: Any, index: int) -> Any:
-    return values[index] if isinstance(values, (list, tuple)) and index < len(values) else None
+        parts = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
+    known = isinstance(parts, (list, tuple)) and index < len(parts)
+    return parts[index] if known and isinstance(parts[index], Node) else whole
 
 
 def node_memory(graph: Graph) -> list[NodeMemory]:

@@ -161,7 +161,9 @@ def before_hooks(returned: Node) -> Node:
     """
     origin = origin_of(returned)
     hooks = []
-    while is_tensor_hook(returned) and origin_of(returned) == origin:
+    while (
+        is_hook(returned, "tensor_pre_hook") or returned.target is call_cpp_tensor_pre_hooks
+    ) and origin_of(returned) == origin:
         hooks.append(returned)
         returned = returned.args[1]  # type: ignore[assignment]
     if not hooks:
@@ -171,11 +173,6 @@ def before_hooks(returned: Node) -> Node:
         for n in returned.graph.nodes
     )
     return returned if runs else hooks[0]
-
-
-def is_tensor_hook(node: Node) -> bool:
-    """Whether ``node`` runs a hook on one gradient before its autograd node runs."""
-    return is_hook(node, "tensor_pre_hook") or node.target is call_cpp_tensor_pre_hooks
 
 
 def is_accumulate_grad(node: Node) -> bool:
@@ -300,25 +297,18 @@ def aliased_inputs(node: Node) -> list[Node]:
     if isinstance(target, torch._ops.OpOverload):
         if target is torch.ops.aten.reshape.default:
             return _nodes(node.args[:1])
-        shared: list[Node] = []
-        for value, argument in zip(node.args, target._schema.arguments, strict=False):
-            if argument.alias_info is not None:
-                shared += _nodes([value])
-        return shared
+        arguments = zip(node.args, target._schema.arguments, strict=False)
+        return _nodes(value for value, a in arguments if a.alias_info is not None)
     if target is operator.getitem:
         return [a for a in _nodes(node.args[:1]) if a.op != "placeholder"]
     if is_hook(node) or target is call_cpp_tensor_pre_hooks:
         return _nodes(node.args[1:2])
     if target is add_gradients or target is zeros_for_none:
         return _nodes(node.args[:2])
-    if getattr(target, "__name__", "") in _VIEWS:
-        return list(node.all_input_nodes)
-    if is_accumulate_grad(node) or target in (
-        _torch_compat.copy_slices_epilogue,
-        copy_slices_epilogue_or_none,
-    ):
-        return list(node.all_input_nodes)
-    return []
+    epilogues = (_torch_compat.copy_slices_epilogue, copy_slices_epilogue_or_none)
+    is_view = getattr(target, "__name__", "") in _VIEWS
+    shares = is_view or is_accumulate_grad(node) or target in epilogues
+    return list(node.all_input_nodes) if shares else []
 
 
 def _nodes(values: Iterable[Any]) -> list[Node]:

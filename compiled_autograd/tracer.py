@@ -123,18 +123,17 @@ class GraphTracer:
                 ) from error
             node = self._lifted(inputs, i, origins)
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
-            if (storage := _torch_fakes.storage_key(tensor)) is not None:
-                node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
             if (name := NAMES.get(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
-            for held in (tensor, current):
-                if held is not None and held.layout is not torch.strided:
-                    node.meta[LAYOUT] = held.layout
             if current is not None:
                 node.meta[HAS_GRADIENT] = True
-                if (key := _torch_fakes.storage_key(current)) is not None:
-                    node.meta[GRADIENT_GROUP] = groups.setdefault(key, len(groups))
+            for held, group in ((tensor, INPUT_GROUP), (current, GRADIENT_GROUP)):
+                if held is not None:
+                    if held.layout is not torch.strided:
+                        node.meta[LAYOUT] = held.layout
+                    if (storage := _torch_fakes.storage_key(held)) is not None:
+                        node.meta[group] = groups.setdefault(storage, len(groups))
             self._last_item = node
             self.bind(fake, node)
             tensors[i] = fake
@@ -183,8 +182,7 @@ class GraphTracer:
 
         It goes to the top of the graph with the others: so nodes that use it can move.
         """
-        node = self._items.get((placeholder, index))
-        if node is None:
+        if (node := self._items.get((placeholder, index))) is None:
             with self.graph.inserting_after(self._last_item):
                 node = self.call(operator.getitem, (self.placeholders[placeholder], index))
             self._items[placeholder, index] = self._last_item = node
@@ -225,7 +223,7 @@ class GraphTracer:
         self._nodes[id(value)] = (value, node)
 
     def _bind_symbol(self, symbol: Any, node: Node) -> None:
-        self._symbols[_torch_fakes.symbol_expression(symbol)] = Proxy(node, self._proxies)
+        self._symbols[symbol.node.expr] = Proxy(node, self._proxies)
 
     # --- values to nodes ------------------------------------------------------------------
 
@@ -246,10 +244,9 @@ class GraphTracer:
         return value
 
     def _tensor_node(self, tensor: torch.Tensor) -> Node:
-        known = self._nodes.get(id(tensor))
-        if known is not None:
+        if (known := self._nodes.get(id(tensor))) is not None:
             return known[1]
-        if _torch_fakes.is_fake(tensor):
+        if isinstance(tensor, _torch_fakes.FakeTensor):
             raise CaptureError(
                 f"{self._where()} uses a tensor that was made at capture outside the graph"
             )
@@ -261,11 +258,10 @@ class GraphTracer:
         return node
 
     def _symbol_node(self, value: Any) -> Any:
-        expression = _torch_fakes.symbol_expression(value)
+        expression = value.node.expr
         if expression.is_number:
             return value.node.pytype(expression)
-        proxy = self._symbols.get(expression)
-        if proxy is None:  # arithmetic on sizes that C++ did
+        if (proxy := self._symbols.get(expression)) is None:  # arithmetic on sizes that C++ did
             before = len(self.graph.nodes)
             try:
                 proxy = _torch_fakes.build_expression(expression, self._symbols)

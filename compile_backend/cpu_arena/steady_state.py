@@ -245,17 +245,17 @@ class ArenaSteadyState:
 
 def arena_steady_state(
     record: GraphRecord,
-    ledger: Ledger,
-    wanted: bool | None,
     compiled: Any,
     plain: BoxedCall,
     sizes: Sequence[int],
     has_other_sizes: bool,
+    ledger: Ledger,
+    wanted: bool | None,
 ) -> ArenaSteadyState | None:
-    """What observed calls of a graph run, for the observe stage; None: its plain callable.
+    """What observed calls of a graph run; None: its plain callable.
 
     Args:
-        record, ledger, wanted, compiled, plain, sizes: as for ``ArenaSteadyState``.
+        record, compiled, plain, sizes, ledger, wanted: as for ``ArenaSteadyState``.
         has_other_sizes: it depends on sizes that are no inputs of their own.
     """
     if wanted is False or set(record.devices) - {"cpu"}:

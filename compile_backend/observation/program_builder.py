@@ -217,13 +217,9 @@ class _Builder:
         line = segment.line
         named: dict[int, Bound] = {}  # position in the segment's deltas → storage
         for i in reversed(range(len(segment.deltas))):
-            fitting = (
-                b
-                for b in reversed(new)
-                if _fits(b, segment.deltas[i].nbytes, segment.deltas[i].device)
-            )
-            match = next(fitting, None)
-            if match is not None:
+            delta = segment.deltas[i]
+            fitting = (b for b in reversed(new) if _fits(b, delta.nbytes, delta.device))
+            if (match := next(fitting, None)) is not None:
                 new.remove(match)
                 named[i] = match
         for i, delta in enumerate(segment.deltas):
@@ -232,7 +228,9 @@ class _Builder:
             elif i in named:
                 self._alloc(named[i], delta.nbytes, line)
             else:
-                self._alloc_scratch(delta, line)
+                block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
+                self.scratch.append(block)
+                self.events.append(Event(EventKind.ALLOC, block, line))
         for bound in new:
             self._name_without_allocation(bound, line)
         for storage in died:
@@ -277,11 +275,6 @@ class _Builder:
         self.owner[block] = bound.name
         self.events.append(Event(EventKind.ALLOC, block, line, bound.name))
 
-    def _alloc_scratch(self, delta: AllocatorDelta, line: int) -> None:
-        block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
-        self.scratch.append(block)
-        self.events.append(Event(EventKind.ALLOC, block, line))
-
     def _free(self, block: int | None, line: int) -> None:
         if block is None or self.blocks[block].freed:
             return
@@ -313,12 +306,11 @@ class _Builder:
                         self._pass_on(block, name, segment.line)
 
     def _pass_on(self, block: int, name: str, line: int) -> None:
-        if self.owner.get(block) != name or self.blocks[block].freed:
-            return
-        heirs = [n for n, blocks in self.names.items() if block in blocks]
-        if heirs:
-            self.owner[block] = heirs[-1]
-            self.events.append(Event(EventKind.REUSE, block, line, heirs[-1]))
+        if self.owner.get(block) == name and not self.blocks[block].freed:
+            heir = next((n for n in reversed(self.names) if block in self.names[n]), None)
+            if heir is not None:
+                self.owner[block] = heir
+                self.events.append(Event(EventKind.REUSE, block, line, heir))
 
     def _add(self, block: _Block) -> int:
         self.blocks.append(block)

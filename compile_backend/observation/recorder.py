@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,17 +75,14 @@ class Recorder:
         call: Callable[[list[Any]], Any],
         inputs: list[Any],
         input_names: Sequence[str],
-        constants: Iterable[tuple[str, torch.Tensor]],
+        constants: Mapping[str, torch.Tensor],
     ) -> Any:
-        """Run ``call(inputs)`` and record it.
+        """Run ``call(inputs)`` and record it. Raises only what the call raises.
 
         Args:
             call: boxed calling convention: it empties ``inputs``.
             input_names: of the graph's inputs, in order.
             constants: tensors that the generated module holds, by name.
-
-        Returns:
-            What the call returned. Raises only what the call raised.
         """
         self._identities.listen(self._freed)
         with self._keeping_errors():
@@ -98,7 +95,9 @@ class Recorder:
             self.trace.host_ns = time.perf_counter_ns() - begin
             self._leave()
         with self._keeping_errors():
-            self.trace.outputs = [self._storage_of(o) for o in _as_sequence(out)]
+            returned = out if isinstance(out, (tuple, list)) else (out,)
+            first = [next(iter(_storages(o)), None) for o in returned]
+            self.trace.outputs = [s if s is None else self._identities.identity(s) for s in first]
         return out
 
     @contextlib.contextmanager
@@ -118,29 +117,24 @@ class Recorder:
         self,
         inputs: Sequence[Any],
         names: Sequence[str],
-        constants: Iterable[tuple[str, torch.Tensor]],
+        constants: Mapping[str, torch.Tensor],
     ) -> None:
         found: dict[int, KnownStorage] = {}
-        for index, value in enumerate(inputs):
-            for storage in _storages(value):
-                number = self._identities.identity(storage)
-                known = found.get(number)
-                if known is None:
-                    name = names[index] if index < len(names) else f"input {index}"
-                    device = str(storage.device)
-                    known = KnownStorage(number, storage.nbytes(), device, name)
-                found[number] = replace(known, inputs=(*known.inputs, index))
-        for name, tensor in constants:
-            for storage in _storages(tensor):
-                number = self._identities.identity(storage)
-                device = str(storage.device)
-                found.setdefault(number, KnownStorage(number, storage.nbytes(), device, name))
-        self.trace.entry = list(found.values())
 
-    def _storage_of(self, value: object) -> int | None:
-        for storage in _storages(value):
-            return self._identities.identity(storage)
-        return None
+        def known(storage: torch.UntypedStorage, name: str) -> KnownStorage:
+            number = self._identities.identity(storage)
+            new = KnownStorage(number, storage.nbytes(), str(storage.device), name)
+            return found.setdefault(number, new)
+
+        for index, value in enumerate(inputs):
+            name = names[index] if index < len(names) else f"input {index}"
+            for storage in _storages(value):
+                seen = known(storage, name)
+                found[seen.storage] = replace(seen, inputs=(*seen.inputs, index))
+        for name, tensor in constants.items():
+            for storage in _storages(tensor):
+                known(storage, name)
+        self.trace.entry = list(found.values())
 
 
 def _storages(value: object) -> Iterable[torch.UntypedStorage]:
@@ -154,10 +148,6 @@ def _storages(value: object) -> Iterable[torch.UntypedStorage]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _storages(item)
-
-
-def _as_sequence(out: object) -> Sequence[object]:
-    return out if isinstance(out, (tuple, list)) else (out,)
 
 
 class StorageIdentities:

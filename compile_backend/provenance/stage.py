@@ -28,7 +28,7 @@ from .generated_code import statements
 
 
 @dataclass(eq=False, repr=False)
-class AttributeStage(CompileStage[Any]):
+class AttributeStage(CompileStage):
     """Finds out where each buffer of one compiled graph comes from.
 
     Args:

@@ -107,15 +107,11 @@ def hooks_as_eager(graph: Graph) -> None:
         for hook in hooks.get(origin.call_index, ()):
             mine = {a for a in hook.all_input_nodes if not is_item_of_argument(a)}
             # Parts of another hook's result, made for this one.
-            parts = sorted(a for a in mine if _call_index(a) == origin.call_index and a > last)
+            same = (a for a in mine if (o := origin_of(a)) and o.call_index == origin.call_index)
+            parts = sorted(a for a in same if a > last)
             after = [last, *(a for a in mine if a not in parts)]
             after += _before_writer(hook, _readers_of(variable) - {*parts})
             last = _move_behind(max(after), (*parts, hook))
-
-
-def _call_index(node: Node) -> int | None:
-    origin = origin_of(node)
-    return origin.call_index if origin is not None else None
 
 
 def _readers_of(node: Node) -> set[Node]:

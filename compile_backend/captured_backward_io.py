@@ -89,11 +89,8 @@ def note_names(
     function wants the arguments of every call. Where they are the ones of before it costs
     one look into a dictionary.
     """
-    names = {
-        s.index: s.fqn
-        for s in sources
-        if s.role is Role.PARAMETER and s.fqn and s.index is not None
-    }
+    parameters = [s for s in sources if s.role is Role.PARAMETER]
+    names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
         return lambda args: None
     first = min(names)
@@ -242,15 +239,11 @@ class CapturedIO:
 
     def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
         by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
-        indices = [by_source.get(given.source) for given in inputs]
-        parameters = {
-            index
-            for given, index in zip(inputs, indices, strict=True)
-            if index is not None and given.role is Role.PARAMETER
-        }
+        indexed = [(given, by_source.get(given.source)) for given in inputs]
+        parameters = {i for given, i in indexed if i is not None and given.role is Role.PARAMETER}
         return tuple(
             given if index is None else self._described(given, index, parameters)
-            for given, index in zip(inputs, indices, strict=True)
+            for given, index in indexed
         )
 
     def _described(self, given: DynamoInput, index: int, parameters: set[int]) -> DynamoInput:

@@ -139,14 +139,12 @@ class Arena:
         block.mapping.used -= block.nbytes
         self.live_bytes -= block.nbytes
         self._remove(address, block)
-        for neighbour in (self._ends.get(address), address + block.nbytes):
-            other = None if neighbour is None else self._blocks.get(neighbour)
-            if other is None or other.live or other.mapping is not block.mapping:
-                continue
-            assert neighbour is not None
-            self._remove(neighbour, other, free=True)
-            block.nbytes += other.nbytes
-            address = min(address, neighbour)
+        for neighbour in (self._ends.get(address, 0), address + block.nbytes):
+            other = self._blocks.get(neighbour)
+            if other is not None and not other.live and other.mapping is block.mapping:
+                self._remove(neighbour, other, free=True)
+                block.nbytes += other.nbytes
+                address = min(address, neighbour)
         self._add(address, block)
 
     def _add(self, address: int, block: _Block) -> None:
@@ -341,12 +339,6 @@ class LeasePool:
             if not self._returned:
                 return
 
-    def start_again(self) -> None:
-        """Start with new books in a forked child: the lock may have been held, and the books
-        half written. Blocks that are out stay valid, and nobody takes them back."""
-        _abandoned.append((self._arena, self._leases))
-        self._start()
-
     @property
     def reserved_bytes(self) -> int:
         """Bytes that the pool has from the system."""
@@ -381,5 +373,8 @@ _pools: weakref.WeakSet[LeasePool] = weakref.WeakSet()
 
 @on_fork
 def _after_fork() -> None:
+    """In a child: new books, since the lock may have been held, and the books half written. Blocks
+    that are out stay valid, and nobody takes them back."""
     for pool in list(_pools):
-        pool.start_again()
+        _abandoned.append((pool._arena, pool._leases))
+        pool._start()

@@ -28,6 +28,7 @@ the next time, for a number of rounds.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,17 +102,15 @@ def plan_program(
     born: dict[int, int] = {}
     died: dict[int, int] = {}
     lines: dict[int, int] = {}
-    names: dict[int, set[str]] = {}
-    births_on_line: dict[int, int] = {}
+    names: dict[int, set[str | None]] = defaultdict(set)
     for at, event in enumerate(program.events):
-        if event.owner is not None:
-            names.setdefault(event.storage, set()).add(event.owner)
+        names[event.storage].add(event.owner)
         if event.kind is EventKind.ALLOC:
             born[event.storage], lines[event.storage] = at, event.line
-            births_on_line[event.line] = births_on_line.get(event.line, 0) + 1
         elif event.kind is EventKind.FREE:
             died[event.storage] = at
-    left_out: dict[str, int] = {}
+    births_on_line = Counter(lines.values())
+    left_out: Counter[str] = Counter()
     scratch: list[int] = []
     leased: list[int] = []
     for i in born:
@@ -133,7 +132,7 @@ def plan_program(
         elif storage.nbytes:
             (scratch if i in died else leased).append(i)
         if reason:
-            left_out[reason] = left_out.get(reason, 0) + storage.nbytes
+            left_out[reason] += storage.nbytes
     if len(scratch) > MAX_SCRATCH_BUFFERS:
         scratch.sort(key=lambda i: -program.storages[i].nbytes)
         dropped = scratch[MAX_SCRATCH_BUFFERS:]
@@ -143,11 +142,9 @@ def plan_program(
     offsets: dict[int, int | None] = dict(zip(scratch, made.offsets, strict=True))
     sites = [
         Site(lines[i], program.storages[i].name, i, program.storages[i].nbytes, offsets.get(i))
-        for i in (*scratch, *leased)
+        for i in sorted((*scratch, *leased), key=lines.__getitem__)
     ]
-    return ArenaPlan(
-        tuple(sorted(sites, key=lambda s: s.line)), made.nbytes, made.lower_bound, left_out
-    )
+    return ArenaPlan(tuple(sites), made.nbytes, made.lower_bound, left_out)
 
 
 def placement_of_plan(graph: int, program: AllocationProgram, plan: ArenaPlan) -> Placement:
@@ -234,24 +231,19 @@ def pack(buffers: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Offsets:
 def _tries(buffers: Sequence[Lifetime]) -> Iterator[list[int]]:
     """Orders to try. A list that comes again has been changed in between by ``pack``, which
     moves the highest buffer of an attempt to the front."""
-    starts = [_in_order(buffers, order) for order in _ORDERS]
+    keys = [list(map(order, buffers)) for order in _ORDERS]
+    starts = [sorted(range(len(buffers)), key=key.__getitem__) for key in keys]
     yield from starts
     for start in (starts[0], starts[-1]):
         for _ in range(min(_ROUNDS, _EFFORT // len(buffers) ** 2)):
             yield start
 
 
-def _in_order(buffers: Sequence[Lifetime], order: _Order) -> list[int]:
-    return sorted(range(len(buffers)), key=lambda i: order(buffers[i]))
-
-
 _ROUNDS = 100
 _EFFORT = 10_000_000
 """Rounds times buffers squared at most; about a second."""
 
-_Order = Callable[[Lifetime], tuple[int, ...]]
-
-_ORDERS: tuple[_Order, ...] = (
+_ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
     # The largest first; among equals, the longest-lived.
     lambda b: (-b.nbytes, b.begin - b.end, b.begin),
     # The longest-lived first: they are in everybody's way.

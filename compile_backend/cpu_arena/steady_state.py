@@ -122,12 +122,8 @@ class ArenaSteadyState:
             self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
         if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
             return "no arena: the generated code has no Python wrapper"
-        plan = plan_program(
-            program,
-            self._code.allocations,
-            self._code.unsafe,
-            **({"min_lease": 1} if self.wanted else {}),
-        )
+        least = {"min_lease": 1} if self.wanted else {}
+        plan = plan_program(program, self._code.allocations, self._code.unsafe, **least)
         return plan if plan.sites else "no arena: the generated code allocates nothing"
 
     def _trial(self, program: AllocationProgram, plan: ArenaPlan, use: Use) -> BoxedCall:
@@ -183,13 +179,11 @@ class ArenaSteadyState:
             scratch = []  # malloc is as fast as all that a scratch needs
         label, replays, compiled = self.record.label, Counter(), self.compiled
         tick = replays.tick
-        clone = rewritten(
-            code,
-            self.record.code_path or module_globals.get("__file__", "<generated>"),
-            module_globals,
-            [s.line for s in scratch],
-            {s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased},
-        )
+        path = self.record.code_path or module_globals.get("__file__", "<generated>")
+        leases = {
+            s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased
+        }
+        clone = rewritten(code, path, module_globals, [s.line for s in scratch], leases)
 
         def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
             def replay(inputs: list[Any]) -> Any:
@@ -267,13 +261,8 @@ def arena_steady_state(
 
 
 def _detail(label: str, program: AllocationProgram, marginal: int = 0) -> TreeDetail:
-    return TreeDetail(
-        device="cpu",
-        function=label,
-        key=program.key,
-        pool_after=POOL.reserved_bytes,
-        marginal=marginal,
-    )
+    pool = POOL.reserved_bytes
+    return TreeDetail("cpu", label, key=program.key, pool_after=pool, marginal=marginal)
 
 
 # --- what an arena saves: minor page faults, counted, and what one of them costs -------------

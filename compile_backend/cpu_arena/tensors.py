@@ -68,9 +68,8 @@ class TensorShape:
     @staticmethod
     def of(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> TensorShape:
         """With the storage that ``torch.empty_strided`` would give it."""
-        extent = (
-            0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        )
+        last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        extent = 0 if 0 in shape else 1 + last
         return TensorShape(tuple(shape), tuple(stride), dtype, extent * dtype.itemsize)
 
 
@@ -198,13 +197,10 @@ class ScratchPool:
 
     def clear(self) -> None:
         """Give the memory of all scratches that are not in use back to the pool."""
-        while True:
-            try:
-                scratch = self.idle.pop()
-            except IndexError:
-                return
-            scratch.release()
-            self._tokens.append(None)
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.pop().release()
+                self._tokens.append(None)
 
 
 POOL = LeasePool(lambda: current_settings().pool_budget)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..provenance.generated_code import clone_factory, wrapper_functions
+from ..provenance.generated_code import clone_factory, target_names, wrapper_functions
 
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"
@@ -80,8 +80,7 @@ def read_wrapper(source: str) -> WrapperCode | None:
         views.append((targets, _shared(st.value) & local))
         target, value = st.targets[0], st.value
         if isinstance(value, ast.Name) and value.id == "args":
-            elements = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-            inputs = tuple(e.id for e in elements if isinstance(e, ast.Name))
+            inputs = target_names(target)
         elif isinstance(value, ast.Name) and isinstance(target, ast.Name):
             sizes[target.id] = value.id
         elif (
@@ -160,16 +159,12 @@ def _trusted(callee: ast.expr) -> bool:
 
 def _spread(unsafe: set[str], views: list[tuple[set[str], set[str]]]) -> set[str]:
     """With a name, what shares or might share its memory is unsafe too."""
-    spread = set(unsafe)
-    while True:
-        before = len(spread)
-        for targets, sources in views:
-            if targets & spread:
-                spread |= sources
-            if sources & spread:
-                spread |= targets
-        if len(spread) == before:
-            return spread
+    spread: set[str] = set()
+    more = set(unsafe)
+    while more - spread:
+        spread |= more
+        more = set().union(*(t | s for t, s in views if (t | s) & spread))
+    return spread
 
 
 ScratchCall = Callable[[list[Any], Sequence[Any]], Any]

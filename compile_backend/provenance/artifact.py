@@ -7,9 +7,10 @@ no user source: see Note [Two levels of nodes] in ``aot_nodes``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,19 +93,18 @@ Lowering = Any
 
 
 def describe_lowerings(
-    lowerings: Sequence[Lowering], aot_names: Iterable[str]
+    lowerings: Sequence[Lowering], aot_names: Container[str]
 ) -> tuple[dict[str, ArtifactNode], dict[str, BufferProvenance]]:
     """Nodes and buffers of a graph and its subgraphs, in the form stored with the artifact.
 
     Buffer names are unique within one generated module: Inductor prefixes those of
     subgraphs with the subgraph's name.
     """
-    known = dict.fromkeys(aot_names)
     nodes: dict[str, ArtifactNode] = {}
     buffers: dict[str, BufferProvenance] = {}
     for lowering in lowerings:
         order = {n: i for i, n in enumerate(lowering.graph.nodes)}
-        tags = {n.name: t for n in order if (t := _aot_name(n, known)) is not None}
+        tags = {n.name: t for n in order if (t := _aot_name(n, aot_names)) is not None}
         for name, ir in lowering.name_to_buffer.items():
             origins, evidence = _origins(lowering, name, ir)
             origins.sort(key=lambda n: order.get(n, len(order)))
@@ -127,13 +127,11 @@ def describe_lowerings(
     return nodes, buffers
 
 
-def _aot_name(node: Node, known: dict[str, None]) -> str | None:
+def _aot_name(node: Node, known: Container[str]) -> str | None:
     if node.op in ("placeholder", "output"):
         return None
-    tag = tag_of(node)
-    if tag is None and node.name in known and "original_aten" in node.meta:
-        return node.name
-    return tag
+    is_aot = node.name in known and "original_aten" in node.meta
+    return tag_of(node) or (node.name if is_aot else None)
 
 
 def _describe_node(node: Node, tags: dict[str, str]) -> ArtifactNode:
@@ -158,36 +156,24 @@ def _origins(lowering: Lowering, name: str, ir: Any) -> tuple[list[Node], Eviden
     A copy that Inductor inserts to change a layout has none; the kernels that read it
     are why it exists, so theirs are used, or failing that those of what it copies.
     """
-    own = list(_computing(getattr(ir, "origins", None) or ()))
-    if own:
+    if own := _computing([ir]):
         return own, Evidence.EXACT
-    readers = list(dict.fromkeys(_reader_origins(lowering, name)))
-    if readers:
-        return readers, Evidence.CONSUMER
-    read = list(dict.fromkeys(_operand_origins(lowering, ir)))
-    return read, Evidence.NEIGHBOUR if read else Evidence.NONE
-
-
-def _computing(nodes: Iterable[Node]) -> Iterator[Node]:
-    return (n for n in nodes if n.op not in ("placeholder", "output"))
-
-
-def _reader_origins(lowering: Lowering, name: str) -> Iterator[Node]:
     scheduler = getattr(lowering, "scheduler", None)
     scheduled = getattr(scheduler, "name_to_buf", {}).get(name)
-    for use in getattr(scheduled, "users", None) or ():
-        ir = getattr(getattr(use, "node", None), "node", None)
-        yield from _computing(getattr(ir, "origins", None) or ())
+    uses = getattr(scheduled, "users", None) or ()
+    if readers := _computing(getattr(getattr(use, "node", None), "node", None) for use in uses):
+        return readers, Evidence.CONSUMER
+    read: Iterable[str] = ()
+    with contextlib.suppress(Exception):  # not every IR node has reads; this is a last resort
+        read = ir.get_read_names()
+    operands = _computing(lowering.name_to_buffer.get(name) for name in read)
+    return operands, Evidence.NEIGHBOUR if operands else Evidence.NONE
 
 
-def _operand_origins(lowering: Lowering, ir: Any) -> Iterator[Node]:
-    try:
-        reads = ir.get_read_names()
-    except Exception:  # not every IR node has reads; this is a last resort
-        return
-    for name in reads:
-        operand = lowering.name_to_buffer.get(name)
-        yield from _computing(getattr(operand, "origins", None) or ())
+def _computing(irs: Iterable[Any]) -> list[Node]:
+    """The FX nodes that IR nodes come from, each once."""
+    nodes = (n for ir in irs for n in getattr(ir, "origins", None) or ())
+    return list(dict.fromkeys(n for n in nodes if n.op not in ("placeholder", "output")))
 
 
 def _layout(ir: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.profiler.model import (
-    BufferProvenance,
     Evidence,
     GraphRecord,
     LedgerKind,
@@ -72,11 +71,19 @@ class AttributeStage(CompileStage):
         else:
             compiled, artifact = self._from_cache(compiled, key)
         self.record.statements = statements(getattr(compiled, "source_code", "") or "")
-        self.record.nodes = resolve_nodes(artifact, self.aot_nodes)
-        symbols = data_dependent_sizes(artifact)
+        self.record.nodes = {
+            name: _resolve(name, node, self.aot_nodes) for name, node in artifact.nodes.items()
+        }
+        # A graph with buffers of such sizes can allocate something else at every call.
+        sizes = (b.nbytes_expr for b in artifact.buffers.values())
+        symbols = sorted({s for size in sizes for s in _UNBACKED.findall(size)})
         if symbols:
             self.record.data_dependent = f"sizes depend on data: {', '.join(symbols)}"
-        self.record.buffers = resolve_buffers(artifact, self.record.statements)
+        lines = first_lines(self.record.statements)
+        self.record.buffers = {
+            name: dataclasses.replace(buffer, line=lines.get(name))
+            for name, buffer in artifact.buffers.items()
+        }
         return compiled
 
     def _describe(self, key: str | None) -> Artifact:
@@ -123,14 +130,8 @@ class AttributeStage(CompileStage):
 # --- artifact + AOT nodes of this process → what a profile holds --------------------------
 
 
-def resolve_nodes(
-    artifact: Artifact, aot: Mapping[str, NodeProvenance]
-) -> dict[str, NodeProvenance]:
-    """Post-grad nodes with the stacks and modules of the AOT nodes they descend from."""
-    return {name: _resolve(name, node, aot) for name, node in artifact.nodes.items()}
-
-
 def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -> NodeProvenance:
+    """A post-grad node with the stack and module of the AOT node that it descends from."""
     origin = aot.get(node.aot_node) if node.aot_node is not None else None
     if origin is None:
         return NodeProvenance(name, node.target, node.original_aten, evidence=Evidence.NONE)
@@ -145,27 +146,10 @@ def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -
 
 
 _UNBACKED = re.compile(r"\bu\d+\b")
+"""Size symbols whose value only the data decides: ``u0`` of a ``nonzero``."""
 
 
-def data_dependent_sizes(artifact: Artifact) -> tuple[str, ...]:
-    """Size symbols whose value only the data decides (``u0`` of a ``nonzero``), sorted.
-
-    A graph with buffers of such sizes can allocate something else at every call.
-    """
-    found = {s for b in artifact.buffers.values() for s in _UNBACKED.findall(b.nbytes_expr)}
-    return tuple(sorted(found))
-
-
-def resolve_buffers(
-    artifact: Artifact, statements: Sequence[Statement]
-) -> dict[str, BufferProvenance]:
-    """Buffers with the line that first assigns each."""
-    lines: dict[str, int] = {}
-    for statement in statements:
-        if statement.kind is not StatementKind.DELETE:
-            for target in statement.targets:
-                lines.setdefault(target, statement.line)
-    return {
-        name: dataclasses.replace(buffer, line=lines.get(name))
-        for name, buffer in artifact.buffers.items()
-    }
+def first_lines(statements: Sequence[Statement]) -> dict[str, int]:
+    """For each name, the line that first assigns it."""
+    assigned = [s for s in statements if s.kind is not StatementKind.DELETE]
+    return {name: s.line for s in reversed(assigned) for name in s.targets}

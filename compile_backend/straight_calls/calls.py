@@ -185,8 +185,7 @@ def _derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
         "__qualname__": function.__qualname__,
     }
     ours = type(function)(function.__name__, (function,), members)
-    compat.set_node_apply(ours, backward)
-    compat.set_nothing_saved(ours, "symints", "opaque_objects", "_tensors_no_vc_check")
+    compat.set_up_nodes(ours, backward)
     return ours
 
 

@@ -99,10 +99,8 @@ def training_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> Trainin
         NotStraight: the graph does more.
     """
     call = inference_plan(metadata, writes_itself)
-    sizes, unchecked = (
-        metadata.num_symints_saved_for_bw,
-        metadata.num_tensors_saved_with_no_vc_check,
-    )
+    sizes = metadata.num_symints_saved_for_bw
+    unchecked = metadata.num_tensors_saved_with_no_vc_check
     _refuse(
         {
             "takes random states as inputs": metadata.num_graphsafe_rng_states,
@@ -122,9 +120,7 @@ def training_plan(metadata: ViewAndMutationMeta, writes_itself: bool) -> Trainin
     if len(tangents) != len(flows):
         raise NotStraight("takes gradients of another number than its outputs")
     return TrainingPlan(
-        returns=call.returns,
-        written=call.written,
-        varying=call.varying,
+        **vars(call),
         saved=slice(metadata.num_forward, -(unchecked + sizes) or None),
         saved_unchecked=slice(-(unchecked + sizes), -sizes or None) if unchecked else slice(0, 0),
         saved_sizes=slice(-sizes, None) if sizes else slice(0, 0),

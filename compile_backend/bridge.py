@@ -40,13 +40,11 @@ class _Index:
                 self._origins.clear()
             for id, record in known.items():
                 programs = record.programs
-                for program in programs[self._seen.get(id, 0) :]:
-                    for storage in program.storages:
-                        if storage.identity is not None:
-                            # The graph that made it knows more than those that take it.
-                            if storage.at_entry and storage.identity in self._origins:
-                                continue
-                            self._origins[storage.identity] = _origin(record, storage)
+                for storage in (s for p in programs[self._seen.get(id, 0) :] for s in p.storages):
+                    # The graph that made it knows more than those that take it.
+                    known_already = storage.at_entry and storage.identity in self._origins
+                    if storage.identity is not None and not known_already:
+                        self._origins[storage.identity] = _origin(record, storage)
                 self._seen[id] = len(programs)
             return self._origins.get(identity)
 
@@ -54,15 +52,12 @@ class _Index:
 def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
     node, name = None, ""
     if storage.at_entry:
-        for i in storage.inputs:
-            if i < len(record.inputs):
-                value = record.inputs[i]
-                node = value.name
-                if value.role in (Role.PARAMETER, Role.BUFFER) and value.fqn:
-                    name = value.fqn
-    else:
-        buffer = record.buffers.get(storage.name)
-        node = buffer.primary if buffer is not None else None
+        for value in (record.inputs[i] for i in storage.inputs if i < len(record.inputs)):
+            node = value.name
+            if value.role in (Role.PARAMETER, Role.BUFFER) and value.fqn:
+                name = value.fqn
+    elif (buffer := record.buffers.get(storage.name)) is not None:
+        node = buffer.primary
     return TensorOrigin(record.id, node, storage.category, name)
 
 
@@ -107,14 +102,12 @@ def register() -> None:
 
 def describe(file: str, line: int) -> Compiled | None:
     """What is known of a line of generated code; None if ``file`` is none of ours."""
-    for graph in RUNTIME.graphs():
-        record = graph.record
+    for record in (g.record for g in RUNTIME.graphs()):
         if record.code_path == file:
-            name = record.buffer_of_line(line)
-            buffer = record.buffers.get(name) if name is not None else None
-            node = buffer.primary if buffer is not None else None
-            found = record.nodes.get(node) if node is not None else None
-            return Compiled(record.label, node or "", found.frame if found is not None else None)
+            buffer = record.buffers.get(record.buffer_of_line(line) or "")
+            node = (buffer.primary if buffer is not None else None) or ""
+            found = record.nodes.get(node)
+            return Compiled(record.label, node, found.frame if found is not None else None)
     return None
 
 

@@ -21,6 +21,7 @@ without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -41,13 +42,9 @@ from .roles.dynamo_input import DynamoInput
 
 def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     """Whether a Dynamo graph takes or makes tensors on a CUDA device."""
-    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
-        return True
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
-        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
-            return True
-    return False
+    made = (n.meta.get("example_value", n.meta.get("val")) for n in gm.graph.nodes)
+    values = itertools.chain(example_inputs, made)
+    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
@@ -112,19 +109,8 @@ class GraphsStage(CompileStage):
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
-            reason = (
-                getattr(compiled, "disabled_cudagraphs_reason", None)
-                or _torch_compat.why_others_capture()
-            )
-            if not reason:
-                reason = "Inductor found no part of it that can be captured"
-                if self._switched_off:  # Else this stage would not be: the settings want graphs.
-                    reason = (
-                        "its forward runs without a graph, and so does what takes what that saved"
-                        if self.of_forward
-                        else "the code switches graphs off for it: "
-                        "torch._dynamo.override_cudagraphs"
-                    )
+            known = getattr(compiled, "disabled_cudagraphs_reason", None)
+            reason = known or _torch_compat.why_others_capture() or self._why_nothing()
             self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
         outputs = _torch_compat.partition_outputs(compiled)
@@ -139,3 +125,11 @@ class GraphsStage(CompileStage):
             options["graph_inputs"] = inputs[number]
             options["graph_outputs"] = outputs[number]
         return compiled
+
+    def _why_nothing(self) -> str:
+        if not self._switched_off:
+            return "Inductor found no part of it that can be captured"
+        # Else this stage would not be: the settings want graphs.
+        if self.of_forward:
+            return "its forward runs without a graph, and so does what takes what that saved"
+        return "the code switches graphs off for it: torch._dynamo.override_cudagraphs"

@@ -65,10 +65,10 @@ class Ledger:
         the count is 0."""
         key = (kind, graph, reason)
         with self._lock:
-            if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
-                self.dropped += 1
-                return
             if key not in self._entries:
+                if len(self._entries) >= MAX_ENTRIES:
+                    self.dropped += 1
+                    return
                 self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
             self._counted.setdefault(key, []).append((counter, tree))
 

@@ -75,12 +75,10 @@ class Runtime:
         """Watch the release of what may stay between calls of a new program: parameters, buffers,
         optimizer state, and what the graph writes to."""
         for storage in program.storages:
+            values = (record.inputs[i] for i in storage.inputs if i < len(record.inputs))
             if storage.identity is not None and any(
-                record.inputs[i].role in _PERSISTENT
-                or record.inputs[i].category is Category.PERSISTENT_STATE
-                or record.inputs[i].mutated
-                for i in storage.inputs
-                if i < len(record.inputs)
+                v.role in _PERSISTENT or v.category is Category.PERSISTENT_STATE or v.mutated
+                for v in values
             ):
                 self._persistent.add(storage.identity)
 

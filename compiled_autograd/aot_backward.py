@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch.fx.node import map_arg
 
 from . import _torch_aot
 from .errors import CaptureError
-from .node_meta import ORIGIN, NodeOrigin, of_tensor, set_value
+from .node_meta import ORIGIN, of_tensor, set_value
 from .tracer import GraphTracer
 
 AOT_NAME = "autograd_aot_name"
@@ -80,35 +81,18 @@ class AotInliner:
         if torch.is_grad_enabled() and backward.may_need_double_backward:
             raise CaptureError("a torch.compile'd function cannot be differentiated twice")
         symints = [tracer.lift(s) for s in _torch_aot.aot_symints(ctx)]
+        saved = tracer.lift(list(saved_tensors))
+        objects = [tracer.item("hooks", i) for i in opaque_objects]
         prologue = tracer.call(
-            backward.prologue(),
-            (
-                tracer.lift(list(saved_tensors)),
-                symints,
-                [tracer.item("hooks", i) for i in opaque_objects],
-                tracer.lift(list(grads)),
-            ),
+            backward.prologue(), (saved, symints, objects, tracer.lift(list(grads)))
         )
-        arguments = self._arguments(backward, prologue, symints, backward_state)
+        # What the graph's placeholders are: sizes, saved tensors and gradients, hooks.
+        count = len(backward.module.graph.find_nodes(op="placeholder"))
+        handed = range(len(symints), count - (backward_state is not None))
+        arguments = symints + [tracer.call(operator.getitem, (prologue, i)) for i in handed]
+        if backward_state is not None:
+            arguments.append(tracer.item("hooks", backward_state))
         return self._epilogue(backward, self._copy(backward, arguments))
-
-    def _arguments(
-        self,
-        backward: _torch_aot.AotBackward,
-        prologue: Node,
-        symints: list[Any],
-        backward_state: int | None,
-    ) -> list[Any]:
-        """What the graph's placeholders are: sizes, saved tensors and gradients, hooks."""
-        count = sum(node.op == "placeholder" for node in backward.module.graph.nodes)
-        if backward_state is not None:
-            count -= 1
-        arguments: list[Any] = list(symints)
-        for i in range(len(symints), count):
-            arguments.append(self._tracer.call(operator.getitem, (prologue, i)))
-        if backward_state is not None:
-            arguments.append(self._tracer.item("hooks", backward_state))
-        return arguments
 
     def _copy(self, backward: _torch_aot.AotBackward, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
@@ -122,9 +106,6 @@ class AotInliner:
         assert base is not None
         copies: dict[Node, Any] = {}
         remaining = iter(arguments)
-
-        def copied(node: Node) -> Any:
-            return copies[node]
 
         for node in backward.module.graph.nodes:
             if node.op == "output":
@@ -143,17 +124,11 @@ class AotInliner:
                     # The forward was compiled with its views turned into reshapes, so a
                     # gradient may have strides that no view can take.
                     target = torch.ops.aten.reshape.default
-                copy = graph.create_node(
-                    node.op, target, map_arg(node.args, copied), map_arg(node.kwargs, copied)
-                )
-                for key in _KEPT_META:
-                    if key in node.meta:
-                        copy.meta[key] = node.meta[key]
-                copy.meta[ORIGIN] = NodeOrigin(
-                    base.autograd_node, base.call_index, backward.id, node.name
-                )
-                if "stack_trace" not in copy.meta:
-                    copy.meta["stack_trace"] = base.stack_trace
+                args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+                copy = graph.create_node(node.op, target, args, kwargs)
+                copy.meta["stack_trace"] = base.stack_trace
+                copy.meta |= {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+                copy.meta[ORIGIN] = replace(base, aot_id=backward.id, aot_node=node.name)
                 value = node.meta.get("val")
             copy.meta.setdefault(AOT_NAME, prefix + node.name)
             if isinstance(value, torch.Tensor) and not value.is_sparse:
@@ -168,10 +143,7 @@ class AotInliner:
         new = "aot_" + name.replace(".", "_")
         while hasattr(self._tracer.root, new):
             new += "_"
-        value: Any = module
-        for part in name.split("."):
-            value = getattr(value, part)
-        setattr(self._tracer.root, new, value)
+        setattr(self._tracer.root, new, operator.attrgetter(name)(module))
         return new
 
     def _epilogue(self, backward: _torch_aot.AotBackward, outputs: list[Any]) -> list[Node | None]:

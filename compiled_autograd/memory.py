@@ -105,6 +105,10 @@ class Blocks:
             elif is_accumulate_grad(node):
                 self._accumulation(node)
 
+    def live_at(self, node: Node) -> tuple[Block, ...]:
+        """The blocks that are live while ``node`` runs because of it."""
+        return (*self.used[node], *self.made.get(node, ()))
+
     def _input(self, node: Node, groups: dict[Any, Block]) -> None:
         value = value_of(node)
         if value is None:
@@ -186,15 +190,14 @@ def node_memory(graph: Graph) -> list[NodeMemory]:
 
 def profile(order: Sequence[Node], blocks: Blocks) -> list[NodeMemory]:
     """The estimate for each node, run in that order."""
-    left = Counter(b for n in order for b in (*blocks.used[n], *blocks.made.get(n, ())))
+    left = Counter(b for n in order for b in blocks.live_at(n))
     live = sum(b.nbytes for b in blocks.blocks if b.at_entry and not b.outside)
     found = []
     for node in order:
-        made = blocks.made.get(node, ())
-        allocated = sum(b.nbytes for b in made)
+        allocated = sum(b.nbytes for b in blocks.made.get(node, ()))
         live += allocated
         freed = 0
-        for block in (*blocks.used[node], *made):
+        for block in blocks.live_at(node):
             left[block] -= 1
             if left[block] == 0 and not block.stays and not block.outside:
                 freed += block.nbytes

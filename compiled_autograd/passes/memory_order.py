@@ -19,6 +19,7 @@ writes the existing gradient, so it stays on its side of every reader of that.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from torch.fx import Graph, Node
@@ -51,9 +52,9 @@ def memory_order(graph: Graph) -> tuple[int, int]:
             candidate = _schedule(order, blocks, edges, rule)
             if (estimate := peak(candidate, blocks)) < best:
                 best, chosen = estimate, candidate
-    if chosen is not None:
-        for node in chosen:
-            graph.output_node().prepend(node) if node.op != "output" else None
+    for node in chosen or ():
+        if node.op != "output":
+            graph.output_node().prepend(node)
     return before, best
 
 
@@ -74,7 +75,10 @@ def _schedule(
     order: Sequence[Node], blocks: Blocks, hazards: Sequence[tuple[Node, Node]], rule: Rule
 ) -> list[Node]:
     """The nodes in the order that ``rule`` gives them, segment by segment."""
-    users_left = _uses(order, blocks)
+    users_left: Uses = defaultdict(set)
+    for node in order:
+        for block in blocks.live_at(node):
+            users_left[block].add(node)
     result: list[Node] = []
     segment: list[Node] = []
     for node in order:
@@ -88,26 +92,14 @@ def _schedule(
     return result + _segment(segment, blocks, hazards, users_left, rule)
 
 
-def _uses(order: Sequence[Node], blocks: Blocks) -> Uses:
-    left: Uses = {block: set() for block in blocks.blocks}
-    for node in order:
-        for block in (*blocks.used[node], *blocks.made.get(node, ())):
-            left[block].add(node)
-    return left
-
-
 def _run(node: Node, blocks: Blocks, left: Uses) -> None:
-    for block in (*blocks.used[node], *blocks.made.get(node, ())):
+    for block in blocks.live_at(node):
         left[block].discard(node)
 
 
 def _growth(node: Node, blocks: Blocks, left: Uses) -> int:
-    made = blocks.made.get(node, ())
-    grown = sum(b.nbytes for b in made)
-    for block in (*blocks.used[node], *made):
-        if len(left[block]) == 1 and not block.stays and not block.outside:
-            grown -= block.nbytes
-    return grown
+    dies = [b for b in blocks.live_at(node) if len(left[b]) == 1 and not b.stays and not b.outside]
+    return sum(b.nbytes for b in blocks.made.get(node, ())) - sum(b.nbytes for b in dies)
 
 
 def _segment(

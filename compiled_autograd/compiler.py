@@ -159,7 +159,7 @@ class AutogradCompilerInstance:
         result = run_passes(
             tracer.graph,
             cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
-            places=None if entered is None else engine_order(entered(), self._names),
+            places=None if entered is None else engine_order(*entered, self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)

@@ -24,7 +24,6 @@ import torch
 
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
-from .engine_order import Entered
 from .errors import CaptureError
 from .runtime import another_backward
 from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
@@ -264,7 +263,7 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
         on, tell = SWITCH.is_on(), SWITCH.tell
         outer = THREAD.being_captured, THREAD.ran, THREAD.entered
         THREAD.being_captured = THREAD.ran = False
-        THREAD.entered = functools.partial(Entered.of, outputs, inputs)
+        THREAD.entered = outputs, inputs
         try:
             return captured(outputs, grads, keep, create_graph, inputs, *a, **k)
         except Exception as error:

@@ -25,7 +25,6 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -34,49 +33,24 @@ from . import _torch_compat
 from .node_meta import SUM_OF_GRADIENTS, origin_of
 from .nodes import is_final, is_item_of_argument, runs_python
 
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """How the engine was entered: where it starts, and which gradients are wanted.
-
-    Attributes:
-        roots: autograd nodes to start from, one a tensor.
-        targets: nodes of the tensors whose gradients are asked for; none: all leaves.
-    """
-
-    roots: tuple[Any, ...]
-    targets: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, outputs: Iterable[Any], inputs: Iterable[Any]) -> Entered:
-        """From the arguments of ``backward()``: tensors and gradient edges."""
-        return cls(
-            tuple(map(_torch_compat.autograd_node, outputs)),
-            tuple(map(_torch_compat.autograd_node, inputs)),
-        )
-
-
 Edges = dict[Any, list[Any]]
 """Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
 
 
-def _edges(entered: Entered) -> Edges:
-    edges: Edges = {None: list(entered.roots)}
-    pending = list(entered.roots)
+def _edges(roots: Iterable[Any], targets: Sequence[Any]) -> Edges:
+    pending = list(map(_torch_compat.autograd_node, roots))
+    edges: Edges = {None: list(pending)}
     for node in pending:  # which grows meanwhile
         if node not in edges:
             edges[node] = [n for n, _ in node.next_functions if n is not None]
             pending += edges[node]
-    return _leading_to(entered.targets, edges) if entered.targets else edges
-
-
-def _leading_to(targets: Iterable[Any], edges: Edges) -> Edges:
-    """Only edges that lead to one of ``targets``."""
+    if not targets:
+        return edges
     before: dict[Any, list[Any]] = defaultdict(list)
     for node, following in edges.items():
         for other in following:
             before[other].append(node)
-    needed = dict.fromkeys(targets)
+    needed = dict.fromkeys(map(_torch_compat.autograd_node, targets))
     pending = list(needed)
     for node in pending:
         pending += [n for n in before[node] if n not in needed]
@@ -100,24 +74,24 @@ def scheduled(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
     return order
 
 
-def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | None:
+def engine_order(
+    roots: Iterable[Any], targets: Sequence[Any], calls: Mapping[int, str]
+) -> Sequence[int] | None:
     """For each call of a capture, its place in the normal engine's order.
 
     Args:
-        entered: how the captured backward was begun.
+        roots: tensors and gradient edges that the captured backward was begun with.
+        targets: those whose gradients are asked for; none: of all leaves.
         calls: number of a call -> name of its autograd node, as C++ told them.
 
     Returns:
         By number of the call; None if ``calls`` are not those of that graph.
     """
-    edges = _edges(entered)
+    edges = _edges(roots, targets)
     newest = itertools.count(0, -1)
     walked = scheduled(edges, lambda node: next(newest))  # depth first
     for call, name in calls.items():
-        if call >= len(walked):
-            return None
-        node = walked[call]
-        if node is not None and node.name() != name:
+        if call >= len(walked) or (walked[call] is not None and walked[call].name() != name):
             return None
     found = {node: i for i, node in enumerate(edges)}
     in_order = scheduled(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))

@@ -36,7 +36,6 @@ from typing import Any
 from memprof.profiler.process_hooks import ForkSafeLock, on_fork
 
 from . import _torch_compat
-from .engine_order import Entered
 from .errors import CaptureError
 
 Tell = Callable[[CaptureError], None]
@@ -211,12 +210,12 @@ class _Thread(threading.local):
         being_captured: the engine has asked for a capture.
         ran: some of it has run: a hook, an accumulation; or C++ has let go of what the forward
             saved. Before that the normal engine can take it.
-        entered: how it was begun, for whoever wants to know.
+        entered: outputs and inputs that it was begun with.
     """
 
     being_captured = False
     ran = False
-    entered: Callable[[], Entered] | None = None
+    entered: tuple[Any, Any] | None = None
 
 
 THREAD = _Thread()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -28,12 +29,12 @@ class NotRun(Exception):
     """The trees replayed, or ran a partition twice: what the call showed is not the graph."""
 
 
+@dataclass(slots=True)
 class _Once:
-    """What one thread's next run of a model does."""
+    """What one thread's next run of a model does; for None it is not the last warm-up."""
 
-    def __init__(self, copy: Model | None) -> None:
-        self.copy = copy
-        self.runs = 0
+    copy: Model | None
+    runs: int = 0
 
 
 class ObservableModel:
@@ -41,16 +42,17 @@ class ObservableModel:
 
     Attributes:
         model: Inductor's function.
+        armed: what runs in its place, by thread.
     """
 
-    __slots__ = ("_armed", "model")
+    __slots__ = ("armed", "model")
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._armed: dict[int, _Once] = {}
+        self.armed: dict[int, _Once] = {}
 
     def __call__(self, inputs: list[Any]) -> Any:
-        once = self._armed.get(get_ident())
+        once = self.armed.get(get_ident())
         if once is None:
             return self.model(inputs)
         once.runs += 1
@@ -59,15 +61,6 @@ class ObservableModel:
             return self.model(inputs)
         return once.copy(inputs)
 
-    def arm(self, copy: Model | None) -> _Once:
-        """This thread's next run is that of ``copy``; None: it is not the last warm-up."""
-        once = self._armed[get_ident()] = _Once(copy)
-        return once
-
-    def disarm(self) -> None:
-        """From here on it is Inductor's function alone."""
-        self._armed.pop(get_ident(), None)
-
 
 @contextlib.contextmanager
 def running(
@@ -75,12 +68,14 @@ def running(
 ) -> Iterator[list[_Once]]:
     """Within it, the trees run the copies of these; for None Inductor's function, in a warm-up
     that is not the last. Yields how often they do, as it happens."""
-    armed = [m.arm(copy) for m, copy in zip(models, copies, strict=True)]
+    armed = list(map(_Once, copies))
     try:
+        for model, once in zip(models, armed, strict=True):
+            model.armed[get_ident()] = once
         yield armed
     finally:
         for model in models:
-            model.disarm()
+            model.armed.pop(get_ident(), None)
 
 
 def check_runs(armed: Sequence[_Once]) -> None:

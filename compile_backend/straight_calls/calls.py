@@ -9,10 +9,23 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata.view_and_mutation import view_and_mutation_meta
+from ..aot_metadata.view_and_mutation import (
+    OutputType,
+    ViewAndMutationMeta,
+    view_and_mutation_meta,
+)
 from ..ledger import Ledger
 from . import _torch_compat as compat
-from .plan import Call, CallPlan, NotStraight, TrainingPlan, inference_plan, training_plan
+
+Call = Callable[[list[Any]], Any]
+"""What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
+
+Varying = tuple[tuple[int, frozenset[int]], ...]
+"""Tensors by position with the dimensions of each that vary, of which Dynamo is told."""
+
+
+class NotStraight(Exception):
+    """The graph needs more than a straight call does; the message says what, after "it"."""
 
 
 def straight_calls(
@@ -51,12 +64,14 @@ def _straight(
         raise NotStraight("is checked by debug_assert")
     known = view_and_mutation_meta(metadata)
     without_autocast = bool(wrapper.disable_amp)
+    # Inputs that the graph itself writes to, whose version is to be advanced.
+    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        plan = inference_plan(known, keep)
+        _check(known)
         run = compat.steady(compiled, without_autocast)
-        return _inference(run, plan, torchs(compiled))
+        return _inference(run, known, written, torchs(compiled))
     function: Any = getattr(compiled, "__self__", None)
     if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
@@ -66,19 +81,69 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
+    _check(known)
+    _check_training(known)
     detached = tuple(wrapper.indices_of_inps_to_detach)
-    return _training(function, training_plan(known, keep), detached, without_autocast, torchs)
+    return _training(function, known, written, detached, without_autocast, torchs)
 
 
-def _inference(run: Call, plan: CallPlan, torchs: Call) -> Call:
+def _check(known: ViewAndMutationMeta) -> None:
+    """Raises ``NotStraight`` if a call has more to do."""
+    _refuse(
+        {
+            f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
+            "returns views": any(o.output_type.is_alias for o in known.output_info),
+            "has inputs that are written to after the call": known.num_mutated_outputs,
+            "returns bases of views": known.num_intermediate_bases,
+            "has effects in an order": known.tokens + known.num_backward_tokens,
+            "takes a random state as an input": known.is_rng_op_functionalized,
+            "changes the grad mode": known.grad_enabled_mutation is not None,
+        }
+    )
+
+
+def _check_training(known: ViewAndMutationMeta) -> None:
+    """Raises ``NotStraight`` if a training step has more to do."""
+    sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
+    tangents = known.subclass_tangent_meta
+    _refuse(
+        {
+            "takes random states as inputs": known.num_graphsafe_rng_states,
+            "saves opaque objects": known.num_opaque_objects_saved_for_bw,
+            "writes to inputs in its backward": (
+                known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+            ),
+            "is not partitioned": sizes is None or unchecked is None,
+            "takes gradients that are subclasses": None in tangents,
+            "takes gradients of another number than its outputs": (
+                len(tangents) != sum(o.takes_gradient for o in known.output_info)
+            ),
+        }
+    )
+
+
+def _refuse(reasons: dict[str, Any]) -> None:
+    for words, holds in reasons.items():
+        if holds:
+            raise NotStraight(words)
+
+
+def _varying(known: ViewAndMutationMeta) -> Varying:
+    return tuple((i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims)
+
+
+def _inference(
+    run: Call, known: ViewAndMutationMeta, written: tuple[int, ...], torchs: Call
+) -> Call:
     """A straight call of a graph without a backward.
 
     Args:
         run: the compiled code.
-        plan: what to do besides.
+        known: of the graph.
+        written: inputs whose version is to be advanced.
         torchs: torch's wrapper of the same code.
     """
-    written, returns, varying = plan.written, plan.returns, plan.varying
+    returns, varying = len(known.output_info), _varying(known)
     tell_varying = compat.tell_varying()
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
@@ -110,7 +175,8 @@ def _inference(run: Call, plan: CallPlan, torchs: Call) -> Call:
 
 def _training(
     function: type,
-    plan: TrainingPlan,
+    known: ViewAndMutationMeta,
+    written: tuple[int, ...],
     detached: tuple[int, ...],
     without_autocast: bool,
     wrap: Callable[[Any], Call],
@@ -119,15 +185,16 @@ def _training(
 
     Args:
         function: the ``autograd.Function`` that AOTAutograd made.
-        plan: what to do besides.
+        known: of the graph.
+        written: inputs whose version is to be advanced.
         detached: inputs that never get a gradient although they ask for one.
         without_autocast: compiled code runs with autocast off, which was traced into it.
         wrap: makes torch's wrapper around the ``apply`` of such a function.
     """
-    ours = _derived(function, plan, without_autocast)
+    ours = _derived(function, known, without_autocast)
     torchs = wrap(ours.apply)
     apply = compat.plain_apply(ours)
-    written, varying = plan.written, plan.varying
+    varying = _varying(known)
     tell_varying = compat.tell_varying()
     profiler, increment_version = compat.profiler, compat.increment_version
     is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
@@ -175,11 +242,11 @@ def _training(
     return call
 
 
-def _derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
+def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) -> Any:
     """``function`` with a straight ``forward`` and ``backward``."""
-    backward = _backward(function, plan, without_autocast)
+    backward = _backward(function, known, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, plan, without_autocast)),
+        "forward": staticmethod(_forward(function, known, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -190,27 +257,32 @@ def _derived(function: Any, plan: TrainingPlan, without_autocast: bool) -> Any:
 
 
 def _forward(
-    function: Any, plan: TrainingPlan, without_autocast: bool
+    function: Any, known: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = compat.steady(function.compiled_fw, without_autocast)
-    returns, sizes, saved_varying = plan.returns, plan.saved_sizes, plan.saved_varying
-    tell_varying = compat.tell_varying()
-    saved, saved_unchecked, kept = plan.saved, plan.saved_unchecked, plan.kept_views
-    has_unchecked, has_sizes = saved_unchecked != slice(0, 0), sizes != slice(0, 0)
-    without_gradient = plan.without_gradient
-    unsafe_views, unsafe_view = plan.unsafe_views, compat.unsafe_view
+    tell_varying, unsafe_view = compat.tell_varying(), compat.unsafe_view
+    infos = list(enumerate(known.output_info))
+    returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
+    unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
+    without_gradient = [i for i, o in infos if o.is_tensor and not o.requires_grad]
+    # At the end of the outputs: tensors, those whose version is not checked, and sizes.
+    sizes = known.num_symints_saved_for_bw or 0
+    unchecked = known.num_tensors_saved_with_no_vc_check or 0
+    saved = slice(known.num_forward, -(unchecked + sizes) or None)
+    saved_unchecked = slice(-(unchecked + sizes), -sizes or None)
+    kept = known.saved_tensor_is_graph_input
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
         tensors = outputs[saved]
         ctx.to_save = tuple(_kept(tensors, kept))  # As save_for_backward() does.
-        if has_unchecked:
+        if unchecked:
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
         for i, dims in saved_varying:
             n = len(tensors)
             tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
-        if has_sizes:
-            ctx.symints = outputs[sizes]
+        if sizes:
+            ctx.symints = outputs[-sizes:]
         ctx._materialize_non_diff_grads = False
         returned = outputs[:returns]
         if unsafe_views:
@@ -238,22 +310,28 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
     ]
 
 
-def _backward(function: Any, plan: TrainingPlan, without_autocast: bool) -> Callable[..., Any]:
+def _backward(
+    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+) -> Callable[..., Any]:
     torchs = function.backward
-    tangents = plan.tangents
-    in_order = plan.deterministic is False
+    flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
+    in_order = known.deterministic is False
     deterministic_is_asked = compat.deterministic_is_asked
     is_grad_enabled, functorch_stack = compat.is_grad_enabled, compat.functorch_stack
     graph_is_kept, dynamo_callback = compat.graph_is_kept, compat.dynamo_callback
     callers_context, in_format = compat.callers_context, compat.in_format()
     boxed = compat.takes_gradients_boxed(function)
     # A format that is no strides has no size and none, and is looked at by in_format().
-    formats = [(i, expected.size, expected.stride, expected) for i, expected in tangents]
-    known: Any = None
+    formats = [
+        (i, expected.size, expected.stride, expected)
+        for i, expected in zip(flows, known.subclass_tangent_meta, strict=True)
+        if expected is not None
+    ]
+    last: Any = None
     run: Any = None
 
     def backward(ctx: Any, *given: Any) -> Any:
-        nonlocal known, run
+        nonlocal last, run
         compiled = function.compiled_bw
         if (
             compiled is None
@@ -265,12 +343,12 @@ def _backward(function: Any, plan: TrainingPlan, without_autocast: bool) -> Call
         ):
             return torchs(ctx, *given)
         grads: Any = given[0] if boxed else given
-        for i, _ in tangents:
+        for i in flows:
             if type(grads[i]) is not Tensor:
                 return torchs(ctx, *given)
-        if compiled is not known:
+        if compiled is not last:
             run = compat.steady(compat.without_disabling_dynamo(compiled), without_autocast)
-            known = compiled
+            last = compiled
         # Nothing else here may hold what the compiled code is to free.
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
         for i, size, stride, expected in formats:

@@ -63,8 +63,6 @@ def columns(
     """Those of ``records`` that are calls to ``graphs`` and began at or after ``since_ns``.
 
     Args:
-        records: of a call log, in order.
-        graphs: ids of the graphs that count.
         since_ns: ``time.perf_counter_ns()``.
         returned: how many such calls there were; what is missing is ``dropped``.
         threads: filled with the number that each thread gets, by its identifier.

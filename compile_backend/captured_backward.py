@@ -39,7 +39,6 @@ class BackwardCompiler:
     """Compiles captured backwards with one set of options.
 
     Args:
-        backend: what compiles a Dynamo graph.
         runtime: whose ledger is told of captures, cache hits and misses.
         options: of the backend, and its mode, for comparison.
     """

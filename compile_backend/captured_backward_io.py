@@ -209,10 +209,7 @@ class CapturedGraph:
 
 
 class CapturedIO:
-    """What is known of one captured backward.
-
-    Args:
-        captured: the graph; its nodes get tags.
+    """What is known of one captured backward, whose nodes get tags.
 
     Attributes:
         inputs: by index in the captured graph's ``inputs``.
@@ -227,12 +224,7 @@ class CapturedIO:
         tag_nodes(captured.graph, CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
-        """Describe a Dynamo graph of the captured backward, and finish its tags.
-
-        Args:
-            gm: as Dynamo hands it to a backend.
-            inputs: as Dynamo describes them.
-        """
+        """Describe a Dynamo graph of the captured backward, and finish its tags."""
         tag_inlined_nodes(gm.graph)
         described = self._inputs(inputs)
         return CapturedGraph(described, self._outputs(gm, described), self.nodes)

@@ -48,13 +48,8 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
-    """Why code that takes these inputs gets no graph: Note [Parameters that are gathered]; "" if
-    nothing speaks against one.
-
-    Args:
-        inputs: of a Dynamo graph.
-        inductor: options of Inductor that were given to this compilation.
-    """
+    """Why code that takes these inputs of a Dynamo graph gets no graph: Note [Parameters that are
+    gathered]; "" if nothing speaks against one. ``inductor`` are options of this compilation."""
     gathered = sum(i.is_gathered for i in inputs)
     if not gathered or TreeOptions.of_this_compilation(inductor).or_error:
         return ""
@@ -70,7 +65,6 @@ class GraphsStage(CompileStage):
 
     Args:
         record: what the trees know the graph by, in messages and in their ledger.
-        ledger: says why a graph is not wrapped.
         box: Inductor's own, through which it is told that it may capture.
         of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.

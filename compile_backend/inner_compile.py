@@ -64,9 +64,7 @@ class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
 
     Args:
-        options: memprof's.
         dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
-        runtime: where graphs are recorded.
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
         inductor: options of Inductor that were given to this compilation.
@@ -150,11 +148,8 @@ class InnerCompile:
         return compiled
 
     def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage]:
-        """What stands around the attribute stage, which may compile a second time.
-
-        Args:
-            box: Inductor's own, which says whether it may capture.
-        """
+        """What stands around the attribute stage, which may compile a second time; ``box`` is
+        Inductor's own, which says whether it may capture."""
         record = RecordStage(graph.record)
         if not self.graphs:
             return [ObserveStage(graph, self.runtime, self.options), record]

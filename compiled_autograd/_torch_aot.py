@@ -14,10 +14,7 @@ from ._torch_compat import allow_in_graph
 
 
 class AotBackward:
-    """What AOTAutograd's autograd.Function knows of its backward.
-
-    Args:
-        forward_class: ``ctx._forward_cls`` of the node.
+    """What AOTAutograd's autograd.Function, ``ctx._forward_cls`` of a node, knows of its backward.
 
     Raises:
         LookupError: the backward graph was not kept (a hit of AOTAutograd's cache).

@@ -59,9 +59,7 @@ class AotInliner:
         """Nodes of the gradients that the node returns.
 
         Args:
-            ctx: the autograd.Function's node.
             grads: gradients that arrive, None where there is none.
-            saved_tensors: as the engine lifted them.
             backward_state: index in ``hooks`` of the hooks that Dynamo passed from the
                 forward, None if there are none.
             opaque_objects: indices in ``hooks`` of saved objects that are no tensors.

@@ -247,9 +247,7 @@ class AutogradCompilerInstance:
         Args:
             inputs: gradients that arrive.
             output_metadatas: ``(layout, device, dtype, sizes)`` of each gradient it returns.
-            saved_tensors: lifted.
-            backward_idx: of its ctx in ``hooks``.
-            ctx: the node itself.
+            backward_idx: of its ctx, the node itself, in ``hooks``.
             maybe_backward_state_idx: of the hooks that Dynamo passed from the forward.
             opaque_object_indices: of saved objects that are no tensors, in ``hooks``.
 

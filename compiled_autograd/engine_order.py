@@ -103,10 +103,8 @@ def as_the_engine(graph: Graph, places: Sequence[int]) -> None:
     """Reorder a graph that calls Python code as the normal engine would run it (Note [Two orders]).
 
     Nodes of one call of the engine stay together and in order. A sum of gradients that arrive
-    at one place, which has no call of its own, follows the last of them.
-
-    Args:
-        places: of each call of the engine, its place in the normal engine's order.
+    at one place, which has no call of its own, follows the last of them. ``places`` are those of
+    the engine's calls in the normal engine's order.
     """
     if not any(map(runs_python, graph.nodes)):
         return

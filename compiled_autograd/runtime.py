@@ -53,7 +53,6 @@ def runtime_wrapper(
     inner backwards run in the normal engine.
 
     Args:
-        capture: the graph.
         log: whose listeners want to know of runs.
         context: what Dynamo names compilations inside after.
         nan_check: of anomaly mode.
@@ -151,11 +150,7 @@ def another_backward() -> Iterator[None]:
 
 
 class _Engine:
-    """Stands for ``Variable._execution_engine`` while a captured graph runs.
-
-    Attributes:
-        callbacks: queued and not yet called.
-    """
+    """Stands for ``Variable._execution_engine`` while a captured graph runs."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -221,10 +216,8 @@ class NanCheck:
     """Anomaly mode: NaN in a gradient is an error, found when the whole backward has run.
 
     The normal engine looks after each node. A compiled graph has no such moments, and making
-    them would change what is compiled; so the gradients that come out are looked at.
-
-    Args:
-        graph: after the passes. It accumulates into parameters or returns gradients.
+    them would change what is compiled; so the gradients that come out are looked at: those that the
+    graph accumulates into parameters, or returns.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -255,11 +248,7 @@ class NanCheck:
     def after(
         self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
     ) -> None:
-        """Look for NaN in the gradients that the backward has made.
-
-        Args:
-            parameters: what ``before`` returned.
-            outputs: what the compiled function returned.
+        """Look for NaN in the gradients that the backward has made. ``before`` gave ``parameters``.
 
         Raises:
             RuntimeError: one is NaN; the message names the parameters or outputs.

@@ -223,13 +223,9 @@ Tell = Callable[[str, Exception], None]
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads fields of ``source``, an object of torch.
+    """Reads fields of ``source``, an object of torch."""
 
-    Attributes:
-        owner: what a field's name begins with in what is told.
-    """
-
-    owner: str
+    owner: str  # what a field's name begins with in what is told
     source: Any
     tell: Tell
 

@@ -262,7 +262,6 @@ class LeasePool:
         """A block of exactly ``nbytes``; it comes back when the object returned dies.
 
         Args:
-            nbytes: its size.
             tokens: of the call site; one is taken, and put back with the block.
             label: what it is for, shown by ``leased``.
 

@@ -93,7 +93,7 @@ def plan_program(
     """Plan one observed program.
 
     Args:
-        program: what a call does.
+        program: of each call.
         allocations: lines that allocate and the buffer that each assigns; each runs once
             a call.
         unsafe: names that are handed to code that might keep them.
@@ -198,14 +198,8 @@ class Offsets:
 
 
 def pack(buffers: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Offsets:
-    """Place ``buffers`` so that no two that are live at the same time overlap.
-
-    Args:
-        buffers: in any order.
-        alignment: of each offset, bytes.
-
-    Returns:
-        The best of a few greedy plans; the same for the same buffers.
+    """Place ``buffers`` so that no two that are live at the same time overlap, at multiples of
+    ``alignment`` bytes: the best of a few greedy plans, the same for the same buffers.
 
     Raises:
         ValueError: a buffer has a negative size or ends before it begins.

@@ -75,11 +75,8 @@ class ArenaSteadyState:
     """Moves the calls of one compiled graph into the arena where that pays.
 
     Args:
-        record: of the graph.
-        compiled: Inductor's ``CompiledFxGraph``.
-        plain: its callable.
+        compiled: Inductor's ``CompiledFxGraph``; ``plain`` is its callable.
         sizes: which inputs are integers.
-        ledger: told what was decided.
         wanted: option ``graphs``; not False.
     """
 
@@ -92,12 +89,8 @@ class ArenaSteadyState:
     _code: WrapperCode | None = field(default=None, init=False)
 
     def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
-        """What to call from now on, for inputs with the program's key.
-
-        Args:
-            program: as observed.
-            use: called with another callable when it should change.
-        """
+        """What to call from now on, for inputs with the program's key; ``use`` is called with
+        another callable when it should change."""
         try:
             plan = self._plan(program)
             if isinstance(plan, str):

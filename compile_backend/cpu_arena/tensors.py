@@ -97,12 +97,10 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 class ScratchPlan:
     """Temporaries of one function at their offsets.
 
-    Args:
+    Attributes:
         nbytes: of the scratch that it needs.
         tensors: what to make, with the offset in bytes.
         bind: makes what is used at each call, from the tensors.
-
-    Attributes:
         bound: what ``bind`` made, by scratch. It lives here and not in the scratch, so that
             a scratch keeps no function alive.
     """
@@ -214,7 +212,6 @@ def with_scratch(plan: ScratchPlan, lost: Callable[[], None], plain: BoxedCall) 
     """``plain`` with the temporaries of ``plan`` in a scratch that no other call uses meanwhile.
 
     Args:
-        plan: of the temporaries.
         lost: called when somebody has kept a temporary beyond a call.
         plain: called when there is no memory.
     """

@@ -181,7 +181,6 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        code, path, module_globals: the wrapper, its file name, and its globals, not changed.
         scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
         leases: by line, what is called instead of the allocation.
 
@@ -210,12 +209,7 @@ def evaluate(
     code: WrapperCode, module_globals: dict[str, Any], sizes: Sequence[int], key: Sequence[int]
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...], Any]]:
     """``(size, stride, dtype)`` of each allocation, by line; those that depend on more than
-    the integer inputs are left out.
-
-    Args:
-        code, module_globals: the wrapper and its globals.
-        sizes, key: which inputs are integers, and their values.
-    """
+    the integer inputs, which are ``sizes`` and have the values ``key``, are left out."""
     known: dict[str, Any] = {
         code.inputs[i]: value for i, value in zip(sizes, key, strict=True) if i < len(code.inputs)
     }

@@ -27,17 +27,8 @@ InstrumentedCall = Callable[[Any], Clone]
 
 
 def instrument(source: str, path: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
-    """Build the clone of a generated module's ``call``.
-
-    Args:
-        source: text of the generated module.
-        path: its file name, for tracebacks.
-        module_globals: its globals, used as they are and not changed.
-
-    Returns:
-        A function from hooks to an instrumented copy, or None if the module has no
-        Python wrapper (C++ wrapper code).
-    """
+    """Build the clone of a generated module's ``call``; None if the module has no Python wrapper
+    (C++ wrapper code). Its globals are used as they are and not changed."""
     tree = ast.parse(source)
     functions = dict(wrapper_functions(tree))
     if "Runner.call" not in functions and "call" not in functions:

@@ -77,13 +77,8 @@ class Recorder:
         input_names: Sequence[str],
         constants: Mapping[str, torch.Tensor],
     ) -> Any:
-        """Run ``call(inputs)`` and record it. Raises only what the call raises.
-
-        Args:
-            call: boxed calling convention: it empties ``inputs``.
-            input_names: of the graph's inputs, in order.
-            constants: tensors that the generated module holds, by name.
-        """
+        """Run ``call(inputs)``, which empties ``inputs``, and record it; raises only what that
+        raises. ``constants`` are the tensors that the generated module holds."""
         self._identities.listen(self._freed)
         with self._keeping_errors():
             self._enter(inputs, input_names, constants)

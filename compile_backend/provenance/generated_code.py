@@ -165,9 +165,7 @@ def clone_factory(
 
     Args:
         tree: a generated module, its wrapper functions changed as wanted.
-        parameters: names that the changed functions use.
-        path: file name of the module.
-        module_globals: its globals, used as they are.
+        parameters: names that the changed functions use beside ``module_globals``.
     """
     functions = dict(wrapper_functions(tree))
     method = "Runner.call" in functions

@@ -32,7 +32,6 @@ class AttributeStage(CompileStage):
 
     Args:
         record: filled in by ``post_compile``.
-        ledger: says how Inductor's cache answered.
         forward_nodes: for a backward graph, the AOT nodes of its forward.
         compile_again: compiles the same graph once more, past the cache.
         captured_nodes: for a captured backward, the captured graph's nodes.

@@ -85,10 +85,6 @@ def dynamo_inputs(
     """Everything that a Dynamo graph takes: placeholders in order, then lifted attributes.
 
     A placeholder that is a list (compiled autograd has one) counts as its elements.
-
-    Args:
-        gm: as Dynamo hands it to a backend.
-        example_inputs: likewise; one a placeholder.
     """
     values: list[tuple[DynamoInput, Links, bool]] = []  # with its source path; is a parameter
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
@@ -141,13 +137,8 @@ def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def classify(source_path: Links, is_parameter: bool, parameters: set[Links]) -> Role:
-    """The role of the value at the end of ``source_path``.
-
-    Args:
-        source_path: steps to the value; () where unknown.
-        is_parameter: it is an ``nn.Parameter``.
-        parameters: paths to values known to be parameters.
-    """
+    """The role of the value at the end of ``source_path``, () where unknown; ``parameters`` are
+    paths to values known to be parameters."""
     if is_parameter or _leads_to_parameter(source_path):
         return Role.PARAMETER
     if source_path and source_path[-1] == ("grad", "grad"):

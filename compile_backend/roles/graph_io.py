@@ -98,11 +98,9 @@ def describe_graph(
 
     Args:
         gm: flat graph with AOTAutograd's descriptors in ``meta["desc"]``.
-        kind: which part of AOTAutograd's output it is.
         fw_metadata: of the forward it belongs to.
         dynamo_inputs: of the Dynamo graph it comes from; without them the roles of user
             inputs are unknown.
-        static_input_idxs: as given to the inner compile.
         forward: of the forward that this backward belongs to.
         captured_outputs: the graph is a captured backward, to AOTAutograd an inference graph:
             what it returns, by position. What is not named is a gradient all the same.

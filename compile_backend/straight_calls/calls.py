@@ -135,14 +135,7 @@ def _varying(known: ViewAndMutationMeta) -> Varying:
 def _inference(
     run: Call, known: ViewAndMutationMeta, written: tuple[int, ...], torchs: Call
 ) -> Call:
-    """A straight call of a graph without a backward.
-
-    Args:
-        run: the compiled code.
-        known: of the graph.
-        written: inputs whose version is to be advanced.
-        torchs: torch's wrapper of the same code.
-    """
+    """A straight call of a graph without a backward. ``torchs`` is torch's wrapper of it."""
     returns, varying = len(known.output_info), _varying(known)
     tell_varying = compat.tell_varying()
     profiler, increment_version = compat.profiler, compat.increment_version
@@ -185,8 +178,6 @@ def _training(
 
     Args:
         function: the ``autograd.Function`` that AOTAutograd made.
-        known: of the graph.
-        written: inputs whose version is to be advanced.
         detached: inputs that never get a gradient although they ask for one.
         without_autocast: compiled code runs with autocast off, which was traced into it.
         wrap: makes torch's wrapper around the ``apply`` of such a function.

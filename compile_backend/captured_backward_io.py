@@ -7,9 +7,8 @@ come out, and nothing is differentiated. What they are is known in three places:
 
 * the engine: which input is a leaf, its gradient until now, saved, or what the backward
   is started with (``lifted_inputs``);
-* the forward's record: which of its outputs a saved tensor is, and so whether that is an
-  activation, a parameter or an input of the user. AOTAutograd numbers the tensors that a
-  forward saves, and both sides know its number of the graph;
+* the forward's record: which of its outputs a saved tensor is. AOTAutograd numbers the tensors
+  that a forward saves, and both sides know its number of the graph;
 * the call of the forward, which had the parameters under their names (``note_names``).
 
 Outputs are the accumulations, whose first argument is the leaf. So a captured backward is

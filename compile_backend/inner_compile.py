@@ -23,9 +23,8 @@ from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProve
 from . import _torch_compat
 from .aot_metadata.view_and_mutation import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cuda_graphs_stage import GraphsStage
+from .cuda_graphs_stage import GraphsStage, ObservableModel
 from .observation.stage import ObserveStage
-from .observation.tree_models import ObservableModel
 from .options import Options
 from .pipeline import CompileStage, CompileState, compile_through
 from .provenance.stage import AttributeStage

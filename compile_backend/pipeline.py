@@ -41,10 +41,8 @@ class CompileState:
 
 
 class CompileStage:
-    """One stage; each half does nothing unless overridden.
-
-    A stage object serves one compilation, and keeps what its first half learns for its second.
-    """
+    """One stage of one compilation, which keeps what its first half learns for its second; each
+    does nothing unless overridden."""
 
     name: str = "stage"
 

@@ -25,7 +25,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from . import _torch_aot
+from ._torch_capture import AotBackward, aot_symints, subclass_maker
 from .errors import CaptureError
 from .node_meta import ORIGIN, of_tensor, set_value
 from .tracer import GraphTracer
@@ -69,7 +69,7 @@ class AotInliner:
         """
         tracer = self._tracer
         try:
-            backward = _torch_aot.AotBackward(ctx._forward_cls)
+            backward = AotBackward(ctx._forward_cls)
         except LookupError as error:
             raise CaptureError(
                 f"the compiled backward came from AOTAutograd's cache, which keeps no graph to "
@@ -78,7 +78,7 @@ class AotInliner:
             ) from error
         if torch.is_grad_enabled() and backward.may_need_double_backward:
             raise CaptureError("a torch.compile'd function cannot be differentiated twice")
-        symints = [tracer.lift(s) for s in _torch_aot.aot_symints(ctx)]
+        symints = [tracer.lift(s) for s in aot_symints(ctx)]
         saved = tracer.lift(list(saved_tensors))
         objects = [tracer.item("hooks", i) for i in opaque_objects]
         prologue = tracer.call(
@@ -92,7 +92,7 @@ class AotInliner:
             arguments.append(tracer.item("hooks", backward_state))
         return self._epilogue(backward, self._copy(backward, arguments))
 
-    def _copy(self, backward: _torch_aot.AotBackward, arguments: list[Any]) -> list[Any]:
+    def _copy(self, backward: AotBackward, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
         tracer = self._tracer
         graph = tracer.graph
@@ -144,12 +144,12 @@ class AotInliner:
         setattr(self._tracer.root, new, operator.attrgetter(name)(module))
         return new
 
-    def _epilogue(self, backward: _torch_aot.AotBackward, outputs: list[Any]) -> list[Node | None]:
+    def _epilogue(self, backward: AotBackward, outputs: list[Any]) -> list[Node | None]:
         tracer = self._tracer
         values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
 
         def make_subclass(metadata: Any, is_runtime: bool, parts: Sequence[Any]) -> torch.Tensor:
-            function = _torch_aot.subclass_maker(metadata, is_runtime)
+            function = subclass_maker(metadata, is_runtime)
             return tracer.new_value(tracer.call(function, tracer.lift(tuple(parts))))
 
         results = backward.epilogue(values, make_subclass)

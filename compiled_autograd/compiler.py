@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _torch_aot, _torch_compat
+from . import _torch_capture, _torch_compat
 from .aot_backward import AotInliner
 from .engine_order import engine_order
 from .errors import CaptureError
@@ -201,7 +201,7 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
-        is_aot = pyobj is not None and _torch_aot.is_aot_node(pyobj)
+        is_aot = pyobj is not None and _torch_capture.is_aot_node(pyobj)
         aot_id = pyobj._forward_cls._aot_id if is_aot else None
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
@@ -257,11 +257,11 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_aot.is_aot_node(ctx):
+        if _torch_capture.is_aot_node(ctx):
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )
-        elif _torch_aot.takes_boxed_grads(ctx):
+        elif _torch_capture.takes_boxed_grads(ctx):
             raise CaptureError(
                 f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
                 f"pass gradients in a box"

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
-from . import _torch_compat, _torch_fakes
+from . import _torch_capture, _torch_compat
 
 ORIGIN = "autograd_origin"
 """Key of a node's ``NodeOrigin`` in its ``meta``."""
@@ -137,7 +137,7 @@ def of_sizes(
         sizes: numbers or symbols.
         exact: the sizes are certain; not so if one is a symbol.
     """
-    hints = tuple(_torch_fakes.hint(s) for s in sizes)
+    hints = tuple(_torch_capture.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
         return ValueInfo(None, device, dtype=dtype, persistent=persistent)

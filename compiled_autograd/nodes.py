@@ -123,8 +123,7 @@ def copy_slices_prologue_or_none(
     """Called from captured graphs: nothing for the view where the base gets no gradient."""
     if gradients[0] is None:
         return [None, None, None]
-    parts: list[torch.Tensor] = _torch_compat.copy_slices_prologue(gradients, *geometry)
-    return parts
+    return _torch_compat.copy_slices_prologue(gradients, *geometry)  # type: ignore[no-any-return]
 
 
 def copy_slices_epilogue_or_none(
@@ -242,11 +241,8 @@ def is_final(node: Node) -> bool:
 
 def runs_python(node: Node) -> bool:
     """Whether ``node`` runs code that is not torch's and may do anything."""
-    if node.op == "call_module":
-        return True
-    return node.op == "call_function" and (
-        node.target in (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
-    )
+    called = (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
+    return node.op == "call_module" or (node.op == "call_function" and node.target in called)
 
 
 def is_functional(node: Node) -> bool:
@@ -260,9 +256,8 @@ def is_functional(node: Node) -> bool:
         return False
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return (
-            not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
-        )
+        is_random = torch.Tag.nondeterministic_seeded in target.tags
+        return not (target._schema.is_mutable or is_random)
     return (
         target is operator.getitem
         or target in (torch.add, add_gradients, zeros_for_none)

@@ -7,10 +7,8 @@ on and off in contexts that overlap: two in ``disable()``, one of which leaves f
 that leaves ``disable()`` while another's captured graph runs. Whoever put back what it found
 would switch compiled autograd off for good, or on inside of a run. So each context is a
 ``Claim``, a place in one list, and holds what was in force below it. Leaving the topmost puts
-that back; leaving one below hands it to the claim above, which will put it back instead.
-
-A run of a captured graph is always on top: until it is over the engine cannot capture,
-whoever asks for it meanwhile.
+that back; leaving one below hands it to the claim above, which will put it back instead. A run of a
+captured graph is always on top: until it is over the engine cannot capture.
 
 torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
 inside of it, which may take minutes, and other threads run captured graphs meanwhile. What

@@ -31,7 +31,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._pytree import tree_map
 
-from . import _torch_compat, _torch_fakes
+from . import _torch_capture, _torch_compat
 from .errors import CaptureError
 from .node_meta import (
     GRADIENT_GROUP,
@@ -69,7 +69,7 @@ class GraphTracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.fake_mode = _torch_fakes.new_fake_mode()
+        self.fake_mode = _torch_capture.new_fake_mode()
         self.origin: NodeOrigin | None = None
         self.in_python_node = False
         self.baked_shapes = False
@@ -89,11 +89,11 @@ class GraphTracer:
         """From here on, tensor operators are recorded."""
         enter = self._stack.enter_context
         # Sizes must not be hashed while capturing, which is what this one is for.
-        enter(_torch_fakes.enable_python_dispatcher())
+        enter(_torch_capture.enable_python_dispatcher())
         enter(self.fake_mode)
         enter(_OperatorRecorder(self))
-        enter(_torch_fakes.disable_autocast_cache())
-        enter(_torch_fakes.without_guards(self.fake_mode))
+        enter(_torch_capture.disable_autocast_cache())
+        enter(_torch_capture.without_guards(self.fake_mode))
 
     def stop(self) -> None:
         """Leave every mode; may be called more than once."""
@@ -115,7 +115,7 @@ class GraphTracer:
         groups: dict[int, int] = {}
         for i, tensor in enumerate(tensors):
             try:
-                fake = _torch_fakes.fake_of_input(self.fake_mode, tensor)
+                fake = _torch_capture.fake_of_input(self.fake_mode, tensor)
             except Exception as error:
                 raise CaptureError(
                     f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
@@ -132,7 +132,7 @@ class GraphTracer:
                 if held is not None:
                     if held.layout is not torch.strided:
                         node.meta[LAYOUT] = held.layout
-                    if (storage := _torch_fakes.storage_key(held)) is not None:
+                    if (storage := _torch_capture.storage_key(held)) is not None:
                         node.meta[group] = groups.setdefault(storage, len(groups))
             self._last_item = node
             self.bind(fake, node)
@@ -142,7 +142,7 @@ class GraphTracer:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
-            symbol = _torch_fakes.symbolic_int(self.fake_mode, size, "sizes", i)
+            symbol = _torch_capture.symbolic_int(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
                 item = self._lifted(self.placeholders["sizes"], i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
@@ -159,9 +159,9 @@ class GraphTracer:
         """
         for i, value in enumerate(scalars):
             if isinstance(value, int):
-                symbol = _torch_fakes.symbolic_int(self.fake_mode, value, "scalars", i)
+                symbol = _torch_capture.symbolic_int(self.fake_mode, value, "scalars", i)
             elif isinstance(value, float):
-                symbol = _torch_fakes.symbolic_float(self.fake_mode, value, "scalars", i)
+                symbol = _torch_capture.symbolic_float(self.fake_mode, value, "scalars", i)
             else:
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
             if not isinstance(symbol, (int, float)):
@@ -211,7 +211,7 @@ class GraphTracer:
     def new_value(self, node: Node, value: ValueInfo | None = None) -> torch.Tensor:
         """Something for the engine to pass around, bound to ``node``."""
         device = value.device if value is not None else torch.device("cpu")
-        dummy = _torch_fakes.dummy_tensor(self.fake_mode, device)
+        dummy = _torch_capture.dummy_tensor(self.fake_mode, device)
         self.bind(dummy, node)
         self._shapeless.add(id(dummy))
         if value is not None:
@@ -246,7 +246,7 @@ class GraphTracer:
     def _tensor_node(self, tensor: torch.Tensor) -> Node:
         if (known := self._nodes.get(id(tensor))) is not None:
             return known[1]
-        if isinstance(tensor, _torch_fakes.FakeTensor):
+        if isinstance(tensor, _torch_capture.FakeTensor):
             raise CaptureError(
                 f"{self._where()} uses a tensor that was made at capture outside the graph"
             )
@@ -264,7 +264,7 @@ class GraphTracer:
         if (proxy := self._symbols.get(expression)) is None:  # arithmetic on sizes that C++ did
             before = len(self.graph.nodes)
             try:
-                proxy = _torch_fakes.build_expression(expression, self._symbols)
+                proxy = _torch_capture.build_expression(expression, self._symbols)
             except KeyError as error:
                 raise CaptureError(
                     f"{self._where()} depends on the size {expression}, which is no input"
@@ -303,7 +303,7 @@ class GraphTracer:
         return result
 
 
-class _OperatorRecorder(_torch_fakes.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _OperatorRecorder(_torch_capture.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Hands every operator to the tracer."""
 
     def __init__(self, tracer: GraphTracer) -> None:

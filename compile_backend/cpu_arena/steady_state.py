@@ -2,12 +2,10 @@
 
 Note [Why CPU graphs do not go through the tree manager]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The manager's paths, generations and liveness exist because a CUDA replay overwrites
-addresses, whoever holds them. A CPU replay is handed its memory, and every tensor that
-leaves it owns its block (Note [Ownership on the CPU]), so there is nothing for the manager to
-decide: several forwards with pending backwards, outputs that are kept for ever, steps and
-resets all follow from ownership. So a call here is: take a scratch, run the rewritten wrapper,
-put it back.
+The manager's paths, generations and liveness exist because a CUDA replay overwrites addresses. A
+CPU replay is handed its memory, and every tensor that leaves it owns its block (Note [Ownership on
+the CPU]): several forwards with pending backwards, outputs that are kept for ever, steps and resets
+all follow from that. So a call here is: take a scratch, run the rewritten wrapper, put it back.
 
 Note [Where it pays]
 ~~~~~~~~~~~~~~~~~~~~
@@ -46,8 +44,7 @@ from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat
-from ..call_log import Counter
-from ..ledger import Ledger
+from ..ledger import Counter, Ledger
 from .memory import PAGE, LeasePool, Tokens
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
 from .tensors import POOL, BoxedCall, ScratchPlan, TensorShape, leased_tensors, with_scratch

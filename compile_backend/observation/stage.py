@@ -30,8 +30,9 @@ from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
-from ..call_log import Counter
 from ..cpu_arena.steady_state import ArenaSteadyState, arena_steady_state
+from ..cuda_graphs_stage import NotRun, ObservableModel, check_runs, running
+from ..ledger import Counter
 from ..options import Options
 from ..pipeline import CompileStage, CompileState
 from ..provenance.generated_code import partition_functions
@@ -40,7 +41,6 @@ from ..runtime import LiveGraph, Runtime
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
-from .tree_models import NotRun, ObservableModel, check_runs, running
 
 BoxedCall = Callable[[list[Any]], Any]
 

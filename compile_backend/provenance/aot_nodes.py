@@ -64,9 +64,7 @@ def _tag(node: Node, tag: str, name: str) -> None:
 
 def target_name(target: Any) -> str:
     """``aten.mm.default`` for operators, the qualified name for other callables."""
-    if isinstance(target, str):
-        return target
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     return getattr(target, "__name__", str(target))
 
@@ -74,11 +72,9 @@ def target_name(target: Any) -> str:
 def own_provenance(node: Node) -> NodeProvenance:
     """What the node itself carries, without looking at its surroundings."""
     meta = node.meta
-    module = innermost_module(meta.get("nn_module_stack"))
-    from_forward = False
-    if module is None:
-        module = innermost_module(meta.get("fwd_nn_module_stack"))
-        from_forward = module is not None
+    own = innermost_module(meta.get("nn_module_stack"))
+    module = own or innermost_module(meta.get("fwd_nn_module_stack"))
+    from_forward = own is None and module is not None
     stack = parse_stack_trace(meta.get("stack_trace"))
     aten = meta.get("original_aten")
     return NodeProvenance(
@@ -135,12 +131,10 @@ def snapshot(
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
     for node in nodes:
-        p = found[node.name]
-        if p.stack or p.module_path is not None:
-            continue
-        origin = nearest(node, located) or nearest(node, placed)
-        if origin is not None:
-            found[node.name] = borrow(p, found[origin])
+        if node.name not in located and node.name not in placed:
+            origin = nearest(node, located) or nearest(node, placed)
+            if origin is not None:
+                found[node.name] = borrow(found[node.name], found[origin])
     return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 

@@ -12,6 +12,7 @@ generated file.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -121,13 +122,8 @@ def _kernel_arguments(call: ast.Call) -> tuple[str, ...]:
 
 
 def _names(expression: ast.expr) -> tuple[str, ...]:
-    callees = {
-        id(n)
-        for c in ast.walk(expression)
-        if isinstance(c, ast.Call)
-        for n in ast.walk(c.func)
-        if isinstance(n, ast.Name)
-    }
+    calls = [c for c in ast.walk(expression) if isinstance(c, ast.Call)]
+    callees = {id(n) for c in calls for n in ast.walk(c.func)}
     found = [n for n in ast.walk(expression) if isinstance(n, ast.Name) and id(n) not in callees]
     found.sort(key=lambda n: (n.lineno, n.col_offset))
     return tuple(dict.fromkeys(n.id for n in found if n.id not in ("torch", "self")))
@@ -172,8 +168,7 @@ def clone_factory(
     body: list[ast.stmt] = [
         top
         for top in tree.body
-        if (isinstance(top, ast.ClassDef) and top.name == "Runner")
-        or (isinstance(top, ast.FunctionDef) and top.name in functions)
+        if isinstance(top, (ast.ClassDef, ast.FunctionDef)) and top.name in {"Runner", *functions}
     ]
     factory = ast.parse(f"def {_FACTORY}({', '.join(parameters)}): pass").body[0]
     assert isinstance(factory, ast.FunctionDef)
@@ -195,7 +190,5 @@ def clone_factory(
 
 def partition_functions(module_globals: dict[str, Any]) -> list[Any]:
     """The partition functions that the module's own runner was made with, in order."""
-    found: list[Any] = []
-    while (function := module_globals.get(f"partition_{len(found)}")) is not None:
-        found.append(function)
-    return found
+    numbered = (module_globals.get(f"partition_{i}") for i in itertools.count())
+    return list(itertools.takewhile(lambda function: function is not None, numbered))

@@ -2,13 +2,10 @@
 
 Note [Reordering for memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-List scheduling: of the nodes whose arguments exist, run one that makes live memory
-shrink, or grow the least. Greedy choices can be wrong further on, so a schedule is taken
-only if its estimated peak is lower than that of the order it started from; otherwise the
-graph stays as it was. Two rules are tried, and the better one is taken:
-
-* *cheapest first*: always the node with the smallest growth;
-* *free early*: nodes that do not grow memory first, all others in their order.
+List scheduling: of the nodes whose arguments exist, run one that makes live memory shrink, or grow
+the least. Two rules are tried: always the node with the smallest growth, and nodes that do not grow
+memory first, all others in their order. Greedy choices can be wrong further on, so the better
+schedule is taken only if its estimated peak is lower than that of the order it started from.
 
 Results do not change, bit by bit, because only nodes move that are functions of their
 arguments, and accumulations. Python code (hooks, autograd.Functions) and everything not

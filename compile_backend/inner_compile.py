@@ -128,13 +128,10 @@ class InnerCompile:
         if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
-                try:
-                    aot_id = _torch_compat.aot_id()
-                    if aot_id is not None:
-                        FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
-                except Exception as error:
-                    what = "the number of a graph whose backward is captured"
-                    self.runtime.ledger.unknown(graph.record.id, what, error)
+                what = "the number of a graph whose backward is captured"
+                aot_id = self._known(graph.record.id, what, _torch_compat.aot_id, None)
+                if aot_id is not None:
+                    FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
         # Complete now: other threads make profiles, and write them, at any time.
         self.runtime.add(graph)
         if self.not_graphed:
@@ -167,17 +164,18 @@ class InnerCompile:
         )
         return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
 
+    def _known(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
+        """Of what torch keeps to itself: Note [Fields that cannot be read]."""
+        try:
+            return read()
+        except Exception as error:
+            self.runtime.ledger.unknown(graph, what, error)
+            return neutral
+
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
         id_ = self.runtime.new_graph_id()
-
-        def known(what: str, read: Callable[[], T], neutral: T) -> T:
-            """Of what torch keeps to itself: Note [Fields that cannot be read]."""
-            try:
-                return read()
-            except Exception as error:
-                self.runtime.ledger.unknown(id_, what, error)
-                return neutral
+        known = functools.partial(self._known, id_)
 
         def copied() -> ViewAndMutationMeta | None:
             found = _torch_compat.forward_metadata()

@@ -106,10 +106,7 @@ def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tenso
 
 
 def zeros_for_none(
-    gradient: torch.Tensor | None,
-    sizes: list[int],
-    dtype: torch.dtype | None,
-    device: torch.device,
+    gradient: torch.Tensor | None, sizes: list[int], dtype: torch.dtype | None, device: torch.device
 ) -> torch.Tensor:
     """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
     if gradient is None:

@@ -104,12 +104,7 @@ class Switch:
         state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
-        self,
-        wanted: Setting,
-        *,
-        on_top: bool = False,
-        runs: bool = False,
-        tell: Tell | None = None,
+        self, wanted: Setting, *, on_top: bool = False, runs: bool = False, tell: Tell | None = None
     ) -> Claim:
         """Put ``wanted`` in force, below what is to stay on top.
 

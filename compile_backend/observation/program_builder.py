@@ -23,14 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from memprof.profiler.model import (
-    AllocationProgram,
-    Category,
-    Event,
-    EventKind,
-    Origin,
-    Storage,
-)
+from memprof.profiler.model import AllocationProgram, Category, Event, EventKind, Origin, Storage
 
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""

@@ -109,10 +109,7 @@ class Recorder:
                 self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
 
     def _enter(
-        self,
-        inputs: Sequence[Any],
-        names: Sequence[str],
-        constants: Mapping[str, torch.Tensor],
+        self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
         found: dict[int, KnownStorage] = {}
 

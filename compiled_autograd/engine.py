@@ -68,6 +68,7 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
         _close(claim)
 
 
+@_torch_compat.unseen_by_dynamo
 def _go_deeper(levels: int) -> None:
     with SWITCH.lock:
         _torch_compat.state.depth += levels

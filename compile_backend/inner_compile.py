@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .aot_metadata.view_and_mutation import ViewAndMutationMeta, view_and_mutation_meta
+from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
 from .cuda_graphs_stage import GraphsStage, ObservableModel
 from .observation.stage import ObserveStage

@@ -24,8 +24,7 @@ from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 from memprof.profiler.stack_text import parse_stack_trace
 
 from .. import _torch_compat as compat
-from ..aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
-from ..aot_metadata.view_and_mutation import ViewAndMutationMeta
+from ..aot_metadata import Descriptor, DescriptorKind, ViewAndMutationMeta, descriptor
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     UNKNOWN,

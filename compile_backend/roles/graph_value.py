@@ -14,7 +14,7 @@ import torch
 from memprof.profiler.model import Category, GraphValue, Origin, Role
 
 from .. import _torch_compat as compat
-from ..aot_metadata.descriptor import Descriptor, DescriptorKind
+from ..aot_metadata import Descriptor, DescriptorKind
 from ..observation.program_builder import Categorize
 
 

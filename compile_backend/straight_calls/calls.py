@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata.view_and_mutation import OutputType, ViewAndMutationMeta, view_and_mutation_meta
+from ..aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 

@@ -16,9 +16,11 @@ from functorch.compile import make_boxed_func
 from torch._inductor.compile_fx import compile_fx_inner
 
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend.aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
-from memprof.compile_backend.aot_metadata.view_and_mutation import (
+from memprof.compile_backend.aot_metadata import (
+    Descriptor,
+    DescriptorKind,
     ViewAndMutationMeta,
+    descriptor,
     view_and_mutation_meta,
 )
 from memprof.compile_backend.roles.dynamo_input import DynamoInput, dynamo_inputs

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.compile_backend.aot_metadata.descriptor import DescriptorKind
-from memprof.compile_backend.aot_metadata.view_and_mutation import OutputType
+from memprof.compile_backend.aot_metadata import DescriptorKind, OutputType
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
 from .capture import Capture, capturing, derived_from_ours

@@ -13,7 +13,7 @@ import torch
 import memprof
 from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend import inner_compile
-from memprof.compile_backend.aot_metadata.view_and_mutation import (
+from memprof.compile_backend.aot_metadata import (
     ViewAndMutationMeta,
     view_and_mutation_meta,
 )

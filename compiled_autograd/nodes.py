@@ -2,11 +2,10 @@
 
 Note [Gradients that may be None]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An autograd.Function may return None for an input that requires grad. At capture nobody
-knows, so the engine walks on as if there were a gradient. C++ nodes and accumulations take
-None and hand it on, and so do both sides of CopySlices, the node of a view that was written in
-place. What does not is given something else, for whatever may come from an
-autograd.Function: an addition returns its other argument, and an autograd.Function or
+An autograd.Function may return None for an input that requires grad. At capture nobody knows, so
+the engine walks on as if there were a gradient. C++ nodes and accumulations take None and hand it
+on, and so do both sides of CopySlices, the node of a view that was written in place. For what may
+come from an autograd.Function, an addition returns its other argument, and an autograd.Function or
 AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
 ``set_materialize_grads(False)``: nobody can ask whether it did).
 """

@@ -17,9 +17,8 @@ wherever a graph ends. It cannot ask the engine for the number of the backward, 
 it reads: whether this thread runs the captured graph and no other backward inside of that
 (``HERE``). In another backward it has a graph break and the engine is called.
 
-Who keeps the engine's object from before, and C++ code that queues a callback itself, are not
-seen here, and their callbacks not called. torch has one such place, DDP's C++ reducer, whose
-backwards are not captured.
+Callbacks of who keeps the engine's object from before, and of C++ code, are not called. torch has
+one such place, DDP's C++ reducer, whose backwards are not captured.
 """
 
 from __future__ import annotations

@@ -2,21 +2,19 @@
 
 Note [Tracing without make_fx]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine walks the autograd graph and asks for one call after another; it needs objects
-that it can pass from call to call, and looks inside none of them. So a gradient is an
-empty fake tensor of no particular shape, known by its identity, and a call is one node
-with no operator run. torch's own compiled autograd does the same on top of make_fx's
-tracer, whose proxies, symbolic inputs and metadata are most of what a capture costs;
-here they do not exist. Inputs are fakes with their sizes as numbers.
+The engine walks the autograd graph and asks for one call after another; it needs objects that it
+can pass from call to call, and looks inside none of them. So a gradient is an empty fake tensor of
+no particular shape, known by its identity, and a call is one node with no operator run. torch's own
+compiled autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and
+metadata are most of what a capture costs. Inputs are fakes with their sizes as numbers.
 
-That leaves code which does run tensor operators while the engine walks: the epilogue of
-an AOTAutograd backward on tensor subclasses, a C++ node that overrides
-``apply_with_saved`` itself. Such operators arrive in ``_OperatorRecorder`` and become
-nodes too. On inputs that is right for these sizes only, so the graph is marked and
-refuses to run on other ones (``baked_shapes``); on a gradient, whose shape is unknown,
-it is an error at capture. A wrong gradient is not possible either way. The one case that
-is common reads no fake: for a gradient that did not arrive, an autograd.Function gets
-zeros, of sizes that the engine itself lifted or guards.
+That leaves code which does run tensor operators while the engine walks: the epilogue of an
+AOTAutograd backward on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself.
+Such operators arrive in ``_OperatorRecorder`` and become nodes too. On inputs that is right for
+these sizes only, so the graph refuses to run on other ones (``baked_shapes``); on a gradient, whose
+shape is unknown, it is an error at capture. A wrong gradient is not possible either way. The common
+case reads no fake: for a gradient that did not arrive, an autograd.Function gets zeros, of sizes
+that the engine itself lifted or guards.
 """
 
 from __future__ import annotations

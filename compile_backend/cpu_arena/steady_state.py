@@ -9,22 +9,20 @@ all follow from that. So a call here is: take a scratch, run the rewritten wrapp
 
 Note [Where it pays]
 ~~~~~~~~~~~~~~~~~~~~
-What an arena saves is page faults. Whether a graph has any depends on sizes, on the
-allocator in use and on what it has seen before (glibc raises its threshold, tcmalloc never
-gives back), so it is not computed but counted: after a graph has been observed, and if its
-plan has enough large buffers at all, a few calls run plainly and the process's minor page
-faults are counted. Their price is measured once a process. The arena is used if it saves
-at least twice what it costs, or if that is nothing beside a call with such large buffers.
+What an arena saves is page faults. Whether a graph has any depends on sizes, on the allocator and
+on what that has seen before (glibc raises its threshold, tcmalloc never gives back), so they are
+counted: after a graph has been observed, and if its plan has enough large buffers at all, a few
+calls run plainly. The price of a fault is measured once a process. The arena is used if it saves at
+least twice what it costs, or if that is nothing beside a call with such large buffers.
 ``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
 
 The ranks of a distributed job may decide differently. That can be no deadlock and no other
 result: the same lines call the same kernels and collectives in the same order, only in other
 memory, and what a collective is handed never comes out of an arena (Note [What can be planned]).
 
-What is not allocated by generated code stays with malloc and pays for its page faults there: most
-of all the gradient of a loss that is computed outside of the compiled model, which AOTAutograd
-makes contiguous at the model's output size in each step (64 MiB of output: 31 of 246 ms a step).
-Compiling the loss with the model is the remedy.
+What generated code does not allocate pays for its page faults: most of all the gradient of a loss
+outside of the compiled model, which AOTAutograd makes contiguous at the model's output size in each
+step (64 MiB of output: 31 of 246 ms a step). Compiling the loss with the model is the remedy.
 """
 
 from __future__ import annotations

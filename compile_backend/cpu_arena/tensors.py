@@ -5,14 +5,13 @@ Note [Two kinds of memory in a replay]
 *Leased*: outputs and saved activations. Each call makes a new tensor over a block of its
 own, which the tensor's storage owns (Note [Ownership on the CPU] in ``memory``).
 
-*Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for
-each plan and used at every call. One call at a time uses a scratch: a second call at the
-same time, in another thread or further down the same stack, finds none free, gets another
-one as long as there are fewer than ``MAX_SCRATCH``, and else runs without. That no
-temporary escapes is known from the observed program. It is checked all the same after
-each call: there must not be more references to the scratch's storage than before. If there
-are, somebody has made a view that outlives the call; then the scratch is theirs, and is
-never used again.
+*Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for each plan
+and used at every call. One call at a time uses a scratch: a second call at the same time, in
+another thread or further down the same stack, gets another one as long as there are fewer than
+``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
+program, and checked after each call: where there are more references to the scratch's storage than
+before, somebody has made a view that outlives the call; then the scratch is theirs, and is never
+used again.
 
 Note [What is different in an arena]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -2,16 +2,13 @@
 
 Note [Two levels of nodes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten
-in place; a cached artifact has only their names. User stacks, on the other hand, live on
-the nodes of the *AOT* graph, which every process traces anew: Inductor's cache key covers
-the code of that graph, node names included, but not the stacks, so two processes (or two
-identical blocks at different lines) that share an artifact still have their own stacks.
-
-memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
-``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the
-nodes it makes) and stores only that link with the artifact. Stacks are always read from
-the AOT graph at hand. A fresh compilation takes the same path as a cache hit.
+Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten in place; a
+cached artifact has only their names. User stacks live on the nodes of the *AOT* graph, which every
+process traces anew: Inductor's cache key covers the code of that graph, node names included, but
+not the stacks, so two processes (or two identical blocks at different lines) that share an artifact
+still have their own. memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
+``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the nodes it
+makes) and stores only that link with the artifact. A fresh compilation takes the same path.
 """
 
 from __future__ import annotations

@@ -4,17 +4,14 @@ Note [Where an accumulation may go]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The normal engine runs an AccumulateGrad before anything else that is ready; so does this
 pass, also among the nodes of an inlined AOTAutograd graph, where the engine itself would
-wait for the graph's end. A gradient that is added to an existing one dies there.
+wait for the graph's end. A gradient that is added to an existing one dies there. With the
+accumulation goes what the engine runs for the same node before it: pre-hooks of the parameter and
+of its AccumulateGrad, which carry the same index of the engine's call (``NodeOrigin.call_index``).
 
-With the accumulation goes what the engine runs for the same node before it: pre-hooks of
-the parameter and of its AccumulateGrad. All nodes of one call of the engine carry its
-index (``NodeOrigin.call_index``), which is how they are found.
-
-Moving must not change what other nodes read. The accumulation writes the existing gradient in
-place, and hooks may write what they are given; so nothing is moved above a reader of the
-existing gradient, or above an earlier one of the gradient that a hook is given. Which inputs share
-memory with it the tracer has seen (``INPUT_GROUP``), and views inside the graph are found through
-operator schemas.
+The accumulation writes the existing gradient in place, and hooks may write what they are given; so
+nothing is moved above a reader of the existing gradient, or above an earlier one of the gradient
+that a hook is given. Which inputs share memory with it the tracer has seen (``INPUT_GROUP``), and
+views inside the graph are found through operator schemas.
 
 Note [Readers stand before writers]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

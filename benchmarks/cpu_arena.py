@@ -211,7 +211,7 @@ def work(case: str, contenders: list[str]) -> None:
 def _arena() -> dict[str, Any]:
     if "memprof.compile_backend.runtime" not in sys.modules:
         return {}
-    from memprof.compile_backend.cpu_arena.replay import POOL
+    from memprof.compile_backend.cpu_arena.tensors import POOL
     from memprof.compile_backend.runtime import RUNTIME
     from memprof.profiler.model import LedgerKind
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 
 @contextlib.contextmanager
-def without_autograd_cache() -> Iterator[None]:
+def _without_autograd_cache() -> Iterator[None]:
     """compile_fx with AOTAutograd's own cache out of the way.
 
     A hit there returns a callable without ever asking our inner compile, so nothing
@@ -54,17 +54,14 @@ def run_compile_fx(
     config_patches: dict[str, Any],
 ) -> Callable[..., Any]:
     """torch._inductor.compile_fx.compile_fx with our inner compile."""
-    from torch._inductor.compile_fx import compile_fx
+    import torch._inductor.compile_fx as cfx
 
-    with without_autograd_cache():
-        compiled: Any = compile_fx(
-            gm,
-            list(example_inputs),
-            inner_compile=inner_compile,
-            config_patches=config_patches,
+    run: Any = cfx.compile_fx
+    with _without_autograd_cache():
+        compiled: Callable[..., Any] = run(
+            gm, list(example_inputs), inner_compile=inner_compile, config_patches=config_patches
         )
-    found: Callable[..., Any] = compiled
-    return found
+    return compiled
 
 
 def subscribe_to_reset(backend: Callable[..., Any]) -> None:
@@ -99,9 +96,9 @@ def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextMana
     from torch._inductor.utils import get_donated_idxs
 
     config: Any = torch.compiler.config
-    donated = get_donated_idxs()
-    tag = f"{config.cache_key_tag}donated={donated}"
-    told: contextlib.AbstractContextManager[object] = config.patch(cache_key_tag=tag)
+    told: contextlib.AbstractContextManager[object] = config.patch(
+        cache_key_tag=f"{config.cache_key_tag}donated={get_donated_idxs()}"
+    )
     return told
 
 
@@ -112,7 +109,7 @@ def no_cudagraphs() -> Any:
     return BoxedBool(False)
 
 
-def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
+def mode_options(mode: str) -> dict[str, Any]:
     """Inductor's settings for ``torch.compile(mode=...)``.
 
     Raises:
@@ -120,7 +117,7 @@ def mode_options(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
     """
     from torch._inductor import list_mode_options
 
-    return dict(list_mode_options(mode, dynamic))
+    return dict(list_mode_options(mode))
 
 
 def inductor_option_names() -> frozenset[str]:
@@ -230,11 +227,8 @@ _TAPPED = _Tapped()
 
 @contextlib.contextmanager
 def tap_lowering(version: str) -> Iterator[list[Any]]:
-    """Collects every ``GraphLowering`` scheduled inside, the graph's own first.
-
-    Note: subgraphs (branches of ``cond``, partitions) are scheduled inside their parent
-    and come after it or before it; callers tell them apart by ``parent``.
-    """
+    """Collects every ``GraphLowering`` scheduled inside: the graph's, and those of its subgraphs
+    (branches of ``cond``, partitions)."""
     from torch._inductor import config
 
     outer = _TAPPED.graphs
@@ -353,14 +347,13 @@ def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
     first stands for all, since they are the same tensor. No partitions: an empty list.
     """
-    found = []
-    for partition in getattr(compiled, "partition_maps", None) or ():
-        outputs = [
+    return [
+        tuple(
             (o[0] if o else None) if isinstance(o, (list, tuple)) else o
             for o in partition.output_index_mapping
-        ]
-        found.append(tuple(outputs))
-    return found
+        )
+        for partition in getattr(compiled, "partition_maps", None) or ()
+    ]
 
 
 def partition_inputs(compiled: Any) -> list[tuple[int | None, ...]]:
@@ -412,10 +405,8 @@ def is_backward_state(value: Any) -> bool:
 
 def dynamo_source(placeholder: torch.fx.Node) -> Any:
     """Dynamo's Source of a graph input, None where it has none."""
-    source = getattr(placeholder, "_dynamo_source", None)
-    if source is None:
-        source = getattr(placeholder.meta.get("grapharg"), "source", None)
-    return source
+    known = getattr(placeholder.meta.get("grapharg"), "source", None)
+    return getattr(placeholder, "_dynamo_source", None) or known
 
 
 def is_managed_by_fsdp(source: Any) -> bool:

@@ -15,18 +15,18 @@ from torch.fx import GraphModule
 from memprof.cudagraph_trees.container import ask_for_pool
 from memprof.profiler import process_hooks
 
-from . import _torch_compat, tracker_bridge
+from . import _torch_compat, bridge
+from .bridge import report_out_of_memory
 from .captured_backward import BackwardCompiler, without_own_option
 from .captured_backward_io import CapturedGraph, CapturedIO, note_names
 from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .options import split_options
-from .out_of_memory import report_out_of_memory
 from .roles.dynamo_input import dynamo_inputs
 from .runtime import RUNTIME
-from .straight_calls.wrapper import straight_calls
+from .straight_calls.calls import straight_calls
 
-tracker_bridge.register()
+bridge.register()
 report_out_of_memory()
 
 

@@ -39,7 +39,6 @@ class BackwardCompiler:
     """Compiles captured backwards with one set of options.
 
     Args:
-        backend: what compiles a Dynamo graph.
         runtime: whose ledger is told of captures, cache hits and misses.
         options: of the backend, and its mode, for comparison.
     """
@@ -62,13 +61,10 @@ class BackwardCompiler:
         elif _in_force and _in_force[0] is not self._met:
             self._met = _in_force[0]
             if self._met.options != self.options:
-                self.runtime.ledger.add(
-                    LedgerKind.COMPILED,
-                    None,
-                    f"captured backwards are compiled with the options of the function called "
-                    f"first, {_in_words(self._met.options)}, and not with "
-                    f"{_in_words(self.options)}",
-                )
+                theirs, ours = _in_words(self._met.options), _in_words(self.options)
+                what = "captured backwards are compiled with the options of the function called"
+                text = f"{what} first, {theirs}, and not with {ours}"
+                self.runtime.ledger.add(LedgerKind.COMPILED, None, text)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward.

@@ -6,10 +6,9 @@ Its compiler sees a plain function: ``inputs[0]``, ``inputs[1]`` and so on go in
 come out, and nothing is differentiated. What they are is known in three places:
 
 * the engine: which input is a leaf, its gradient until now, saved, or what the backward
-  is started with (``compiled_autograd/input_roles.py``);
-* the forward's record: which of its outputs a saved tensor is, and so whether that is an
-  activation, a parameter or an input of the user. AOTAutograd numbers the tensors that a
-  forward saves, and both sides know its number of the graph;
+  is started with (``lifted_inputs``);
+* the forward's record: which of its outputs a saved tensor is. AOTAutograd numbers the tensors
+  that a forward saves, and both sides know its number of the graph;
 * the call of the forward, which had the parameters under their names (``note_names``).
 
 Outputs are the accumulations, whose first argument is the leaf. So a captured backward is
@@ -24,17 +23,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from memprof.compiled_autograd.input_roles import (
-    InputRole,
-    LiftedInput,
-    input_roles,
-    taken_gradients,
+from memprof.compiled_autograd.node_meta import (
+    GRADIENT_GROUP,
+    INPUT_GROUP,
+    NAMES,
+    TENSOR_NAME,
+    is_engine_frame,
+    origin_of,
 )
-from memprof.compiled_autograd.node_meta import NAMES
-from memprof.compiled_autograd.nodes import accumulated_leaf, is_getitem
-from memprof.compiled_autograd.origin import is_engine_frame, origin_of
+from memprof.compiled_autograd.nodes import (
+    accumulated,
+    accumulated_leaf,
+    is_accumulate_grad,
+    is_aot_prologue,
+    is_getitem,
+    placeholders,
+    takes_gradient,
+)
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
@@ -81,11 +88,8 @@ def note_names(
     function wants the arguments of every call. Where they are the ones of before it costs
     one look into a dictionary.
     """
-    names = {
-        s.index: s.fqn
-        for s in sources
-        if s.role is Role.PARAMETER and s.fqn and s.index is not None
-    }
+    parameters = [s for s in sources if s.role is Role.PARAMETER]
+    names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
         return lambda args: None
     first = min(names)
@@ -98,6 +102,94 @@ def note_names(
 
     seen(example_inputs)
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class LiftedInput:
+    """What one of ``inputs`` of a captured backward is to the engine.
+
+    Attributes:
+        role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
+            any leaf, TANGENT for a gradient that the backward is started with, and PARAMETER for a
+            leaf whose gradient is accumulated, most of the time one.
+        name: of a leaf, as in ``NAMES``; of a gradient, its leaf's; of
+            memory saved that is a leaf's, the leaf's too. None if unknown.
+        leaf: of a gradient, the index of its leaf in ``inputs``; of what is saved, that of
+            the leaf whose memory it shares; None otherwise.
+        aot_saved: ``(AOTAutograd's id of the graph, position among the tensors that its
+            forward saved)`` if an AOTAutograd backward takes it.
+    """
+
+    role: Role
+    name: str | None
+    leaf: int | None
+    aot_saved: tuple[int, int] | None
+
+
+def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
+    """What each lifted tensor is, by its index in ``inputs``."""
+    items: dict[Node, int] = {}
+    for node in placeholders(graph)["inputs"].users:
+        if is_getitem(node) and isinstance(index := node.args[1], int):
+            items[node] = index
+    of_group = {n.meta[INPUT_GROUP]: n for n in items if INPUT_GROUP in n.meta}
+    leaves: set[Node] = set()
+    gradients: dict[Node, Node] = {}
+    saved: dict[Node, tuple[int, int]] = {}
+    for node in graph.nodes:
+        if is_accumulate_grad(node):
+            variable, current, _ = accumulated(node)
+            if variable in items:
+                leaves.add(variable)
+                if current is None:  # up to torch 2.11 it is an input, but no argument
+                    current = of_group.get(variable.meta.get(GRADIENT_GROUP))
+                if current is not None:
+                    gradients[current] = variable
+        elif is_aot_prologue(node) and (origin := origin_of(node)) is not None:
+            tensors = node.args[0]
+            assert isinstance(tensors, (list, tuple))
+            for position, tensor in enumerate(tensors):
+                if isinstance(tensor, Node) and origin.aot_id is not None:
+                    saved.setdefault(tensor, (origin.aot_id, position))
+    # A weight is saved as a view of itself more often than not.
+    leaf_of_storage = {n.meta[INPUT_GROUP]: n for n in leaves if INPUT_GROUP in n.meta}
+    found: dict[int, LiftedInput] = {}
+    for node, index in items.items():
+        leaf = None
+        if node in gradients:
+            role, leaf = Role.PARAMETER_GRADIENT, gradients[node]
+        elif node in leaves:
+            role = Role.PARAMETER
+        elif _starts_it(node):
+            found[index] = LiftedInput(Role.TANGENT, None, None, None)
+            continue
+        else:
+            role, leaf = Role.SAVED_FOR_BACKWARD, leaf_of_storage.get(node.meta.get(INPUT_GROUP))
+        name = (node if leaf is None else leaf).meta.get(TENSOR_NAME)
+        found[index] = LiftedInput(
+            role, name, None if leaf is None else items[leaf], saved.get(node)
+        )
+    return found
+
+
+def _starts_it(node: Node) -> bool:
+    origins = [origin_of(user) for user in node.users]
+    return any(o is not None and o.autograd_node.endswith("GraphRoot") for o in origins)
+
+
+def taken_gradients(graph: Graph) -> dict[str, int]:
+    """First gradients that are taken and not copied: name of the node -> index of the leaf.
+
+    Dynamo makes an attribute assignment of ``take_gradient``, after which nothing in its
+    graph leads from the gradient to the leaf.
+    """
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        if takes_gradient(node):
+            variable, _, new = accumulated(node)
+            if new is not None and isinstance(index := variable.args[1], int):
+                found[new.name] = index
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +208,7 @@ class CapturedGraph:
 
 
 class CapturedIO:
-    """What is known of one captured backward.
-
-    Args:
-        captured: the graph; its nodes get tags.
+    """What is known of one captured backward, whose nodes get tags.
 
     Attributes:
         inputs: by index in the captured graph's ``inputs``.
@@ -128,33 +217,24 @@ class CapturedIO:
     """
 
     def __init__(self, captured: GraphModule) -> None:
-        self.inputs: Mapping[int, LiftedInput] = input_roles(captured.graph)
+        self.inputs: Mapping[int, LiftedInput] = lifted_inputs(captured.graph)
         self.taken: Mapping[str, int] = taken_gradients(captured.graph)
         self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
         tag_nodes(captured.graph, CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
-        """Describe a Dynamo graph of the captured backward, and finish its tags.
-
-        Args:
-            gm: as Dynamo hands it to a backend.
-            inputs: as Dynamo describes them.
-        """
+        """Describe a Dynamo graph of the captured backward, and finish its tags."""
         tag_inlined_nodes(gm.graph)
         described = self._inputs(inputs)
         return CapturedGraph(described, self._outputs(gm, described), self.nodes)
 
     def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
         by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
-        indices = [by_source.get(given.source) for given in inputs]
-        parameters = {
-            index
-            for given, index in zip(inputs, indices, strict=True)
-            if index is not None and given.role is Role.PARAMETER
-        }
+        indexed = [(given, by_source.get(given.source)) for given in inputs]
+        parameters = {i for given, i in indexed if i is not None and given.role is Role.PARAMETER}
         return tuple(
             given if index is None else self._described(given, index, parameters)
-            for given, index in zip(inputs, indices, strict=True)
+            for given, index in indexed
         )
 
     def _described(self, given: DynamoInput, index: int, parameters: set[int]) -> DynamoInput:
@@ -162,15 +242,15 @@ class CapturedIO:
         link, fact = _in_forward(lifted)
         name = lifted.name or (fact.fqn if fact is not None else None)
         known = DynamoInput(given.name, given.source, index=given.index, forward=link)
-        if lifted.role is InputRole.ROOT:
+        if lifted.role is Role.TANGENT:
             return replace(known, role=Role.TANGENT)
-        if lifted.role is InputRole.GRADIENT:
+        if lifted.role is Role.PARAMETER_GRADIENT:
             of_parameter = lifted.leaf in parameters
             role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
             return replace(known, role=role, fqn=name)
         if given.role is Role.PARAMETER or lifted.leaf in parameters:
             return replace(known, role=Role.PARAMETER, fqn=name)
-        if lifted.role is InputRole.LEAF:
+        if lifted.role is Role.PARAMETER:
             return replace(known, fqn=name)
         if fact is not None:
             return replace(

@@ -17,47 +17,54 @@ Note [Inputs that keep moving], too late for memory: a first call in a pool of i
 general pool without what the optimizer's state then lies in, and 8 layers of Llama 8B over 8 ranks
 reserved a tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
 without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` for an error.
+
+Note [Observing in the trees]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A graph in the trees is observed in a warm-up of theirs, so that what it allocates comes out of
+the memory that its recording will have: a call beside the trees would need all of it a second
+time while the pool holds it already, and a job that fills a device would die of being looked at.
+
+So the trees are handed an ``ObservableModel`` for each partition. In the first call of a graph,
+which tunes its kernels and is not observed, it asks for another warm-up. In the next one it runs
+the instrumented copy of its partition. What the trees themselves allocate around it is theirs:
+the recorder is told to look aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from memprof.cudagraph_trees import mark_warmup_incomplete
 from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
 from .ledger import Ledger
-from .observation.tree_models import Model, ObservableModel
 from .pipeline import CompileStage, CompileState
 from .roles.dynamo_input import DynamoInput
+
+Model = Callable[[list[Any]], Any]
 
 
 def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     """Whether a Dynamo graph takes or makes tensors on a CUDA device."""
-    if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
-        return True
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
-        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
-            return True
-    return False
+    made = (n.meta.get("example_value", n.meta.get("val")) for n in gm.graph.nodes)
+    values = itertools.chain(example_inputs, made)
+    return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
-    """Why code that takes these inputs gets no graph: Note [Parameters that are gathered]; "" if
-    nothing speaks against one.
-
-    Args:
-        inputs: of a Dynamo graph.
-        inductor: options of Inductor that were given to this compilation.
-    """
+    """Why code that takes these inputs of a Dynamo graph gets no graph: Note [Parameters that are
+    gathered]; "" if nothing speaks against one. ``inductor`` are options of this compilation."""
     gathered = sum(i.is_gathered for i in inputs)
     if not gathered or TreeOptions.of_this_compilation(inductor).or_error:
         return ""
@@ -68,12 +75,11 @@ def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] |
 
 
 @dataclass(eq=False, repr=False)
-class GraphsStage(CompileStage[Any]):
+class GraphsStage(CompileStage):
     """Hands each partition of one compiled graph to the trees.
 
     Args:
         record: what the trees know the graph by, in messages and in their ledger.
-        ledger: says why a graph is not wrapped.
         box: Inductor's own, through which it is told that it may capture.
         of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.
@@ -112,19 +118,8 @@ class GraphsStage(CompileStage[Any]):
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
-            reason = (
-                getattr(compiled, "disabled_cudagraphs_reason", None)
-                or _torch_compat.why_others_capture()
-            )
-            if not reason:
-                reason = "Inductor found no part of it that can be captured"
-                if self._switched_off:  # Else this stage would not be: the settings want graphs.
-                    reason = (
-                        "its forward runs without a graph, and so does what takes what that saved"
-                        if self.of_forward
-                        else "the code switches graphs off for it: "
-                        "torch._dynamo.override_cudagraphs"
-                    )
+            known = getattr(compiled, "disabled_cudagraphs_reason", None)
+            reason = known or _torch_compat.why_others_capture() or self._why_nothing()
             self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
         outputs = _torch_compat.partition_outputs(compiled)
@@ -139,3 +134,79 @@ class GraphsStage(CompileStage[Any]):
             options["graph_inputs"] = inputs[number]
             options["graph_outputs"] = outputs[number]
         return compiled
+
+    def _why_nothing(self) -> str:
+        if not self._switched_off:
+            return "Inductor found no part of it that can be captured"
+        # Else this stage would not be: the settings want graphs.
+        if self.of_forward:
+            return "its forward runs without a graph, and so does what takes what that saved"
+        return "the code switches graphs off for it: torch._dynamo.override_cudagraphs"
+
+
+# --- what the trees run in the first calls of a graph --------------------------------------
+
+
+class NotRun(Exception):
+    """The trees replayed, or ran a partition twice: what the call showed is not the graph."""
+
+
+@dataclass(slots=True)
+class _Once:
+    """What one thread's next run of a model does; for None it is not the last warm-up."""
+
+    copy: Model | None
+    runs: int = 0
+
+
+class ObservableModel:
+    """The code of one partition, as the trees see it.
+
+    Attributes:
+        model: Inductor's function.
+        armed: what runs in its place, by thread.
+    """
+
+    __slots__ = ("armed", "model")
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.armed: dict[int, _Once] = {}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        once = self.armed.get(get_ident())
+        if once is None:
+            return self.model(inputs)
+        once.runs += 1
+        if once.copy is None or once.runs > 1:
+            mark_warmup_incomplete()
+            return self.model(inputs)
+        return once.copy(inputs)
+
+
+@contextlib.contextmanager
+def running(
+    models: Sequence[ObservableModel], copies: Sequence[Model | None]
+) -> Iterator[list[_Once]]:
+    """Within it, the trees run the copies of these; for None Inductor's function, in a warm-up
+    that is not the last. Yields how often they do, as it happens."""
+    armed = list(map(_Once, copies))
+    try:
+        for model, once in zip(models, armed, strict=True):
+            model.armed[get_ident()] = once
+        yield armed
+    finally:
+        for model in models:
+            model.armed.pop(get_ident(), None)
+
+
+def check_runs(armed: Sequence[_Once]) -> None:
+    """Check, after an observed call, that it showed what the graph does.
+
+    Raises:
+        NotRun: a copy did not run, or it failed and Inductor's function ran after it.
+    """
+    if any(once.runs != 1 for once in armed):
+        raise NotRun(
+            "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
+        )

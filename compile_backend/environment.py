@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -21,12 +22,11 @@ def machine() -> Machine:
     names: tuple[str, ...] = ()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    has_affinity = hasattr(os, "sched_getaffinity")
     return Machine(
         system=f"{platform.system()}-{platform.release()}",
         cpu=_cpu_name(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 0,
+        cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 0,
         memory_bytes=physical_memory() or 0,
         accelerators=names,
     )
@@ -109,11 +109,8 @@ def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

@@ -14,6 +14,7 @@ backwards of the same graph are its steps, or where it has none its forwards are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from memprof.profiler._programs import PERSISTENT
@@ -52,15 +53,12 @@ def held_forwards(profile: Profile) -> list[Growth]:
     if not waiting:
         return []
     found = held_graphs(_torch_compat.graph_of_operation)
-    return sorted(
-        (
-            growth
-            for graph, calls in waiting.items()
-            if graph in found
-            if (growth := _growth(profile, profile.graph(graph), calls, found[graph])) is not None
-        ),
-        key=lambda g: -g.a_step,
-    )
+    grown = [
+        _growth(profile, profile.graph(graph), calls, found[graph])
+        for graph, calls in waiting.items()
+        if graph in found
+    ]
+    return sorted((g for g in grown if g is not None), key=lambda g: -g.a_step)
 
 
 def _growth(
@@ -91,7 +89,7 @@ def _growth(
 
 def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
     """What so many forwards have saved, by the FX node that made it."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for program in graph.programs[:1]:
         for live in program.surviving():
             outputs = [graph.outputs[i] for i in live.storage.outputs if i < len(graph.outputs)]
@@ -99,13 +97,12 @@ def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
                 v.role is Role.SAVED_FOR_BACKWARD for v in outputs
             ):
                 continue
-            nbytes = live.storage.nbytes
             buffer = graph.buffers.get(live.owner or "")
             node = (buffer.primary if buffer is not None else None) or live.owner or ""
-            found[node] = found.get(node, 0) + nbytes
+            found[node] += live.storage.nbytes
+    frames = {name: node.frame for name, node in graph.nodes.items()}
     return tuple(
-        GrowthPart(nbytes * times, times, node, known.frame if known is not None else None)
-        for node, nbytes in sorted(found.items(), key=lambda item: -item[1])
+        GrowthPart(nbytes * times, times, node, frames.get(node))
+        for node, nbytes in found.most_common()
         if nbytes
-        for known in (graph.nodes.get(node),)
     )

@@ -21,13 +21,10 @@ from torch.fx import GraphModule
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .aot_metadata.from_aot import view_and_mutation_meta
-from .aot_metadata.view_and_mutation import ViewAndMutationMeta
+from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cpu_arena.steady_state import arena_steady_state
-from .cuda_graphs_stage import GraphsStage
+from .cuda_graphs_stage import GraphsStage, ObservableModel
 from .observation.stage import ObserveStage
-from .observation.tree_models import ObservableModel
 from .options import Options
 from .pipeline import CompileStage, CompileState, compile_through
 from .provenance.stage import AttributeStage
@@ -39,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
-class RecordStage(CompileStage[Any]):
+class RecordStage(CompileStage):
     """Writes down what the compiled graph says of itself."""
 
     record: GraphRecord
@@ -66,9 +63,7 @@ class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
 
     Args:
-        options: memprof's.
         dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
-        runtime: where graphs are recorded.
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
         inductor: options of Inductor that were given to this compilation.
@@ -102,13 +97,9 @@ class InnerCompile:
             with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
                 return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
 
-        kind = (
-            GraphKind.BACKWARD
-            if kwargs.get("is_backward")
-            else GraphKind.INFERENCE
-            if kwargs.get("is_inference")
-            else GraphKind.FORWARD
-        )
+        kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
+        if kwargs.get("is_backward"):
+            kind = GraphKind.BACKWARD
         try:
             graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
@@ -123,7 +114,7 @@ class InnerCompile:
             self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
 
-        def failed(stage: CompileStage[Any], half: str, error: Exception) -> None:
+        def failed(stage: CompileStage, half: str, error: Exception) -> None:
             self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
@@ -137,13 +128,13 @@ class InnerCompile:
         if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
-                try:
-                    aot_id = _torch_compat.aot_id()
-                    if aot_id is not None:
+
+                def note() -> None:
+                    if (aot_id := _torch_compat.aot_id()) is not None:
                         FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
-                except Exception as error:
-                    what = "the number of a graph whose backward is captured"
-                    self.runtime.ledger.unknown(graph.record.id, what, error)
+
+                what = "the number of a graph whose backward is captured"
+                self._known(graph.record.id, what, note, None)
         # Complete now: other threads make profiles, and write them, at any time.
         self.runtime.add(graph)
         if self.not_graphed:
@@ -155,20 +146,15 @@ class InnerCompile:
         )
         return compiled
 
-    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage[Any]]:
-        """What stands around the attribute stage, which may compile a second time.
-
-        Args:
-            box: Inductor's own, which says whether it may capture.
-        """
+    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage]:
+        """What stands around the attribute stage, which may compile a second time; ``box`` is
+        Inductor's own, which says whether it may capture."""
         record = RecordStage(graph.record)
-        steady = functools.partial(
-            arena_steady_state, graph.record, self.runtime.ledger, self.options.graphs
-        )
         if not self.graphs:
-            return [ObserveStage(graph, self.runtime, self.options, None, steady), record]
+            return [ObserveStage(graph, self.runtime, self.options), record]
         models: list[ObservableModel] = []
-        if graph.record.kind is GraphKind.FORWARD:
+        kind = graph.record.kind
+        if kind is GraphKind.FORWARD:
             self._forward_box = box
         trees = GraphsStage(
             graph.record,
@@ -177,25 +163,22 @@ class InnerCompile:
             models,
             clone_outputs=self.options.outputs == "clone",
             inductor=self.inductor,
-            of_forward=(
-                graph.record.kind is GraphKind.BACKWARD
-                and box is not None
-                and box is self._forward_box
-            ),
+            of_forward=kind is GraphKind.BACKWARD and box is not None and box is self._forward_box,
         )
-        return [ObserveStage(graph, self.runtime, self.options, models, steady), trees, record]
+        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
+
+    def _known(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
+        """Of what torch keeps to itself: Note [Fields that cannot be read]."""
+        try:
+            return read()
+        except Exception as error:
+            self.runtime.ledger.unknown(graph, what, error)
+            return neutral
 
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
         id_ = self.runtime.new_graph_id()
-
-        def known(what: str, read: Callable[[], T], neutral: T) -> T:
-            """Of what torch keeps to itself: Note [Fields that cannot be read]."""
-            try:
-                return read()
-            except Exception as error:
-                self.runtime.ledger.unknown(id_, what, error)
-                return neutral
+        known = functools.partial(self._known, id_)
 
         def copied() -> ViewAndMutationMeta | None:
             found = _torch_compat.forward_metadata()

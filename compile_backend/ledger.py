@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +11,23 @@ from collections.abc import Callable, Mapping
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
 from memprof.profiler.process_hooks import ForkSafeLock
 
-from .call_log import Counter
-
 log = logging.getLogger("memprof")
 
 MAX_ENTRIES = 10_000
+
+
+class Counter:
+    """A count that several threads can advance without losing any: ``tick()``."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self.tick: Callable[[], int] = self._count.__next__
+
+    @property
+    def value(self) -> int:
+        """How often ``tick`` was called."""
+        return int(repr(self._count)[len("count(") : -1])
+
 
 _Detail = Callable[[], TreeDetail | None]
 
@@ -65,10 +78,10 @@ class Ledger:
         the count is 0."""
         key = (kind, graph, reason)
         with self._lock:
-            if key not in self._entries and len(self._entries) >= MAX_ENTRIES:
-                self.dropped += 1
-                return
             if key not in self._entries:
+                if len(self._entries) >= MAX_ENTRIES:
+                    self.dropped += 1
+                    return
                 self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
             self._counted.setdefault(key, []).append((counter, tree))
 

@@ -111,7 +111,7 @@ def split_options(
     own: dict[str, Any] = {}
     inductor: dict[str, Any] = {}
     if mode is not None and mode != "default":
-        inductor.update(mode_options(mode))
+        inductor = mode_options(mode)
         if mode.endswith("-no-cudagraphs"):  # to Inductor, what nothing has turned on
             inductor["triton.cudagraphs"] = False
     known = inductor_option_names()

@@ -17,12 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch.fx import GraphModule
-
-Compiled = TypeVar("Compiled")
-"""What the compiler returns: a callable, or an object that holds one."""
 
 
 @dataclass(eq=False)
@@ -43,47 +40,37 @@ class CompileState:
     cleanup: ExitStack = field(default_factory=ExitStack)
 
 
-class CompileStage(Generic[Compiled]):
-    """One stage; each half does nothing unless overridden.
-
-    A stage object serves one compilation, and keeps what its first half learns for its second.
-    """
+class CompileStage:
+    """One stage of one compilation, which keeps what its first half learns for its second; each
+    does nothing unless overridden."""
 
     name: str = "stage"
 
     def pre_compile(self, state: CompileState) -> None:
         """Look at the graph, or prepare it, before it is compiled."""
 
-    def post_compile(self, compiled: Compiled, state: CompileState) -> Compiled:
-        """Wrap what the compiler returned.
-
-        Args:
-            compiled: with the wrappings of the inner stages.
-            state: the same that ``pre_compile`` saw.
-        """
+    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+        """Wrap what the compiler and the inner stages returned: a callable, or what holds one."""
         return compiled
 
 
-FailureHandler = Callable[[CompileStage[Any], str, Exception], None]
-"""Called with the stage, ``pre_compile`` or ``post_compile``, and the exception."""
-
-
 def compile_through(
-    stages: Sequence[CompileStage[Compiled]],
-    compiler: Callable[[], Compiled],
+    stages: Sequence[CompileStage],
+    compiler: Callable[[], Any],
     state: CompileState,
-    on_failure: FailureHandler,
-) -> Compiled:
+    on_failure: Callable[[CompileStage, str, Exception], None],
+) -> Any:
     """Compile a graph with ``stages`` around it, the first outermost.
 
     Args:
         stages: all first halves run in this order, all second halves in reverse.
         compiler: compiles ``state.graph_module``; called once.
         state: closed when all is over, whatever was raised.
-        on_failure: see Note [A failing stage].
+        on_failure: called with the stage, ``pre_compile`` or ``post_compile``, and the exception:
+            Note [A failing stage].
     """
     with state.cleanup:
-        entered: list[CompileStage[Compiled]] = []
+        entered: list[CompileStage] = []
         for stage in stages:
             try:
                 stage.pre_compile(state)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from memprof.cudagraph_trees.account.attribution import PoolParts, explain_blocks, explain_pool
@@ -14,7 +15,7 @@ from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.section import Foot, Section, Table
 from memprof.profiler.report.text import render
 
-from .cpu_arena.replay import POOL
+from .cpu_arena.tensors import POOL
 from .runtime import RUNTIME
 
 ARENA = "cpu arena"
@@ -49,9 +50,7 @@ def explain_pools() -> Pools:
             number += 1
             name = f"{device} #{number}"
         found[name] = _with_functions(explain_pool(manager), manager)
-    for name in [name for name, parts in found.items() if not parts.reserved]:
-        del found[name]
-    return found
+    return Pools({name: parts for name, parts in found.items() if parts.reserved})
 
 
 def _with_nodes(parts: PoolParts) -> PoolParts:
@@ -81,23 +80,22 @@ def _with_functions(parts: PoolParts, manager: CUDAGraphTreeManager) -> PoolPart
 
 
 def _renamed(parts: PoolParts, names: Mapping[int | str, str]) -> PoolParts:
-    nodes: dict[int | str, int] = {}
+    nodes: Counter[int | str] = Counter()
     for label, nbytes in parts.nodes.items():
-        nodes[names[label]] = nodes.get(names[label], 0) + nbytes
-    return replace(parts, nodes=nodes)
+        nodes[names[label]] += nbytes
+    return replace(parts, nodes=dict(nodes))
 
 
 def _section(name: str, parts: PoolParts) -> Section:
     rows = sorted(((n, str(what)) for what, n in parts.nodes.items()), reverse=True)
     columns = (Column("bytes", Unit.BYTES, adds=True), Column("what", Unit.CODE))
-    foot = tuple(Foot((n, what)) for n, what in _others(parts))
+    others = {
+        "rounding": parts.rounding,
+        "workspaces of libraries": parts.workspace,
+        "unattributed": parts.unattributed,
+        "free": parts.free,
+        "total reserved": parts.reserved,
+    }
+    foot = tuple(Foot((n, what)) for what, n in others.items())
     title = f"{name}: {format_bytes(parts.reserved)} ({parts.reserved:,} B)"
     return Section("", title, tables=(Table(columns, rows, foot, rest="smaller"),))
-
-
-def _others(parts: PoolParts) -> Iterator[tuple[int, str]]:
-    yield parts.rounding, "rounding"
-    yield parts.workspace, "workspaces of libraries"
-    yield parts.unattributed, "unattributed"
-    yield parts.free, "free"
-    yield parts.reserved, "total reserved"

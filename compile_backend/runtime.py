@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
     AllocationProgram,
+    CallColumns,
     Category,
     GraphRecord,
     LedgerEntry,
@@ -20,12 +22,83 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.process_hooks import ForkSafeLock
 
-from .call_log import DEFAULT_CAPACITY, CallLog, Counter, columns
 from .environment import new_profile, perf_origin_ns, process
-from .ledger import Ledger
-from .observation.identities import StorageIdentities
+from .ledger import Counter, Ledger
+from .observation.recorder import StorageIdentities
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
+
+
+CallRecord = tuple[int, int, int, int, int]
+"""(graph id, program index, start ns, end ns, thread identifier)"""
+
+DEFAULT_CAPACITY = 65_536
+
+
+class CallLog:
+    """The last ``capacity`` calls, and a count of all.
+
+    ``record`` is the one thing on the hot path: a ``deque.append``, atomic under the
+    GIL, about 0.1 µs. It is looked up at each call, so the log can be replaced by a
+    larger one while compiled functions hold this object.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        self._records: deque[CallRecord] = deque(maxlen=capacity)
+        self.record: Callable[[CallRecord], None] = self._records.append
+
+    @property
+    def capacity(self) -> int:
+        """How many calls are kept."""
+        return self._records.maxlen or 0
+
+    def resize(self, capacity: int) -> None:
+        """Keep the last ``capacity`` calls from here on."""
+        self._records = deque(self._records, maxlen=capacity)
+        self.record = self._records.append
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self.resize(self.capacity)
+        self._records.clear()
+
+    def after(self, last: CallRecord | None = None) -> list[CallRecord]:
+        """The records that came after ``last``, a record of this log; all that are left if
+        that one has been pushed out, or is None."""
+        # A copy first: the deque grows while we look. Copying is one step under the GIL.
+        records = list(self._records)
+        for i in range(len(records) - 1, -1, -1):
+            if records[i] is last:
+                return records[i + 1 :]
+        return records
+
+
+def columns(
+    records: Iterable[CallRecord],
+    graphs: Iterable[int],
+    since_ns: int = 0,
+    returned: int | None = None,
+    threads: dict[int, int] | None = None,
+) -> CallColumns:
+    """Those of ``records`` that are calls to ``graphs`` and began at or after ``since_ns``.
+
+    Args:
+        since_ns: ``time.perf_counter_ns()``.
+        returned: how many such calls there were; what is missing is ``dropped``.
+        threads: filled with the number that each thread gets, by its identifier.
+    """
+    wanted = set(graphs)
+    threads = {} if threads is None else threads
+    found = CallColumns()
+    for graph, program, start, end, thread in records:
+        if graph in wanted and start >= since_ns:
+            found.graph.append(graph)
+            found.program.append(program)
+            found.start_ns.append(start)
+            found.end_ns.append(end)
+            found.thread.append(threads.setdefault(thread, len(threads)))
+    dropped = max(0, returned - len(found)) if returned is not None else 0
+    return replace(found, dropped=dropped)
 
 
 @dataclass(slots=True)
@@ -75,12 +148,10 @@ class Runtime:
         """Watch the release of what may stay between calls of a new program: parameters, buffers,
         optimizer state, and what the graph writes to."""
         for storage in program.storages:
+            values = (record.inputs[i] for i in storage.inputs if i < len(record.inputs))
             if storage.identity is not None and any(
-                record.inputs[i].role in _PERSISTENT
-                or record.inputs[i].category is Category.PERSISTENT_STATE
-                or record.inputs[i].mutated
-                for i in storage.inputs
-                if i < len(record.inputs)
+                v.role in _PERSISTENT or v.category is Category.PERSISTENT_STATE or v.mutated
+                for v in values
             ):
                 self._persistent.add(storage.identity)
 
@@ -149,12 +220,12 @@ class Runtime:
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         if session:
             graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
-        return dataclasses.replace(
+        return replace(
             new_profile(),
             options=dict(self.options),
             # Copies: each profile has its own count of calls, and no program of later calls.
             graphs=[
-                dataclasses.replace(r, calls=made[r.id], programs=list(r.programs))
+                replace(r, calls=made[r.id], programs=list(r.programs))
                 for r in sorted((g.record for g in graphs), key=lambda r: r.id)
             ],
             ledger=self._entries(session, {g.record.id for g in graphs}),
@@ -170,9 +241,9 @@ class Runtime:
         for key, entry in history.ledger_entries().items():
             count = entry.count - before.get(key, 0)
             if count:
-                entries.append(dataclasses.replace(entry, count=count))
+                entries.append(replace(entry, count=count))
         entries.sort(key=lambda e: e.time_ns)
-        return [e if e.graph in graphs else dataclasses.replace(e, graph=None) for e in entries]
+        return [e if e.graph in graphs else replace(e, graph=None) for e in entries]
 
     def _releases(self, session: Session | None, made: int) -> dict[int, int]:
         """After how many of the ``made`` calls, of which other threads make more meanwhile."""

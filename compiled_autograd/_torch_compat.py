@@ -113,13 +113,12 @@ def patched_engine_entry(
 ) -> Iterator[None]:
     """Replace the function through which ``backward()`` and ``grad()`` enter the engine."""
     module: Any = torch.autograd
-    name = "_engine_run_backward"
-    original = getattr(module, name)
-    setattr(module, name, wrap(original))
+    original = module._engine_run_backward
+    module._engine_run_backward = wrap(original)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        module._engine_run_backward = original
 
 
 def backward_id() -> int:
@@ -165,9 +164,8 @@ def is_refusal(error: Exception) -> bool:
     text = str(error).lower()
     if isinstance(error, NotImplementedError):
         return "compiled autograd" in text
-    return isinstance(error, RuntimeError) and text.startswith(
-        "compiled autograd is not compatible with c++ ddp reducer"
-    )
+    of_ddp = text.startswith("compiled autograd is not compatible with c++ ddp reducer")
+    return isinstance(error, RuntimeError) and of_ddp
 
 
 # --- Dynamo ---------------------------------------------------------------------------------
@@ -202,8 +200,7 @@ def leave_dynamo() -> None:
 
 def return_to_dynamo() -> None:
     """Dynamo looks at frames again as it did before ``leave_dynamo``."""
-    before = _unseen.before.pop()
-    _set_eval_frame(before)
+    _set_eval_frame(_unseen.before.pop())
 
 
 def unseen_by_dynamo(function: _F) -> _F:
@@ -300,12 +297,8 @@ def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> N
         class_name = f"CompiledAutograd{capture_id}PreReordering"
         return GraphModule(root, graph, class_name).print_readable(print_output=False)
 
-    name = "compiled_autograd_graph_pre_reordering"
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": name, "encoding": "string"},
-        payload_fn=text,
-    )
+    metadata = {"name": "compiled_autograd_graph_pre_reordering", "encoding": "string"}
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text)
 
 
 def log_passes(moved: Iterable[int], removed: int) -> None:
@@ -323,19 +316,14 @@ def log_graph(graph: GraphModule) -> None:
     )
     _ca.compiled_autograd_log.info("%s", text)
     _ca.verbose_log.debug("%s", text)
-    trace_structured(
-        "compiled_autograd_graph",
-        payload_fn=lambda: graph.print_readable(print_output=False),
-    )
+    readable = functools.partial(graph.print_readable, print_output=False)
+    trace_structured("compiled_autograd_graph", payload_fn=readable)
 
 
 def log_reasons(reasons: list[str]) -> None:
     """What C++ says about a cache miss, into ``TORCH_TRACE``."""
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": "compiled_autograd_compile_reasons", "encoding": "json"},
-        payload_fn=lambda: reasons,
-    )
+    metadata = {"name": "compiled_autograd_compile_reasons", "encoding": "json"}
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: reasons)
 
 
 # --- graphs -------------------------------------------------------------------------------
@@ -394,15 +382,14 @@ def rename_node(node: Node, name: str) -> None:
 
 
 # c10::ScalarType, whose numbers C++ puts into the metadata of outputs.
-_SCALAR_TYPES: dict[int, torch.dtype] = dict(
-    enumerate(
-        (
-            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-            *(torch.float16, torch.float32, torch.float64),
-            *(torch.complex32, torch.complex64, torch.complex128, torch.bool),
-        )
-    )
-) | {15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn}
+_SCALAR_TYPES: dict[Any, torch.dtype] = {
+    **dict(enumerate((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))),
+    **dict(enumerate((torch.float16, torch.float32, torch.float64, torch.complex32), 5)),
+    **dict(enumerate((torch.complex64, torch.complex128, torch.bool), 9)),
+    15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+}
 
 
 def output_size(metadata: Any) -> tuple[tuple[Any, ...], torch.dtype | None, torch.device] | None:
@@ -412,7 +399,7 @@ def output_size(metadata: Any) -> tuple[tuple[Any, ...], torch.dtype | None, tor
     options, sizes = metadata[0], metadata[1]
     device = next((o for o in options if isinstance(o, torch.device)), torch.device("cpu"))
     number = next((o for o in options if isinstance(o, int) and not isinstance(o, bool)), None)
-    return tuple(sizes), _SCALAR_TYPES.get(number) if number is not None else None, device
+    return tuple(sizes), _SCALAR_TYPES.get(number), device
 
 
 def replace_torchs_class(new: Any) -> Any:

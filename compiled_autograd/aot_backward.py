@@ -4,13 +4,11 @@ Note [Why the graph is inlined]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 To the engine an AOTAutograd backward is one node. Called as one, it would be opaque to the
 graph passes and to the compiler, and no gradient could be accumulated before all of them
-exist. So the graph that AOTAutograd compiles for its own use is copied in. Around it,
-
-* the prologue (which selects the gradients that the graph wants and takes tensor
-  subclasses apart) is called as it is: it is a function of constants and its arguments;
-* the epilogue (which drops tokens and RNG offsets and rebuilds subclasses) runs at
-  capture. It only rearranges values; where it rebuilds a subclass it calls back, and that
-  call becomes a node.
+exist. So the graph that AOTAutograd compiles for its own use is copied in. The prologue (which
+selects the gradients that the graph wants and takes tensor subclasses apart) is called as it is: it
+is a function of constants and its arguments. The epilogue (which drops tokens and RNG offsets and
+rebuilds subclasses) runs at capture. It only rearranges values; where it rebuilds a subclass it
+calls back, and that call becomes a node.
 """
 
 from __future__ import annotations
@@ -18,18 +16,16 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
-
-from . import _torch_aot, _torch_compat
+from ._torch_capture import AotBackward, aot_symints, subclass_maker
 from .errors import CaptureError
-from .node_meta import of_tensor, set_value
-from .origin import META, NodeOrigin
+from .node_meta import ORIGIN, of_tensor, set_value
 from .tracer import GraphTracer
 
 AOT_NAME = "autograd_aot_name"
@@ -61,9 +57,7 @@ class AotInliner:
         """Nodes of the gradients that the node returns.
 
         Args:
-            ctx: the autograd.Function's node.
             grads: gradients that arrive, None where there is none.
-            saved_tensors: as the engine lifted them.
             backward_state: index in ``hooks`` of the hooks that Dynamo passed from the
                 forward, None if there are none.
             opaque_objects: indices in ``hooks`` of saved objects that are no tensors.
@@ -73,7 +67,7 @@ class AotInliner:
         """
         tracer = self._tracer
         try:
-            backward = _torch_aot.AotBackward(ctx._forward_cls)
+            backward = AotBackward(ctx._forward_cls)
         except LookupError as error:
             raise CaptureError(
                 f"the compiled backward came from AOTAutograd's cache, which keeps no graph to "
@@ -82,38 +76,21 @@ class AotInliner:
             ) from error
         if torch.is_grad_enabled() and backward.may_need_double_backward:
             raise CaptureError("a torch.compile'd function cannot be differentiated twice")
-        symints = [tracer.lift(s) for s in _torch_aot.aot_symints(ctx)]
+        symints = [tracer.lift(s) for s in aot_symints(ctx)]
+        saved = tracer.lift(list(saved_tensors))
+        objects = [tracer.item("hooks", i) for i in opaque_objects]
         prologue = tracer.call(
-            backward.prologue(),
-            (
-                tracer.lift(list(saved_tensors)),
-                symints,
-                [tracer.item("hooks", i) for i in opaque_objects],
-                tracer.lift(list(grads)),
-            ),
+            backward.prologue(), (saved, symints, objects, tracer.lift(list(grads)))
         )
-        arguments = self._arguments(backward, prologue, symints, backward_state)
+        # What the graph's placeholders are: sizes, saved tensors and gradients, hooks.
+        count = len(backward.module.graph.find_nodes(op="placeholder"))
+        handed = range(len(symints), count - (backward_state is not None))
+        arguments = symints + [tracer.call(operator.getitem, (prologue, i)) for i in handed]
+        if backward_state is not None:
+            arguments.append(tracer.item("hooks", backward_state))
         return self._epilogue(backward, self._copy(backward, arguments))
 
-    def _arguments(
-        self,
-        backward: _torch_aot.AotBackward,
-        prologue: Node,
-        symints: list[Any],
-        backward_state: int | None,
-    ) -> list[Any]:
-        """What the graph's placeholders are: sizes, saved tensors and gradients, hooks."""
-        count = sum(node.op == "placeholder" for node in backward.module.graph.nodes)
-        if backward_state is not None:
-            count -= 1
-        arguments: list[Any] = list(symints)
-        for i in range(len(symints), count):
-            arguments.append(self._tracer.call(operator.getitem, (prologue, i)))
-        if backward_state is not None:
-            arguments.append(self._tracer.item("hooks", backward_state))
-        return arguments
-
-    def _copy(self, backward: _torch_aot.AotBackward, arguments: list[Any]) -> list[Any]:
+    def _copy(self, backward: AotBackward, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
         tracer = self._tracer
         graph = tracer.graph
@@ -125,9 +102,6 @@ class AotInliner:
         assert base is not None
         copies: dict[Node, Any] = {}
         remaining = iter(arguments)
-
-        def copied(node: Node) -> Any:
-            return copies[node]
 
         for node in backward.module.graph.nodes:
             if node.op == "output":
@@ -146,17 +120,11 @@ class AotInliner:
                     # The forward was compiled with its views turned into reshapes, so a
                     # gradient may have strides that no view can take.
                     target = torch.ops.aten.reshape.default
-                copy = graph.create_node(
-                    node.op, target, map_arg(node.args, copied), map_arg(node.kwargs, copied)
-                )
-                for key in _KEPT_META:
-                    if key in node.meta:
-                        copy.meta[key] = node.meta[key]
-                copy.meta[META] = NodeOrigin(
-                    base.autograd_node, base.call_index, backward.id, node.name
-                )
-                if "stack_trace" not in copy.meta:
-                    copy.meta["stack_trace"] = base.stack_trace
+                args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+                copy = graph.create_node(node.op, target, args, kwargs)
+                copy.meta["stack_trace"] = base.stack_trace
+                copy.meta |= {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+                copy.meta[ORIGIN] = replace(base, aot_id=backward.id, aot_node=node.name)
                 value = node.meta.get("val")
             copy.meta.setdefault(AOT_NAME, prefix + node.name)
             if isinstance(value, torch.Tensor) and not value.is_sparse:
@@ -171,25 +139,16 @@ class AotInliner:
         new = "aot_" + name.replace(".", "_")
         while hasattr(self._tracer.root, new):
             new += "_"
-        value: Any = module
-        for part in name.split("."):
-            value = getattr(value, part)
-        setattr(self._tracer.root, new, value)
+        setattr(self._tracer.root, new, operator.attrgetter(name)(module))
         return new
 
-    def _epilogue(self, backward: _torch_aot.AotBackward, outputs: list[Any]) -> list[Node | None]:
+    def _epilogue(self, backward: AotBackward, outputs: list[Any]) -> list[Node | None]:
         tracer = self._tracer
         values = [tracer.new_value(o) if isinstance(o, Node) else o for o in outputs]
 
         def make_subclass(metadata: Any, is_runtime: bool, parts: Sequence[Any]) -> torch.Tensor:
-            layout = subclass_layout(metadata)
-
-            def build(*parts: Any) -> Any:
-                return layout.rebuild(parts)
-
-            build.__name__ = "make_subclass"
-            node = tracer.call(_torch_compat.allow_in_graph(build), tuple(tracer.lift(list(parts))))
-            return tracer.new_value(node)
+            function = subclass_maker(metadata, is_runtime)
+            return tracer.new_value(tracer.call(function, tracer.lift(tuple(parts))))
 
         results = backward.epilogue(values, make_subclass)
         lifted = [tracer.lift(r) for r in results]

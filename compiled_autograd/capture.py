@@ -13,8 +13,7 @@ from .engine import enable
 from .errors import CaptureError
 from .events import Capture, Listener
 from .memory import NodeMemory, node_memory
-from .node_meta import LIFTED_FROM
-from .origin import NodeOrigin, forward_frames, forward_module, origin_of
+from .node_meta import LIFTED_FROM, NodeOrigin, forward_frames, forward_module, origin_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,7 @@ class CapturedBackward:
     def origins(self) -> dict[str, NodeOrigin]:
         """Node name -> the autograd node that it belongs to; of what was lifted out of the
         autograd graph only with ``TORCH_LOGS=compiled_autograd_verbose``."""
-        nodes = self.graph.graph.nodes
-        found = {n.name: n.meta.get(LIFTED_FROM, origin_of(n)) for n in nodes}
+        found = {n.name: n.meta.get(LIFTED_FROM, origin_of(n)) for n in self.graph.graph.nodes}
         return {name: origin for name, origin in found.items() if origin is not None}
 
     @property

@@ -27,24 +27,33 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _torch_aot, _torch_compat
+from . import _torch_capture, _torch_compat
 from .aot_backward import AotInliner
-from .capture_lock import THREAD
 from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
-from .missing_gradients import (
+from .node_meta import (
+    LAYOUT,
+    SUM_OF_GRADIENTS,
+    NodeOrigin,
+    ValueInfo,
+    of_output,
+    of_sizes,
+    set_value,
+    value_of,
+)
+from .nodes import (
     add_gradients,
+    before_hooks,
+    call_cpp_tensor_pre_hooks,
+    call_hook,
     copy_slices_epilogue_or_none,
     copy_slices_prologue_or_none,
     zeros_for_none,
 )
-from .nan_check import NanCheck
-from .node_meta import LAYOUT, SUM_OF_GRADIENTS, ValueInfo, of_output, of_sizes, set_value, value_of
-from .nodes import before_hooks, call_cpp_tensor_pre_hooks, call_hook
-from .origin import NodeOrigin
 from .passes import run_passes
-from .runtime import RuntimeWrapper
+from .runtime import NanCheck, runtime_wrapper
+from .switch import THREAD
 from .tracer import GraphTracer
 
 CompilerFn = Callable[[GraphModule], Callable[..., Any]]
@@ -52,9 +61,7 @@ Gradients = list[torch.Tensor | None]
 
 
 class AutogradCompilerInstance:
-    """Captures one backward.
-
-    Can stand in for torch's class of the same name.
+    """Captures one backward; can stand in for torch's class of the same name.
 
     Args:
         compiler_fn: gets the captured graph and returns what runs in its place; both take
@@ -142,9 +149,8 @@ class AutogradCompilerInstance:
         tracer.stop()
         if tracer.baked_shapes and self.any_shape:
             raise CaptureError("a C++ node ran operators on saved tensors at capture")
-        returned = [
-            before_hooks(v) if isinstance(v, Node) else v for v in tracer.lift(list(outputs))
-        ]
+        lifted = tracer.lift(list(outputs))
+        returned = [before_hooks(v) if isinstance(v, Node) else v for v in lifted]
         tracer.call(_torch_compat.run_final_callbacks, ())
         tracer.graph.output(returned)
         captured_nodes = len(tracer.graph.nodes)
@@ -153,7 +159,7 @@ class AutogradCompilerInstance:
         result = run_passes(
             tracer.graph,
             cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
-            places=None if entered is None else engine_order(entered(), self._names),
+            places=None if entered is None else engine_order(*entered, self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)
@@ -171,14 +177,9 @@ class AutogradCompilerInstance:
                 passes=result,
             )
         )
-        runtime = RuntimeWrapper(
-            capture,
-            self.log,
-            self._compile_context,
-            used_sizes=result.used_sizes,
-            to_cuda=result.inputs_to_cuda,
-            nan_check=NanCheck(tracer.graph) if self._check_nans else None,
-            shapes=self._shapes if tracer.baked_shapes else None,
+        nan_check = NanCheck(tracer.graph) if self._check_nans else None
+        runtime = runtime_wrapper(
+            capture, self.log, self._compile_context, nan_check, not tracer.baked_shapes
         )
         self._capturing.close()
         compiled = self.compiler_fn(module)
@@ -200,9 +201,8 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
-        aot_id = None
-        if pyobj is not None and _torch_aot.is_aot_node(pyobj):
-            aot_id = pyobj._forward_cls._aot_id
+        is_aot = pyobj is not None and _torch_capture.is_aot_node(pyobj)
+        aot_id = pyobj._forward_cls._aot_id if is_aot else None
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
@@ -247,9 +247,7 @@ class AutogradCompilerInstance:
         Args:
             inputs: gradients that arrive.
             output_metadatas: ``(layout, device, dtype, sizes)`` of each gradient it returns.
-            saved_tensors: lifted.
-            backward_idx: of its ctx in ``hooks``.
-            ctx: the node itself.
+            backward_idx: of its ctx, the node itself, in ``hooks``.
             maybe_backward_state_idx: of the hooks that Dynamo passed from the forward.
             opaque_object_indices: of saved objects that are no tensors, in ``hooks``.
 
@@ -259,24 +257,19 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_aot.is_aot_node(ctx):
+        if _torch_capture.is_aot_node(ctx):
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )
-        elif _torch_aot.takes_boxed_grads(ctx):
+        elif _torch_capture.takes_boxed_grads(ctx):
             raise CaptureError(
                 f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
                 f"pass gradients in a box"
             )
         else:
-            call = tracer.call(
-                _torch_compat.call_backward,
-                (
-                    tracer.item("hooks", backward_idx),
-                    tracer.lift(list(saved_tensors)),
-                    *inputs,
-                ),
-            )
+            saved = tracer.lift(list(saved_tensors))
+            arguments = (tracer.item("hooks", backward_idx), saved, *inputs)
+            call = tracer.call(_torch_compat.call_backward, arguments)
             self._may_return_none = True
             results = [
                 None if metadata is None else self._part(call, i)
@@ -365,9 +358,8 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         arriving = tracer.lift(inputs[0])
         metadata = self._may_be_none.get(arriving)
-        prologue = copy_slices_prologue_or_none
-        if metadata is None:
-            prologue = _torch_compat.copy_slices_prologue
+        plain, careful = _torch_compat.copy_slices_prologue, copy_slices_prologue_or_none
+        prologue = plain if metadata is None else careful
         node = tracer.call(prologue, ([arriving], *tracer.lift(geometry)))
         whole, _, of_view = parts = [self._part(node, i) for i in range(3)]
         if metadata is not None:
@@ -386,12 +378,10 @@ class AutogradCompilerInstance:
         """After it: its gradient goes back into the base's."""
         tracer = self._tracer
         whole = tracer.lift(result)
-        epilogue = _torch_compat.copy_slices_epilogue
-        if whole in self._may_be_none:
-            epilogue = copy_slices_epilogue_or_none
-        node = tracer.call(
-            epilogue, (list(needs_input_grad), whole, *tracer.lift((list(res), grad_slice)))
-        )
+        plain, careful = _torch_compat.copy_slices_epilogue, copy_slices_epilogue_or_none
+        epilogue = careful if whole in self._may_be_none else plain
+        arguments = (list(needs_input_grad), whole, *tracer.lift((list(res), grad_slice)))
+        node = tracer.call(epilogue, arguments)
         return [tracer.new_value(self._part(node, i)) for i in range(len(needs_input_grad))]
 
     # --- hooks ----------------------------------------------------------------------------
@@ -403,44 +393,36 @@ class AutogradCompilerInstance:
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """``Tensor.register_hook``, on gradient ``i`` before its node runs."""
-        return self._replace(
-            inputs, i, self._hook(hook_id, "tensor_pre_hook", self._lift(inputs[i]))
-        )
+        node = self._hook(hook_id, "tensor_pre_hook", inputs[i])
+        return self._replace(inputs, i, node)
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """A hook as of ``tensor_pre_hook``, registered in C++ (``retain_grad()``)."""
-        node = self._tracer.call(call_cpp_tensor_pre_hooks, (hook_id, self._lift(inputs[i])))
+        node = self._tracer.call(call_cpp_tensor_pre_hooks, (hook_id, self._tracer.lift(inputs[i])))
         return self._replace(inputs, i, node)
 
     def pre_hook(self, inputs: Sequence[Any], hook_id: int) -> Gradients:
         """``Node.register_prehook``, on all gradients of the node."""
-        node = self._hook(hook_id, "pre_hook", self._lift(tuple(inputs)))
-        return self._parts_like(node, inputs)
+        return self._parts_like(self._hook(hook_id, "pre_hook", tuple(inputs)), inputs)
 
     def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_id: int) -> Gradients:
         """``Node.register_hook``, on what the node returned."""
-        node = self._hook(
-            hook_id, "post_hook", self._lift(tuple(outputs)), self._lift(tuple(inputs))
-        )
+        node = self._hook(hook_id, "post_hook", tuple(outputs), tuple(inputs))
         return self._parts_like(node, outputs)
 
     def post_acc_grad_hook(self, input: torch.Tensor, hook_id: int) -> Gradients:
         """``Tensor.register_post_accumulate_grad_hook``, on the parameter."""
-        variable = self._lift(input)
-        node = self._hook(hook_id, "post_acc_grad_hook", variable)
-        return [self._tracer.new_value(node, value_of(variable))]
+        node = self._hook(hook_id, "post_acc_grad_hook", input)
+        return [self._tracer.new_value(node, value_of(self._tracer.lift(input)))]
 
     # --- helpers --------------------------------------------------------------------------
-
-    def _lift(self, value: Any) -> Any:
-        return self._tracer.lift(value)
 
     def _part(self, node: Node, index: int) -> Node:
         return self._tracer.call(operator.getitem, (node, index))
 
     def _hook(self, hook_id: int, kind: str, *args: Any) -> Node:
-        hook = self._tracer.item("hooks", hook_id)
-        return self._tracer.call(call_hook, (hook, *args), {"hook_type": kind})
+        arguments = (self._tracer.item("hooks", hook_id), *self._tracer.lift(args))
+        return self._tracer.call(call_hook, arguments, {"hook_type": kind})
 
     def _replace(self, inputs: list[Any], i: int, node: Node) -> list[Any]:
         # No hook can make a gradient where none arrived.
@@ -450,20 +432,21 @@ class AutogradCompilerInstance:
 
     def _hooked(self, node: Node, before: Any) -> torch.Tensor:
         """What hooks made of the gradient ``before``."""
-        given = self._lift(before)
+        given = self._tracer.lift(before)
         if given in self._may_be_none:
             self._may_be_none[node] = self._may_be_none[given]
         return self._tracer.new_value(node, value_of(given))
 
     def _without_none(self, gradient: Any) -> Any:
         """The node of a gradient for what takes no None."""
-        node = self._lift(gradient)
+        node = self._tracer.lift(gradient)
         metadata = self._may_be_none.get(node) if isinstance(node, Node) else None
         if metadata is None or (wanted := _torch_compat.output_size(metadata)) is None:
             return node
         sizes, dtype, device = wanted
         value = value_of(node)
-        node = self._tracer.call(zeros_for_none, (node, self._lift(list(sizes)), dtype, device))
+        arguments = (node, self._tracer.lift(list(sizes)), dtype, device)
+        node = self._tracer.call(zeros_for_none, arguments)
         if value is not None:
             set_value(node, value)
         return node

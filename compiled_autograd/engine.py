@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from . import _torch_compat
-from .capture_lock import THREAD, forget_captured_graphs, in_turn
 from .compiler import AutogradCompilerInstance, CompilerFn
-from .engine_order import Entered
 from .errors import CaptureError
-from .final_callbacks import another_backward
-from .switch import OFF, SWITCH, Claim, Tell, capturing
+from .runtime import another_backward
+from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
 
 _last: list[Any] = []
 """The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
@@ -58,25 +57,21 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
         yield
         return
     claim = _open(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
+    # torch's count of contexts must be what it was when one of them is left.
+    _go_deeper(1)
     try:
         # One graph of one backward is run by one thread.
-        with torch.autograd.set_multithreading_enabled(False), _one_deeper():
+        with torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
+        _go_deeper(-1)
         _close(claim)
 
 
-@contextlib.contextmanager
-def _one_deeper() -> Iterator[None]:
-    """In torch's count of contexts, which must be what it was when one of them is left."""
-    state = _torch_compat.state
+@_torch_compat.unseen_by_dynamo
+def _go_deeper(levels: int) -> None:
     with SWITCH.lock:
-        state.depth += 1
-    try:
-        yield
-    finally:
-        with SWITCH.lock:
-            state.depth -= 1
+        _torch_compat.state.depth += levels
 
 
 @contextlib.contextmanager
@@ -137,9 +132,8 @@ def turn_on(
 
 
 def _may_turn_on() -> bool:
-    if SWITCH.is_on() or SWITCH.off_on_purpose or SWITCH.running:
-        return False
-    return not _torch_compat.stance_is_force_eager()
+    busy = SWITCH.is_on() or SWITCH.off_on_purpose or SWITCH.running
+    return not busy and not _torch_compat.stance_is_force_eager()
 
 
 def turn_off() -> None:
@@ -161,7 +155,7 @@ def _open(factory: Any, dynamic: bool, tell: Tell | None = None) -> Claim:
     _torch_compat.set_verbose_logger()
     with SWITCH.lock:
         _own_the_cache(factory.args[0], dynamic)
-        claim = SWITCH.open(capturing(factory, dynamic), tell=tell)
+        claim = SWITCH.open(Setting(factory, dynamic, True, off_on_purpose=None), tell=tell)
         _Entry.hold()
     return claim
 
@@ -171,11 +165,9 @@ def _close(claim: Claim) -> None:
     with SWITCH.lock:
         _Entry.release()
         below = SWITCH.close(claim)
-        factory = below.factory
-        if isinstance(factory, functools.partial):  # an outer enable() goes on
-            _own_the_cache(factory.args[0] if factory.args else factory, below.dynamic)
-        elif factory is not None:
-            _own_the_cache(factory, below.dynamic)
+        if below.factory is not None:  # an outer enable() goes on
+            arguments = getattr(below.factory, "args", None)
+            _own_the_cache(arguments[0] if arguments else below.factory, below.dynamic)
 
 
 def reset() -> None:
@@ -272,7 +264,7 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
         on, tell = SWITCH.is_on(), SWITCH.tell
         outer = THREAD.being_captured, THREAD.ran, THREAD.entered
         THREAD.being_captured = THREAD.ran = False
-        THREAD.entered = functools.partial(Entered.of, outputs, inputs)
+        THREAD.entered = outputs, inputs
         try:
             return captured(outputs, grads, keep, create_graph, inputs, *a, **k)
         except Exception as error:
@@ -286,22 +278,16 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
                 if tell is None or not refused:
                     raise
                 reason = str(error).partition("\n")[0]
-                tell(
-                    error
-                    if isinstance(error, CaptureError)
-                    else CaptureError(f"{type(error).__name__}: {reason}")
-                )
+                if not isinstance(error, CaptureError):
+                    error = CaptureError(f"{type(error).__name__}: {reason}")
+                tell(error)
         finally:
             THREAD.being_captured, THREAD.ran, THREAD.entered = outer
         return normally()
 
     def _of_an_inner_one(error: BaseException) -> bool:
         """Whether a backward inside of this one, begun by a hook, has failed with ``error``."""
-        entered = 0
-        at = error.__traceback__
-        while at is not None:
-            entered += at.tb_frame.f_code is run_backward.__code__
-            at = at.tb_next
-        return entered > 1
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return sum(frame.f_code is run_backward.__code__ for frame in frames) > 1
 
     return _torch_compat.unseen_by_dynamo(another_backward()(run_backward))

@@ -3,20 +3,19 @@
 Note [Two orders]
 ~~~~~~~~~~~~~~~~~
 The normal engine runs, of the nodes that are ready, the one that the forward made last, and
-accumulates gradients first of all. For a capture C++ walks the same graph depth first. What a
-node computes does not depend on that. What Python code does may: FSDP2 gives the memory of a
-block's parameters back in an autograd.Function that the normal engine runs when everything
-else of that block is over, and in a depth-first walk others come later that read them.
+accumulates gradients first of all. For a capture C++ walks the same graph depth first. What a node
+computes does not depend on that. What Python code does may: FSDP2 gives a block's parameters back
+in an autograd.Function that the normal engine runs when everything else of that block is over, and
+in a depth-first walk others come later that read them.
 
 C++ hands out names and no sequence numbers. So where a captured graph calls Python code, the
 autograd graph is walked once more, from the tensors that ``backward()`` was called with: depth
-first, as C++ does, to know which node is which call, and in the engine's order. Should the names
-not agree, there is no order to give and the graph stays as it was captured.
+first, to know which node is which call, and in the engine's order. Should the names not agree, the
+graph stays as it was captured.
 
 The order is that of the forward that was captured. C++'s cache compares autograd graphs without
 sequence numbers, so a forward that makes the same graph in another order hits, and its Python code
-runs in the first one's order. To notice that, every run would have to walk its graph in Python;
-where nodes do not depend on each other, gradients are the same.
+runs in the first one's order. To notice that, every run would have to walk its graph in Python.
 """
 
 from __future__ import annotations
@@ -25,55 +24,32 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from torch.fx import Graph, Node
+
 from . import _torch_compat
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """How the engine was entered: where it starts, and which gradients are wanted.
-
-    Attributes:
-        roots: autograd nodes to start from, one a tensor.
-        targets: nodes of the tensors whose gradients are asked for; none: all leaves.
-    """
-
-    roots: tuple[Any, ...]
-    targets: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, outputs: Iterable[Any], inputs: Iterable[Any]) -> Entered:
-        """From the arguments of ``backward()``: tensors and gradient edges."""
-        return cls(
-            tuple(map(_torch_compat.autograd_node, outputs)),
-            tuple(map(_torch_compat.autograd_node, inputs)),
-        )
-
+from .node_meta import SUM_OF_GRADIENTS, origin_of
+from .nodes import is_final, is_item_of_argument, runs_python
 
 Edges = dict[Any, list[Any]]
-"""Of each autograd node that runs, where its gradients go; of None, the engine's own root, where
-they begin."""
+"""Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
 
 
-def _edges(entered: Entered) -> Edges:
-    edges: Edges = {None: list(entered.roots)}
-    pending = list(entered.roots)
+def _edges(roots: Iterable[Any], targets: Sequence[Any]) -> Edges:
+    pending = list(map(_torch_compat.autograd_node, roots))
+    edges: Edges = {None: list(pending)}
     for node in pending:  # which grows meanwhile
         if node not in edges:
             edges[node] = [n for n, _ in node.next_functions if n is not None]
             pending += edges[node]
-    return _leading_to(entered.targets, edges) if entered.targets else edges
-
-
-def _leading_to(targets: Iterable[Any], edges: Edges) -> Edges:
-    """Only edges that lead to one of ``targets``."""
+    if not targets:
+        return edges
     before: dict[Any, list[Any]] = defaultdict(list)
     for node, following in edges.items():
         for other in following:
             before[other].append(node)
-    needed = dict.fromkeys(targets)
+    needed = dict.fromkeys(map(_torch_compat.autograd_node, targets))
     pending = list(needed)
     for node in pending:
         pending += [n for n in before[node] if n not in needed]
@@ -81,9 +57,9 @@ def _leading_to(targets: Iterable[Any], edges: Edges) -> Edges:
     return {node: [n for n in following if n in needed] for node, following in edges.items()}
 
 
-def _run(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
-    """All nodes in an order in which each gets its gradients first: of those that are ready, the
-    one with the least ``key``, which is another one for each and asked when it becomes ready."""
+def scheduled(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
+    """All nodes, each behind those with an edge to it: of those that are ready the one with the
+    least ``key``, which is another one for each and asked when it becomes ready."""
     waiting = Counter(itertools.chain.from_iterable(edges.values()))
     order = []
     ready: list[tuple[Any, Any]] = [((), None)]
@@ -97,26 +73,57 @@ def _run(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
     return order
 
 
-def engine_order(entered: Entered, calls: Mapping[int, str]) -> Sequence[int] | None:
+def engine_order(
+    roots: Iterable[Any], targets: Sequence[Any], calls: Mapping[int, str]
+) -> Sequence[int] | None:
     """For each call of a capture, its place in the normal engine's order.
 
     Args:
-        entered: how the captured backward was begun.
+        roots: tensors and gradient edges that the captured backward was begun with.
+        targets: those whose gradients are asked for; none: of all leaves.
         calls: number of a call -> name of its autograd node, as C++ told them.
 
     Returns:
         By number of the call; None if ``calls`` are not those of that graph.
     """
-    edges = _edges(entered)
+    edges = _edges(roots, targets)
     newest = itertools.count(0, -1)
-    walked = _run(edges, lambda node: next(newest))  # depth first
+    walked = scheduled(edges, lambda node: next(newest))  # depth first
     for call, name in calls.items():
-        if call >= len(walked):
-            return None
-        node = walked[call]
-        if node is not None and node.name() != name:
+        if call >= len(walked) or (walked[call] is not None and walked[call].name() != name):
             return None
     found = {node: i for i, node in enumerate(edges)}
-    in_order = _run(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))
+    in_order = scheduled(edges, lambda node: (-_torch_compat.sequence_number(node), found[node]))
     place = {node: i for i, node in enumerate(in_order)}
     return [place[node] for node in walked]
+
+
+def as_the_engine(graph: Graph, places: Sequence[int]) -> None:
+    """Reorder a graph that calls Python code as the normal engine would run it (Note [Two orders]).
+
+    Nodes of one call of the engine stay together and in order. A sum of gradients that arrive
+    at one place, which has no call of its own, follows the last of them. ``places`` are those of
+    the engine's calls in the normal engine's order.
+    """
+    if not any(map(runs_python, graph.nodes)):
+        return
+    order = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    place: dict[Node, int] = {}
+    for node in order:
+        origin = origin_of(node)
+        if is_item_of_argument(node) or node.op == "get_attr" or origin is None:
+            place[node] = -1
+        elif is_final(node):
+            place[node] = len(places)
+        elif SUM_OF_GRADIENTS in node.meta:
+            place[node] = max((place.get(a, -1) for a in node.all_input_nodes), default=-1)
+        else:
+            place[node] = places[origin.call_index]
+    # Arithmetic on sizes is made for the first call that wants it, and there for all.
+    for node in reversed(order):
+        place[node] = min((place[node], *(place[u] for u in node.users if u in place)))
+    edges: Edges = {n: [u for u in n.users if u in place] for n in order}
+    edges[None] = [n for n in order if not any(a in place for a in n.all_input_nodes)]
+    position = {node: i for i, node in enumerate(order)}
+    for node in scheduled(edges, lambda n: (place[n], position[n]))[1:]:
+        graph.output_node().prepend(node)

@@ -85,10 +85,9 @@ class CaptureLog:
 
     def ran(self, capture: Capture) -> None:
         """Tell the listeners that a captured graph is about to run."""
-        if self.listeners:
-            hit = next(capture.runs) > 0
-            for listener in tuple(self.listeners):
-                listener.ran(capture, hit)
+        hit = next(capture.runs) > 0
+        for listener in tuple(self.listeners):
+            listener.ran(capture, hit)
 
     def clear(self) -> None:
         """Forget earlier captures."""
@@ -107,8 +106,7 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
     if not same_calls:
         nearest = max(earlier, key=lambda s: _common(s.calls, new.calls))
         at = _common(nearest.calls, new.calls)
-        ours = new.calls[at] if at < len(new.calls) else "the end"
-        theirs = nearest.calls[at] if at < len(nearest.calls) else "the end"
+        ours, theirs = ([*s.calls, "the end"][at] for s in (new, nearest))
         return (
             f"other autograd nodes: at call {at} {ours} instead of {theirs} in capture {nearest.id}"
         )
@@ -144,6 +142,5 @@ def _alike(a: Signature, b: Signature) -> tuple[bool, int, bool]:
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    pairs = zip(a, b, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -6,10 +6,9 @@ A *block* is memory that one or more nodes share: a view, a validated gradient a
 of a list belong to the block of what they come from. A block is born with its first node
 and dies after the last node that uses any of its nodes; blocks of parameters and of
 gradients that are there already are not counted; a parameter's first ``.grad`` is a copy
-of the gradient (the engine takes over a gradient that nobody else holds, but the graph
-holds it) and never dies; what the forward saved is live from the start and dies after its
-last use, since Dynamo takes the list of inputs apart. A node's peak is taken with its
-inputs and outputs both live.
+of the gradient unless that is taken (Note [First gradients]), and never dies; what the forward
+saved is live from the start and dies after its last use, since Dynamo takes the list of inputs
+apart. A node's peak is taken with its inputs and outputs both live.
 
 Not in it: scratch memory inside operators, rounding of an allocator, what hooks allocate,
 and values whose size is unknown (``unknown``), such as what an unpack hook returns.
@@ -88,7 +87,7 @@ class Blocks:
         self.used: dict[Node, list[Block]] = {}
         self.unknown: set[Node] = set()
         self._of: dict[Node, Block] = {}
-        groups: dict[int, Block] = {}
+        groups: dict[Any, Block] = {}
         for node in graph.nodes:
             if node.op == "placeholder":
                 continue
@@ -105,17 +104,19 @@ class Blocks:
             elif is_accumulate_grad(node):
                 self._accumulation(node)
 
-    def _input(self, node: Node, groups: dict[int, Block]) -> None:
+    def live_at(self, node: Node) -> tuple[Block, ...]:
+        """The blocks that are live while ``node`` runs because of it."""
+        return (*self.used[node], *self.made.get(node, ()))
+
+    def _input(self, node: Node, groups: dict[Any, Block]) -> None:
         value = value_of(node)
         if value is None:
             return
-        group = node.meta.get(INPUT_GROUP)
-        block = groups.get(group) if group is not None else None
-        if block is None:
-            block = Block(at_entry=True)
+        # What shares no memory has no group.
+        group = node.meta.get(INPUT_GROUP, node)
+        if (block := groups.get(group)) is None:
+            block = groups[group] = Block(at_entry=True)
             self.blocks.append(block)
-            if group is not None:
-                groups[group] = block
         block.nbytes = max(block.nbytes, value.nbytes or 0)
         block.outside |= value.persistent
         self._of[node] = block
@@ -169,20 +170,16 @@ def _source(node: Node) -> Node | None:
     if not isinstance(whole, Node) or not isinstance(index, int):
         return None
     name = getattr(whole.target, "__name__", "")
-    part: Any = None
+    parts: Any = None
     if name == "validate_outputs":
-        part = _at(whole.args[0], index)
+        parts = whole.args[0]
     elif is_hook(whole):
-        part = _at(whole.args[1], index)
+        parts = whole.args[1]
     elif name == "aot_backward_prologue":
         saved, symints, opaque, grads = whole.args
-        handed: list[Any] = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
-        part = _at(handed, index)
-    return part if isinstance(part, Node) else whole
-
-
-def _at(values: Any, index: int) -> Any:
-    return values[index] if isinstance(values, (list, tuple)) and index < len(values) else None
+        parts = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
+    known = isinstance(parts, (list, tuple)) and index < len(parts)
+    return parts[index] if known and isinstance(parts[index], Node) else whole
 
 
 def node_memory(graph: Graph) -> list[NodeMemory]:
@@ -192,15 +189,14 @@ def node_memory(graph: Graph) -> list[NodeMemory]:
 
 def profile(order: Sequence[Node], blocks: Blocks) -> list[NodeMemory]:
     """The estimate for each node, run in that order."""
-    left = Counter(b for n in order for b in (*blocks.used[n], *blocks.made.get(n, ())))
+    left = Counter(b for n in order for b in blocks.live_at(n))
     live = sum(b.nbytes for b in blocks.blocks if b.at_entry and not b.outside)
     found = []
     for node in order:
-        made = blocks.made.get(node, ())
-        allocated = sum(b.nbytes for b in made)
+        allocated = sum(b.nbytes for b in blocks.made.get(node, ()))
         live += allocated
         freed = 0
-        for block in (*blocks.used[node], *made):
+        for block in blocks.live_at(node):
             left[block] -= 1
             if left[block] == 0 and not block.stays and not block.outside:
                 freed += block.nbytes

@@ -1,4 +1,4 @@
-"""What is known at capture of the memory of a node's value."""
+"""What is noted of a captured node in its ``meta``: where it comes from, and its value's memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import torch
 from torch.fx import Node
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import _torch_compat, _torch_fakes
+from memprof.profiler.model import SourceFrame
+from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
-META = "autograd_value"
+from . import _torch_capture, _torch_compat
+
+ORIGIN = "autograd_origin"
+"""Key of a node's ``NodeOrigin`` in its ``meta``."""
+VALUE = "autograd_value"
 """Key of a node's ``ValueInfo`` in its ``meta``."""
 INPUT_GROUP = "autograd_input_group"
 """Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
@@ -23,7 +28,6 @@ HAS_GRADIENT = "autograd_has_gradient"
 """Key in ``meta`` of a leaf among the inputs which has a gradient until now."""
 GRADIENT_GROUP = "autograd_gradient_group"
 """Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
-
 SUM_OF_GRADIENTS = "autograd_sum_of_gradients"
 """Key in ``meta`` of the sum of two gradients that arrive at one place."""
 LIFTED_FROM = "autograd_lifted_from"
@@ -33,10 +37,69 @@ LAYOUT = "autograd_layout"
 """Key in ``meta`` of ``inputs[i]``: the layout of the tensor, or of its gradient until now, if
 that is not strided."""
 
+_ENGINE = '  File "<autograd engine>"'
+"""How the stack trace begins of a node that has no forward operator of its own."""
 
 NAMES: Any = WeakIdKeyDictionary()
 """Names of tensors of this process, which are not kept alive. The engine hands over parameters
 without names; a backend that compiled the forward has seen them under theirs and puts them here."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrigin:
+    """The autograd node that a captured FX node belongs to.
+
+    Attributes:
+        autograd_node: its name, e.g. ``AddmmBackward0``.
+        call_index: its place in the engine's order of this backward, from 0.
+        aot_id: of an AOTAutograd backward, AOTAutograd's id of the graph (and its forward).
+        aot_node: of an inlined node, its name in AOTAutograd's backward graph.
+    """
+
+    autograd_node: str
+    call_index: int
+    aot_id: int | None = None
+    aot_node: str | None = None
+
+    @property
+    def label(self) -> str:
+        """e.g. ``AddmmBackward0 (NodeCall 3)``, as torch's own compiled autograd writes it."""
+        aot = "" if self.aot_id is None else str(self.aot_id)
+        return f"{self.autograd_node}{aot} (NodeCall {self.call_index})"
+
+    @property
+    def stack_trace(self) -> str:
+        """In the form of a Python frame, which is what FX prints above a node."""
+        return f"{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n    {self.label}\n"
+
+
+def is_engine_frame(frame: SourceFrame) -> bool:
+    """Whether a frame stands for a plain autograd node and is no line of anybody's code."""
+    return frame.file == "<autograd engine>"
+
+
+def origin_of(node: Node) -> NodeOrigin | None:
+    """The origin of a captured node; None for placeholders and what is read from them unused."""
+    found: NodeOrigin | None = node.meta.get(ORIGIN)
+    return found
+
+
+def forward_frames(node: Node) -> tuple[SourceFrame, ...]:
+    """User frames of the forward operator whose gradient ``node`` computes, outermost first.
+
+    Known for nodes of AOTAutograd's backward graphs. Of a plain autograd node torch keeps
+    no frames, so there the result is empty and ``origin_of`` is what there is.
+    """
+    if (origin := origin_of(node)) is None or origin.aot_node is None:
+        return ()
+    trace = node.meta.get("stack_trace") or ""
+    return () if trace.startswith(_ENGINE) else parse_stack_trace(trace)
+
+
+def forward_module(node: Node) -> tuple[str, str] | None:
+    """``(path, class name)`` of the module whose gradient ``node`` computes, if known."""
+    meta = node.meta
+    return innermost_module(meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +137,7 @@ def of_sizes(
         sizes: numbers or symbols.
         exact: the sizes are certain; not so if one is a symbol.
     """
-    hints = tuple(_torch_fakes.hint(s) for s in sizes)
+    hints = tuple(_torch_capture.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
         return ValueInfo(None, device, dtype=dtype, persistent=persistent)
@@ -95,10 +158,10 @@ def of_output(metadata: Any) -> ValueInfo | None:
 
 def set_value(node: Node, value: ValueInfo) -> None:
     """Note what is known of ``node``."""
-    node.meta[META] = value
+    node.meta[VALUE] = value
 
 
 def value_of(node: Any) -> ValueInfo | None:
     """What is known of ``node``; None also for what is no node."""
-    found: ValueInfo | None = node.meta.get(META) if isinstance(node, Node) else None
+    found: ValueInfo | None = node.meta.get(VALUE) if isinstance(node, Node) else None
     return found

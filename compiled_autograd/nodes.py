@@ -1,25 +1,29 @@
-"""What the passes need to know of nodes."""
+"""What captured graphs call, and what the passes need to know of their nodes.
+
+Note [Gradients that may be None]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An autograd.Function may return None for an input that requires grad. At capture nobody knows, so
+the engine walks on as if there were a gradient. C++ nodes and accumulations take None and hand it
+on, and so do both sides of CopySlices, the node of a view that was written in place. For what may
+come from an autograd.Function, an addition returns its other argument, and an autograd.Function or
+AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
+``set_materialize_grads(False)``: nobody can ask whether it did).
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
-from .missing_gradients import add_gradients, copy_slices_epilogue_or_none, zeros_for_none
-from .origin import origin_of
+from .node_meta import origin_of
 from .tracer import PLACEHOLDERS
 
 HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
-
-
-def is_hook(node: Node, kind: str | None = None) -> bool:
-    """Whether ``node`` calls a Python hook (of that kind)."""
-    return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
 
 
 def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: Any) -> Any:
@@ -93,6 +97,57 @@ def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
+def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    """Called from captured graphs: the sum of what arrived."""
+    if a is None:
+        return b
+    return a if b is None else torch.add(a, b)
+
+
+def zeros_for_none(
+    gradient: torch.Tensor | None, sizes: list[int], dtype: torch.dtype | None, device: torch.device
+) -> torch.Tensor:
+    """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
+    if gradient is None:
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    return gradient
+
+
+def copy_slices_prologue_or_none(
+    gradients: list[torch.Tensor | None], *geometry: Any
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing for the view where the base gets no gradient."""
+    if gradients[0] is None:
+        return [None, None, None]
+    return _torch_compat.copy_slices_prologue(gradients, *geometry)  # type: ignore[no-any-return]
+
+
+def copy_slices_epilogue_or_none(
+    needs_input_grad: list[bool],
+    result: torch.Tensor | None,
+    computed: list[torch.Tensor | None],
+    grad_slice: torch.Tensor | None,
+) -> Sequence[torch.Tensor | None]:
+    """Called from captured graphs: nothing where the base gets no gradient.
+
+    Not even what an autograd.Function made of zeros, which the engine would not have called.
+    """
+    if result is None:
+        return [None] * len(needs_input_grad)
+    parts: list[torch.Tensor | None] = _torch_compat.copy_slices_epilogue(
+        needs_input_grad, result, computed, grad_slice
+    )
+    return parts
+
+
+# --- nodes -------------------------------------------------------------------------------
+
+
+def is_hook(node: Node, kind: str | None = None) -> bool:
+    """Whether ``node`` calls a Python hook (of that kind)."""
+    return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
+
+
 def before_hooks(returned: Node) -> Node:
     """What ``grad()`` returns for a gradient that arrives at a tensor with hooks.
 
@@ -101,7 +156,9 @@ def before_hooks(returned: Node) -> Node:
     """
     origin = origin_of(returned)
     hooks = []
-    while is_tensor_hook(returned) and origin_of(returned) == origin:
+    while (
+        is_hook(returned, "tensor_pre_hook") or returned.target is call_cpp_tensor_pre_hooks
+    ) and origin_of(returned) == origin:
         hooks.append(returned)
         returned = returned.args[1]  # type: ignore[assignment]
     if not hooks:
@@ -111,11 +168,6 @@ def before_hooks(returned: Node) -> Node:
         for n in returned.graph.nodes
     )
     return returned if runs else hooks[0]
-
-
-def is_tensor_hook(node: Node) -> bool:
-    """Whether ``node`` runs a hook on one gradient before its autograd node runs."""
-    return is_hook(node, "tensor_pre_hook") or node.target is call_cpp_tensor_pre_hooks
 
 
 def is_accumulate_grad(node: Node) -> bool:
@@ -185,11 +237,8 @@ def is_final(node: Node) -> bool:
 
 def runs_python(node: Node) -> bool:
     """Whether ``node`` runs code that is not torch's and may do anything."""
-    if node.op == "call_module":
-        return True
-    return node.op == "call_function" and (
-        node.target in (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
-    )
+    called = (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
+    return node.op == "call_module" or (node.op == "call_function" and node.target in called)
 
 
 def is_functional(node: Node) -> bool:
@@ -203,9 +252,8 @@ def is_functional(node: Node) -> bool:
         return False
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return (
-            not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
-        )
+        is_random = torch.Tag.nondeterministic_seeded in target.tags
+        return not (target._schema.is_mutable or is_random)
     return (
         target is operator.getitem
         or target in (torch.add, add_gradients, zeros_for_none)
@@ -240,25 +288,18 @@ def aliased_inputs(node: Node) -> list[Node]:
     if isinstance(target, torch._ops.OpOverload):
         if target is torch.ops.aten.reshape.default:
             return _nodes(node.args[:1])
-        shared: list[Node] = []
-        for value, argument in zip(node.args, target._schema.arguments, strict=False):
-            if argument.alias_info is not None:
-                shared += _nodes([value])
-        return shared
+        arguments = zip(node.args, target._schema.arguments, strict=False)
+        return _nodes(value for value, a in arguments if a.alias_info is not None)
     if target is operator.getitem:
         return [a for a in _nodes(node.args[:1]) if a.op != "placeholder"]
     if is_hook(node) or target is call_cpp_tensor_pre_hooks:
         return _nodes(node.args[1:2])
     if target is add_gradients or target is zeros_for_none:
         return _nodes(node.args[:2])
-    if getattr(target, "__name__", "") in _VIEWS:
-        return list(node.all_input_nodes)
-    if is_accumulate_grad(node) or target in (
-        _torch_compat.copy_slices_epilogue,
-        copy_slices_epilogue_or_none,
-    ):
-        return list(node.all_input_nodes)
-    return []
+    epilogues = (_torch_compat.copy_slices_epilogue, copy_slices_epilogue_or_none)
+    is_view = getattr(target, "__name__", "") in _VIEWS
+    shares = is_view or is_accumulate_grad(node) or target in epilogues
+    return list(node.all_input_nodes) if shares else []
 
 
 def _nodes(values: Iterable[Any]) -> list[Node]:

@@ -1,56 +1,79 @@
-"""What C++ calls for each backward that has a captured graph."""
+"""What C++ calls for each backward that has a captured graph.
+
+Note [Final callbacks]
+~~~~~~~~~~~~~~~~~~~~~~
+``Variable._execution_engine.queue_callback(f)`` in a hook has ``f`` called once, when the
+backward's gradients are there: FSDP2 gives its parameters back so, DDP's Python reducer waits
+for its collectives. The engine keeps such callbacks with the backward that is running and
+calls them at its end; of a captured backward it never calls them, since what runs is the
+captured graph. So while one runs, ``_execution_engine`` is an object of ours that keeps the
+callbacks of this backward and calls them as the engine does: in order, those too that
+a callback queues, none if the backward or an earlier one fails. What is queued by other
+backwards meanwhile, one inside of a hook or one of another thread, goes to the engine as ever.
+
+Dynamo knows the engine's own object, and can queue callbacks only where it takes the whole
+captured graph. Ours it traces like anybody's code: an append to a list, which is written back
+wherever a graph ends. It cannot ask the engine for the number of the backward, but guards on what
+it reads: whether this thread runs the captured graph and no other backward inside of that
+(``HERE``). In another backward it has a graph break and the engine is called.
+
+Callbacks of who keeps the engine's object from before, and of C++ code, are not called. torch has
+one such place, DDP's C++ reducer, whose backwards are not captured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+import contextlib
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.fx import Graph
+
+from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat
-from .capture_lock import THREAD, end_turn
 from .errors import StaleCaptureError
-from .final_callbacks import final_callbacks
-from .nan_check import NanCheck
-from .switch import OFF, SWITCH
-
-if TYPE_CHECKING:
-    from .events import Capture, CaptureLog
+from .events import Capture, CaptureLog
+from .nodes import is_accumulate_grad
+from .switch import OFF, SWITCH, THREAD, end_turn
 
 _MAX_CARRIERS = 4096
 
 
-@dataclass(eq=False, repr=False)
-class RuntimeWrapper:
-    """Runs the compiled function with compiled autograd itself switched off.
+def runtime_wrapper(
+    capture: Capture, log: CaptureLog, context: Any, nan_check: NanCheck | None, any_shape: bool
+) -> Callable[..., Any]:
+    """What runs the compiled function, with compiled autograd itself switched off.
 
     Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those
     inner backwards run in the normal engine.
 
     Args:
-        capture: the graph.
         log: whose listeners want to know of runs.
         context: what Dynamo names compilations inside after.
-        used_sizes: indices of the sizes that the graph reads; the others were dropped.
-        to_cuda: indices of CPU scalars that the graph expects on a GPU, and which.
         nan_check: of anomaly mode.
-        shapes: of the inputs, if the graph holds for those only.
+        any_shape: the graph holds for inputs of other shapes than those of its capture.
     """
+    used_sizes, to_cuda = capture.passes.used_sizes, capture.passes.inputs_to_cuda
+    state = _torch_compat.state
+    carriers: dict[tuple[int, int], Any] = {}
 
-    capture: Capture
-    log: CaptureLog
-    context: Any
-    _: KW_ONLY
-    used_sizes: tuple[int, ...]
-    to_cuda: Mapping[int, torch.device]
-    nan_check: NanCheck | None
-    shapes: Sequence[tuple[int, ...]] | None
-    _carriers: dict[tuple[int, int], Any] = field(default_factory=dict, init=False)
+    def size(index: int, value: int) -> Any:
+        """The tensor that carries a size; making one costs microseconds, and there are many.
+
+        One for each place: Dynamo would guard on two places sharing one.
+        """
+        if (carrier := carriers.get((index, value))) is None:
+            if len(carriers) >= _MAX_CARRIERS:
+                carriers.clear()
+            carrier = carriers[index, value] = _torch_compat.mark_dynamic_size(value)
+        return carrier
 
     @_torch_compat.unseen_by_dynamo
-    def __call__(
-        self,
+    def run(
         compiled_fn: Callable[..., Any],
         inputs: list[torch.Tensor],
         sizes: Sequence[int],
@@ -60,48 +83,183 @@ class RuntimeWrapper:
     ) -> Any:
         """Gradients asked for with ``grad()``; empty for ``backward()``."""
         THREAD.ran = True
-        if self.log.listeners:
-            self.log.ran(self.capture)
-        if self.shapes is not None:
-            self._check_shapes(inputs)
-        parameters = self.nan_check.before(inputs) if self.nan_check is not None else []
-        for i, gpu in self.to_cuda.items():
+        if log.listeners:
+            log.ran(capture)
+        if not any_shape:
+            _check_shapes(capture, inputs)
+        parameters = nan_check.before(inputs) if nan_check is not None else []
+        for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
-        lifted = [self._size(i, sizes[i]) for i in self.used_sizes]
-        state = _torch_compat.state
+        lifted = [size(i, sizes[i]) for i in used_sizes]
         claim = SWITCH.open(OFF, runs=True)
         try:
             state.in_compiled_autograd_region = True
             end_turn()
-            with final_callbacks(), _torch_compat.compile_context(self.context):
+            with final_callbacks(), _torch_compat.compile_context(context):
                 outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
                     inputs, lifted, scalars, hooks, packed_data
                 )
-                if self.nan_check is not None:
-                    self.nan_check.after(parameters, outputs)
+                if nan_check is not None:
+                    nan_check.after(parameters, outputs)
             return outputs
         finally:
             state.in_compiled_autograd_region = False
             SWITCH.close(claim)
 
-    def _size(self, index: int, value: int) -> Any:
-        """The tensor that carries a size; making one costs microseconds, and there are many.
+    return run
 
-        One for each place: Dynamo would guard on two places sharing one.
+
+def _check_shapes(capture: Capture, inputs: Sequence[torch.Tensor]) -> None:
+    for i, (tensor, shape) in enumerate(zip(inputs, capture.shapes, strict=True)):
+        if tuple(tensor.shape) != shape:
+            raise StaleCaptureError(
+                f"captured graph {capture.id} holds for input {i} of shape {shape}, and "
+                f"got {tuple(tensor.shape)}: a C++ node ran operators at capture, so the "
+                f"graph is not for other sizes. Call memprof.compiled_autograd.reset() when "
+                f"sizes change, or disable() for this backward"
+            )
+
+
+class _Here(threading.local):
+    """What a thread runs at this moment.
+
+    Attributes:
+        runs: it runs a captured graph.
+        is_captured: the backward that it runs, the innermost one, is that.
+    """
+
+    def __init__(self) -> None:
+        # Not of the class: Dynamo of torch 2.11 would look no further than that.
+        self.runs = False
+        self.is_captured = False
+
+
+HERE = _Here()
+
+
+@contextlib.contextmanager
+def another_backward() -> Iterator[None]:
+    """Inside, this thread runs a backward of which it is not known that it is captured."""
+    outer = HERE.is_captured
+    HERE.is_captured = False
+    try:
+        yield
+    finally:
+        HERE.is_captured = outer
+
+
+class _Engine:
+    """Stands for ``Variable._execution_engine`` while a captured graph runs."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.backward = -1
+        self.callbacks: list[Callable[[], Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def queue_callback(self, callback: Callable[[], Any]) -> None:
+        """Queue a callback for the end of the backward that runs."""
+        if torch.compiler.is_dynamo_compiling():
+            mine = HERE.is_captured
+        else:
+            mine = _torch_compat.backward_id() == self.backward
+        if mine:
+            self.callbacks.append(callback)
+        else:
+            self.queue_elsewhere(callback)
+
+    @_torch_compat.entered_by_dynamo
+    def queue_elsewhere(self, callback: Callable[[], Any]) -> None:
+        """Queue the callback of a backward that is not captured with the engine."""
+        self.engine.queue_callback(callback)
+
+
+_ENGINE = _Engine(_torch_compat.Variable._execution_engine)
+
+
+@contextlib.contextmanager
+def final_callbacks() -> Iterator[None]:
+    """Inside, a captured graph runs; at the end, the callbacks that it queued.
+
+    The engine runs one captured graph at a time.
+    """
+    _ENGINE.backward = _torch_compat.backward_id()
+    _torch_compat.Variable._execution_engine = _ENGINE
+    HERE.runs = HERE.is_captured = True
+    try:
+        yield
+        called = 0
+        while called < len(_ENGINE.callbacks):
+            _torch_compat.seen_by_dynamo(_ENGINE.callbacks[called])()
+            called += 1
+    finally:
+        HERE.runs = HERE.is_captured = False
+        _put_back()
+
+
+def _put_back() -> None:
+    _torch_compat.Variable._execution_engine = _ENGINE.engine
+    _ENGINE.callbacks = []
+
+
+@on_fork
+def _after_fork() -> None:
+    """In a child: the thread whose captured graph ran may not exist there."""
+    if not HERE.runs:
+        _put_back()
+
+
+class NanCheck:
+    """Anomaly mode: NaN in a gradient is an error, found when the whole backward has run.
+
+    The normal engine looks after each node. A compiled graph has no such moments, and making
+    them would change what is compiled; so the gradients that come out are looked at: those that the
+    graph accumulates into parameters, or returns.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._parameters: list[int] = []
+        for node in filter(is_accumulate_grad, graph.nodes):
+            parameter: Any = node.args[0]
+            if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
+                self._parameters.append(parameter.args[1])
+        output: Any = graph.output_node().args[0]
+        self._outputs = [str(node) for node in output]
+
+    def before(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The parameters, for ``after``: the compiled function empties ``inputs``.
+
+        Raises:
+            RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
+                nobody could tell.
         """
-        if (carrier := self._carriers.get((index, value))) is None:
-            if len(self._carriers) >= _MAX_CARRIERS:
-                self._carriers.clear()
-            carrier = self._carriers[index, value] = _torch_compat.mark_dynamic_size(value)
-        return carrier
-
-    def _check_shapes(self, inputs: Sequence[torch.Tensor]) -> None:
-        assert self.shapes is not None
-        for i, (tensor, shape) in enumerate(zip(inputs, self.shapes, strict=True)):
-            if tuple(tensor.shape) != shape:
-                raise StaleCaptureError(
-                    f"captured graph {self.capture.id} holds for input {i} of shape {shape}, and "
-                    f"got {tuple(tensor.shape)}: a C++ node ran operators at capture, so the "
-                    f"graph is not for other sizes. Call memprof.compiled_autograd.reset() when "
-                    f"sizes change, or disable() for this backward"
+        parameters = [inputs[i] for i in self._parameters]
+        for i, parameter in zip(self._parameters, parameters, strict=True):
+            if _has_nan(parameter.grad):
+                raise RuntimeError(
+                    f"anomaly mode with compiled autograd: inputs[{i}] had a NaN gradient before "
+                    f"this backward; zero the gradients first, or leave one of the two off"
                 )
+        return parameters
+
+    def after(
+        self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Look for NaN in the gradients that the backward has made. ``before`` gave ``parameters``.
+
+        Raises:
+            RuntimeError: one is NaN; the message names the parameters or outputs.
+        """
+        names = [*(f"inputs[{i}]" for i in self._parameters), *self._outputs]
+        gradients = [*(parameter.grad for parameter in parameters), *outputs]
+        made = zip(names, gradients, strict=False)
+        if found := [name for name, gradient in made if _has_nan(gradient)]:
+            raise RuntimeError(
+                f"Compiled Autograd returned NaN gradients for {', '.join(found)} (anomaly mode)"
+            )
+
+
+def _has_nan(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool(torch.isnan(gradient).any())

@@ -7,15 +7,21 @@ on and off in contexts that overlap: two in ``disable()``, one of which leaves f
 that leaves ``disable()`` while another's captured graph runs. Whoever put back what it found
 would switch compiled autograd off for good, or on inside of a run. So each context is a
 ``Claim``, a place in one list, and holds what was in force below it. Leaving the topmost puts
-that back; leaving one below hands it to the claim above, which will put it back instead.
-
-A run of a captured graph is always on top: until it is over the engine cannot capture,
-whoever asks for it meanwhile.
+that back; leaving one below hands it to the claim above, which will put it back instead. A run of a
+captured graph is always on top: until it is over the engine cannot capture.
 
 torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
 inside of it, which may take minutes, and other threads run captured graphs meanwhile. What
 torch's ``_enable`` does in between is found and put back like anything else, as long as it is
 nested in ours or ours in it.
+
+Note [Backwards of several threads]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The engine has one compiler, and refuses a backward that begins while another thread is being
+captured. So whoever enters the engine while compiled autograd is on takes a turn. It ends
+when the captured graph begins to run, not when that has finished: from then on compiled
+autograd is off (``runtime.py``), others run in the normal engine beside it, and a hook may
+wait for another thread's backward.
 """
 
 from __future__ import annotations
@@ -54,11 +60,6 @@ OFF = Setting(None, False, enabled=False, off_on_purpose=True)
 """Inside ``disable()`` and of a captured graph that runs."""
 
 
-def capturing(factory: _torch_compat.Factory, dynamic: bool) -> Setting:
-    """Every backward is captured by what ``factory()`` makes."""
-    return Setting(factory, dynamic, enabled=True, off_on_purpose=None)
-
-
 @dataclass(eq=False, slots=True)
 class Claim:
     """A context that is open.
@@ -85,8 +86,7 @@ class Switch:
     """The switch of the process.
 
     Attributes:
-        lock: held while it changes. Whoever also takes a turn (``capture_lock.py``) takes that one
-            first.
+        lock: held while it changes. Whoever also takes a turn takes that one first.
     """
 
     def __init__(self) -> None:
@@ -104,12 +104,7 @@ class Switch:
         state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
-        self,
-        wanted: Setting,
-        *,
-        on_top: bool = False,
-        runs: bool = False,
-        tell: Tell | None = None,
+        self, wanted: Setting, *, on_top: bool = False, runs: bool = False, tell: Tell | None = None
     ) -> Claim:
         """Put ``wanted`` in force, below what is to stay on top.
 
@@ -191,3 +186,87 @@ def _apply(setting: Setting) -> Setting:
 
 SWITCH = Switch()
 """Of this process."""
+
+
+# --- one thread captures at a time ---------------------------------------------------------
+
+# Of an RLock the owner is known from the moment that it has it, so that an interrupt (Ctrl+C) in
+# between leaves no lock that nobody gives back. Nobody takes it twice.
+_lock: Any = threading.RLock()
+_forget = False
+
+
+class _Thread(threading.local):
+    """Of the innermost backward of a thread.
+
+    Attributes:
+        being_captured: the engine has asked for a capture.
+        ran: some of it has run: a hook, an accumulation; or C++ has let go of what the forward
+            saved. Before that the normal engine can take it.
+        entered: outputs and inputs that it was begun with.
+    """
+
+    being_captured = False
+    ran = False
+    entered: tuple[Any, Any] | None = None
+
+
+THREAD = _Thread()
+
+
+def in_turn(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, which waits while another thread's backward is being captured."""
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        # Inside its own capture a thread does not wait for itself; the engine refuses.
+        if not SWITCH.is_on() or _is_mine():
+            return run(*args, **kwargs)
+        try:
+            _lock.acquire()
+            if not SWITCH.is_on():  # the one waited for has begun to run
+                end_turn()
+            else:
+                _forget_now()
+            return run(*args, **kwargs)
+        finally:
+            end_turn()
+
+    return run_backward
+
+
+def end_turn() -> None:
+    """Let the next thread capture, if it is this thread's turn."""
+    if _is_mine():
+        _lock.release()
+
+
+def _is_mine() -> bool:
+    return bool(_lock._is_owned())
+
+
+def forget_captured_graphs() -> None:
+    """Empty the engine's cache before anything is captured again."""
+    global _forget
+    _forget = True
+    if _is_mine():
+        return
+    try:
+        if _lock.acquire(blocking=False):
+            _forget_now()
+    finally:
+        end_turn()
+
+
+def _forget_now() -> None:
+    global _forget
+    if _forget:
+        _torch_compat.clear_cache()
+        _forget = False
+
+
+@on_fork
+def _after_fork() -> None:
+    """In a child: the thread whose turn it was may not exist there."""
+    global _lock
+    if not _is_mine():
+        _lock = threading.RLock()

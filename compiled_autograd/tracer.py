@@ -2,21 +2,19 @@
 
 Note [Tracing without make_fx]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine walks the autograd graph and asks for one call after another; it needs objects
-that it can pass from call to call, and looks inside none of them. So a gradient is an
-empty fake tensor of no particular shape, known by its identity, and a call is one node
-with no operator run. torch's own compiled autograd does the same on top of make_fx's
-tracer, whose proxies, symbolic inputs and metadata are most of what a capture costs;
-here they do not exist. Inputs are fakes with their sizes as numbers.
+The engine walks the autograd graph and asks for one call after another; it needs objects that it
+can pass from call to call, and looks inside none of them. So a gradient is an empty fake tensor of
+no particular shape, known by its identity, and a call is one node with no operator run. torch's own
+compiled autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and
+metadata are most of what a capture costs. Inputs are fakes with their sizes as numbers.
 
-That leaves code which does run tensor operators while the engine walks: the epilogue of
-an AOTAutograd backward on tensor subclasses, a C++ node that overrides
-``apply_with_saved`` itself. Such operators arrive in ``_OperatorRecorder`` and become
-nodes too. On inputs that is right for these sizes only, so the graph is marked and
-refuses to run on other ones (``baked_shapes``); on a gradient, whose shape is unknown,
-it is an error at capture. A wrong gradient is not possible either way. The one case that
-is common reads no fake: for a gradient that did not arrive, an autograd.Function gets
-zeros, of sizes that the engine itself lifted or guards.
+That leaves code which does run tensor operators while the engine walks: the epilogue of an
+AOTAutograd backward on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself.
+Such operators arrive in ``_OperatorRecorder`` and become nodes too. On inputs that is right for
+these sizes only, so the graph refuses to run on other ones (``baked_shapes``); on a gradient, whose
+shape is unknown, it is an error at capture. A wrong gradient is not possible either way. The common
+case reads no fake: for a gradient that did not arrive, an autograd.Function gets zeros, of sizes
+that the engine itself lifted or guards.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._pytree import tree_map
 
-from . import _torch_compat, _torch_fakes
+from . import _torch_capture, _torch_compat
 from .errors import CaptureError
 from .node_meta import (
     GRADIENT_GROUP,
@@ -40,12 +38,13 @@ from .node_meta import (
     LAYOUT,
     LIFTED_FROM,
     NAMES,
+    ORIGIN,
     TENSOR_NAME,
+    NodeOrigin,
     ValueInfo,
     of_tensor,
     set_value,
 )
-from .origin import META, NodeOrigin
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -68,7 +67,7 @@ class GraphTracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
-        self.fake_mode = _torch_fakes.new_fake_mode()
+        self.fake_mode = _torch_capture.new_fake_mode()
         self.origin: NodeOrigin | None = None
         self.in_python_node = False
         self.baked_shapes = False
@@ -88,11 +87,11 @@ class GraphTracer:
         """From here on, tensor operators are recorded."""
         enter = self._stack.enter_context
         # Sizes must not be hashed while capturing, which is what this one is for.
-        enter(_torch_fakes.enable_python_dispatcher())
+        enter(_torch_capture.enable_python_dispatcher())
         enter(self.fake_mode)
         enter(_OperatorRecorder(self))
-        enter(_torch_fakes.disable_autocast_cache())
-        enter(_torch_fakes.without_guards(self.fake_mode))
+        enter(_torch_capture.disable_autocast_cache())
+        enter(_torch_capture.without_guards(self.fake_mode))
 
     def stop(self) -> None:
         """Leave every mode; may be called more than once."""
@@ -114,7 +113,7 @@ class GraphTracer:
         groups: dict[int, int] = {}
         for i, tensor in enumerate(tensors):
             try:
-                fake = _torch_fakes.fake_of_input(self.fake_mode, tensor)
+                fake = _torch_capture.fake_of_input(self.fake_mode, tensor)
             except Exception as error:
                 raise CaptureError(
                     f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
@@ -122,18 +121,17 @@ class GraphTracer:
                 ) from error
             node = self._lifted(inputs, i, origins)
             set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
-            if (storage := _torch_fakes.storage_key(tensor)) is not None:
-                node.meta[INPUT_GROUP] = groups.setdefault(storage, len(groups))
             if (name := NAMES.get(tensor)) is not None:
                 node.meta[TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
-            for held in (tensor, current):
-                if held is not None and held.layout is not torch.strided:
-                    node.meta[LAYOUT] = held.layout
             if current is not None:
                 node.meta[HAS_GRADIENT] = True
-                if (key := _torch_fakes.storage_key(current)) is not None:
-                    node.meta[GRADIENT_GROUP] = groups.setdefault(key, len(groups))
+            for held, group in ((tensor, INPUT_GROUP), (current, GRADIENT_GROUP)):
+                if held is not None:
+                    if held.layout is not torch.strided:
+                        node.meta[LAYOUT] = held.layout
+                    if (storage := _torch_capture.storage_key(held)) is not None:
+                        node.meta[group] = groups.setdefault(storage, len(groups))
             self._last_item = node
             self.bind(fake, node)
             tensors[i] = fake
@@ -142,7 +140,7 @@ class GraphTracer:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
-            symbol = _torch_fakes.symbolic_int(self.fake_mode, size, "sizes", i)
+            symbol = _torch_capture.symbolic_int(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
                 item = self._lifted(self.placeholders["sizes"], i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
@@ -159,9 +157,9 @@ class GraphTracer:
         """
         for i, value in enumerate(scalars):
             if isinstance(value, int):
-                symbol = _torch_fakes.symbolic_int(self.fake_mode, value, "scalars", i)
+                symbol = _torch_capture.symbolic_int(self.fake_mode, value, "scalars", i)
             elif isinstance(value, float):
-                symbol = _torch_fakes.symbolic_float(self.fake_mode, value, "scalars", i)
+                symbol = _torch_capture.symbolic_float(self.fake_mode, value, "scalars", i)
             else:
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
             if not isinstance(symbol, (int, float)):
@@ -182,8 +180,7 @@ class GraphTracer:
 
         It goes to the top of the graph with the others: so nodes that use it can move.
         """
-        node = self._items.get((placeholder, index))
-        if node is None:
+        if (node := self._items.get((placeholder, index))) is None:
             with self.graph.inserting_after(self._last_item):
                 node = self.call(operator.getitem, (self.placeholders[placeholder], index))
             self._items[placeholder, index] = self._last_item = node
@@ -205,14 +202,14 @@ class GraphTracer:
     def mark(self, node: Node) -> None:
         """Give ``node`` the origin that is current."""
         if self.origin is not None:
-            node.meta[META] = self.origin
+            node.meta[ORIGIN] = self.origin
             if "stack_trace" not in node.meta:
                 node.meta["stack_trace"] = self.origin.stack_trace
 
     def new_value(self, node: Node, value: ValueInfo | None = None) -> torch.Tensor:
         """Something for the engine to pass around, bound to ``node``."""
         device = value.device if value is not None else torch.device("cpu")
-        dummy = _torch_fakes.dummy_tensor(self.fake_mode, device)
+        dummy = _torch_capture.dummy_tensor(self.fake_mode, device)
         self.bind(dummy, node)
         self._shapeless.add(id(dummy))
         if value is not None:
@@ -224,7 +221,7 @@ class GraphTracer:
         self._nodes[id(value)] = (value, node)
 
     def _bind_symbol(self, symbol: Any, node: Node) -> None:
-        self._symbols[_torch_fakes.symbol_expression(symbol)] = Proxy(node, self._proxies)
+        self._symbols[symbol.node.expr] = Proxy(node, self._proxies)
 
     # --- values to nodes ------------------------------------------------------------------
 
@@ -245,10 +242,9 @@ class GraphTracer:
         return value
 
     def _tensor_node(self, tensor: torch.Tensor) -> Node:
-        known = self._nodes.get(id(tensor))
-        if known is not None:
+        if (known := self._nodes.get(id(tensor))) is not None:
             return known[1]
-        if _torch_fakes.is_fake(tensor):
+        if isinstance(tensor, _torch_capture.FakeTensor):
             raise CaptureError(
                 f"{self._where()} uses a tensor that was made at capture outside the graph"
             )
@@ -260,14 +256,13 @@ class GraphTracer:
         return node
 
     def _symbol_node(self, value: Any) -> Any:
-        expression = _torch_fakes.symbol_expression(value)
+        expression = value.node.expr
         if expression.is_number:
             return value.node.pytype(expression)
-        proxy = self._symbols.get(expression)
-        if proxy is None:  # arithmetic on sizes that C++ did
+        if (proxy := self._symbols.get(expression)) is None:  # arithmetic on sizes that C++ did
             before = len(self.graph.nodes)
             try:
-                proxy = _torch_fakes.build_expression(expression, self._symbols)
+                proxy = _torch_capture.build_expression(expression, self._symbols)
             except KeyError as error:
                 raise CaptureError(
                     f"{self._where()} depends on the size {expression}, which is no input"
@@ -306,7 +301,7 @@ class GraphTracer:
         return result
 
 
-class _OperatorRecorder(_torch_fakes.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _OperatorRecorder(_torch_capture.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Hands every operator to the tracer."""
 
     def __init__(self, tracer: GraphTracer) -> None:

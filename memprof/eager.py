@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import torch
 
-from memprof.compile_backend.out_of_memory import report_out_of_memory
+from memprof.compile_backend.bridge import report_out_of_memory
 from memprof.compile_backend.runtime import RUNTIME, Session
 from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch

@@ -4,14 +4,11 @@ Note [Ownership on the CPU]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A CUDA graph writes to addresses, whoever owns them, and so trees of CUDA graphs must watch
 which outputs are alive. On the CPU a replay is handed its memory. So a tensor that leaves a
-call can own its block as any tensor owns its memory: the block is a Python buffer object,
-the tensor's storage holds a reference to it (what ``torch.frombuffer`` does), and the block
-comes back when that reference is gone, in whatever way and thread that happens. Nothing
-that anybody holds is ever handed out again; there is nothing to check and no generation.
-
-What such a *lease* saves over ``malloc`` is the system: a block that comes back is kept,
-mapped and paged in, where glibc returns large blocks to the system at once and has them
-zeroed page by page when they are needed again.
+call owns its block as any tensor owns its memory: the block is a Python buffer object, the
+tensor's storage holds a reference to it (what ``torch.frombuffer`` does), and the block comes
+back when that reference is gone, in whatever way and thread. What such a *lease* saves over
+``malloc`` is the system: a block that comes back is kept, mapped and paged in, where glibc returns
+large blocks to the system at once and has them zeroed page by page when they are needed again.
 
 Note [What is kept]
 ~~~~~~~~~~~~~~~~~~~
@@ -40,7 +37,7 @@ from dataclasses import dataclass
 from memprof.cudagraph_trees.device.protocol import Block, Segment
 from memprof.profiler.process_hooks import Lease, ReplayMemory, on_fork
 
-from .planner import ALIGNMENT
+from .plan import ALIGNMENT
 
 PAGE = 4096
 MIN_SEGMENT = 2 << 20
@@ -138,14 +135,12 @@ class Arena:
         block.mapping.used -= block.nbytes
         self.live_bytes -= block.nbytes
         self._remove(address, block)
-        for neighbour in (self._ends.get(address), address + block.nbytes):
-            other = None if neighbour is None else self._blocks.get(neighbour)
-            if other is None or other.live or other.mapping is not block.mapping:
-                continue
-            assert neighbour is not None
-            self._remove(neighbour, other, free=True)
-            block.nbytes += other.nbytes
-            address = min(address, neighbour)
+        for neighbour in (self._ends.get(address, 0), address + block.nbytes):
+            other = self._blocks.get(neighbour)
+            if other is not None and not other.live and other.mapping is block.mapping:
+                self._remove(neighbour, other, free=True)
+                block.nbytes += other.nbytes
+                address = min(address, neighbour)
         self._add(address, block)
 
     def _add(self, address: int, block: _Block) -> None:
@@ -263,7 +258,6 @@ class LeasePool:
         """A block of exactly ``nbytes``; it comes back when the object returned dies.
 
         Args:
-            nbytes: its size.
             tokens: of the call site; one is taken, and put back with the block.
             label: what it is for, shown by ``leased``.
 
@@ -340,12 +334,6 @@ class LeasePool:
             if not self._returned:
                 return
 
-    def start_again(self) -> None:
-        """Start with new books in a forked child: the lock may have been held, and the books
-        half written. Blocks that are out stay valid, and nobody takes them back."""
-        _abandoned.append((self._arena, self._leases))
-        self._start()
-
     @property
     def reserved_bytes(self) -> int:
         """Bytes that the pool has from the system."""
@@ -380,5 +368,8 @@ _pools: weakref.WeakSet[LeasePool] = weakref.WeakSet()
 
 @on_fork
 def _after_fork() -> None:
+    """In a child: new books, since the lock may have been held, and the books half written. Blocks
+    that are out stay valid, and nobody takes them back."""
     for pool in list(_pools):
-        pool.start_again()
+        _abandoned.append((pool._arena, pool._leases))
+        pool._start()

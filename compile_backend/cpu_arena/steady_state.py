@@ -2,37 +2,35 @@
 
 Note [Why CPU graphs do not go through the tree manager]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The manager's paths, generations and liveness exist because a CUDA replay overwrites
-addresses, whoever holds them. A CPU replay is handed its memory, and every tensor that
-leaves it owns its block (Note [Ownership on the CPU]), so there is nothing for the manager to
-decide: several forwards with pending backwards, outputs that are kept for ever, steps and
-resets all follow from ownership. So a call here is: take a scratch, run the rewritten wrapper,
-put it back.
+The manager's paths, generations and liveness exist because a CUDA replay overwrites addresses. A
+CPU replay is handed its memory, and every tensor that leaves it owns its block (Note [Ownership on
+the CPU]): several forwards with pending backwards, outputs that are kept for ever, steps and resets
+all follow from that. So a call here is: take a scratch, run the rewritten wrapper, put it back.
 
 Note [Where it pays]
 ~~~~~~~~~~~~~~~~~~~~
-What an arena saves is page faults. Whether a graph has any depends on sizes, on the
-allocator in use and on what it has seen before (glibc raises its threshold, tcmalloc never
-gives back), so it is not computed but counted: after a graph has been observed, and if its
-plan has enough large buffers at all, a few calls run plainly and the process's minor page
-faults are counted. Their price is measured once a process. The arena is used if it saves
-at least twice what it costs, or if that is nothing beside a call with such large buffers.
+What an arena saves is page faults. Whether a graph has any depends on sizes, on the allocator and
+on what that has seen before (glibc raises its threshold, tcmalloc never gives back), so they are
+counted: after a graph has been observed, and if its plan has enough large buffers at all, a few
+calls run plainly. The price of a fault is measured once a process. The arena is used if it saves at
+least twice what it costs, or if that is nothing beside a call with such large buffers.
 ``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
 
 The ranks of a distributed job may decide differently. That can be no deadlock and no other
 result: the same lines call the same kernels and collectives in the same order, only in other
 memory, and what a collective is handed never comes out of an arena (Note [What can be planned]).
 
-What is not allocated by generated code stays with malloc and pays for its page faults there: most
-of all the gradient of a loss that is computed outside of the compiled model, which AOTAutograd
-makes contiguous at the model's output size in each step (64 MiB of output: 31 of 246 ms a step).
-Compiling the loss with the model is the remedy.
+What generated code does not allocate pays for its page faults: most of all the gradient of a loss
+outside of the compiled model, which AOTAutograd makes contiguous at the model's output size in each
+step (64 MiB of output: 31 of 246 ms a step). Compiling the loss with the model is the remedy.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,13 +42,10 @@ from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat
-from ..call_log import Counter
-from ..ledger import Ledger
-from .memory import PAGE
-from .page_faults import minor_page_faults, nanoseconds_per_fault
+from ..ledger import Counter, Ledger
+from .memory import PAGE, LeasePool, Tokens
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
-from .replay import POOL, BoxedCall, with_scratch
-from .tensors import ScratchPlan, TensorShape, leased_tensors
+from .tensors import POOL, BoxedCall, ScratchPlan, TensorShape, leased_tensors, with_scratch
 from .wrapper_code import WrapperCode, evaluate, read_wrapper, rewritten
 
 Use = Callable[[BoxedCall], None]
@@ -75,11 +70,8 @@ class ArenaSteadyState:
     """Moves the calls of one compiled graph into the arena where that pays.
 
     Args:
-        record: of the graph.
-        compiled: Inductor's ``CompiledFxGraph``.
-        plain: its callable.
+        compiled: Inductor's ``CompiledFxGraph``; ``plain`` is its callable.
         sizes: which inputs are integers.
-        ledger: told what was decided.
         wanted: option ``graphs``; not False.
     """
 
@@ -92,12 +84,8 @@ class ArenaSteadyState:
     _code: WrapperCode | None = field(default=None, init=False)
 
     def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
-        """What to call from now on, for inputs with the program's key.
-
-        Args:
-            program: as observed.
-            use: called with another callable when it should change.
-        """
+        """What to call from now on, for inputs with the program's key; ``use`` is called with
+        another callable when it should change."""
         try:
             plan = self._plan(program)
             if isinstance(plan, str):
@@ -122,12 +110,8 @@ class ArenaSteadyState:
             self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
         if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
             return "no arena: the generated code has no Python wrapper"
-        plan = plan_program(
-            program,
-            self._code.allocations,
-            self._code.unsafe,
-            **({"min_lease": 1} if self.wanted else {}),
-        )
+        least = {"min_lease": 1} if self.wanted else {}
+        plan = plan_program(program, self._code.allocations, self._code.unsafe, **least)
         return plan if plan.sites else "no arena: the generated code allocates nothing"
 
     def _trial(self, program: AllocationProgram, plan: ArenaPlan, use: Use) -> BoxedCall:
@@ -183,13 +167,11 @@ class ArenaSteadyState:
             scratch = []  # malloc is as fast as all that a scratch needs
         label, replays, compiled = self.record.label, Counter(), self.compiled
         tick = replays.tick
-        clone = rewritten(
-            code,
-            self.record.code_path or module_globals.get("__file__", "<generated>"),
-            module_globals,
-            [s.line for s in scratch],
-            {s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased},
-        )
+        path = self.record.code_path or module_globals.get("__file__", "<generated>")
+        leases = {
+            s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased
+        }
+        clone = rewritten(code, path, module_globals, [s.line for s in scratch], leases)
 
         def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
             def replay(inputs: list[Any]) -> Any:
@@ -245,17 +227,17 @@ class ArenaSteadyState:
 
 def arena_steady_state(
     record: GraphRecord,
-    ledger: Ledger,
-    wanted: bool | None,
     compiled: Any,
     plain: BoxedCall,
     sizes: Sequence[int],
     has_other_sizes: bool,
+    ledger: Ledger,
+    wanted: bool | None,
 ) -> ArenaSteadyState | None:
-    """What observed calls of a graph run, for the observe stage; None: its plain callable.
+    """What observed calls of a graph run; None: its plain callable.
 
     Args:
-        record, ledger, wanted, compiled, plain, sizes: as for ``ArenaSteadyState``.
+        record, compiled, plain, sizes, ledger, wanted: as for ``ArenaSteadyState``.
         has_other_sizes: it depends on sizes that are no inputs of their own.
     """
     if wanted is False or set(record.devices) - {"cpu"}:
@@ -267,10 +249,36 @@ def arena_steady_state(
 
 
 def _detail(label: str, program: AllocationProgram, marginal: int = 0) -> TreeDetail:
-    return TreeDetail(
-        device="cpu",
-        function=label,
-        key=program.key,
-        pool_after=POOL.reserved_bytes,
-        marginal=marginal,
-    )
+    pool = POOL.reserved_bytes
+    return TreeDetail("cpu", label, key=program.key, pool_after=pool, marginal=marginal)
+
+
+# --- what an arena saves: minor page faults, counted, and what one of them costs -------------
+
+
+def minor_page_faults() -> int:
+    """Minor page faults so far: of this thread if torch computes in no other, else of the
+    process. Other threads of the user's add to the second."""
+    alone = torch.get_num_threads() == 1
+    who = resource.RUSAGE_THREAD if alone else resource.RUSAGE_SELF
+    return resource.getrusage(who).ru_minflt
+
+
+@functools.cache
+def nanoseconds_per_fault() -> float:
+    """What one minor page fault costs here, measured once on 2 MiB."""
+    now = time.perf_counter_ns
+    found = []
+    nbytes = 2 << 20  # too small for huge pages
+    for _ in range(3):
+        view = LeasePool().lease(nbytes, Tokens(1))
+        assert view is not None
+        # No tensor: a profiler that runs would take it for the program's.
+        memory = (ctypes.c_char * nbytes).from_buffer(view)
+        count, start = minor_page_faults(), now()
+        ctypes.memset(memory, 0, nbytes)
+        count, first = minor_page_faults() - count, now() - start
+        start = now()
+        ctypes.memset(memory, 0, nbytes)
+        found.append((first - (now() - start)) / max(1, count))
+    return max(0.0, min(found))

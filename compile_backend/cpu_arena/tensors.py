@@ -5,14 +5,20 @@ Note [Two kinds of memory in a replay]
 *Leased*: outputs and saved activations. Each call makes a new tensor over a block of its
 own, which the tensor's storage owns (Note [Ownership on the CPU] in ``memory``).
 
-*Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for
-each plan and used at every call. One call at a time uses a scratch: a second call at the
-same time, in another thread or further down the same stack, finds none free, gets another
-one as long as there are fewer than ``MAX_SCRATCH``, and else runs without. That no
-temporary escapes is known from the observed program. It is checked all the same after
-each call: there must not be more references to the scratch's storage than before. If there
-are, somebody has made a view that outlives the call; then the scratch is theirs, and is
-never used again.
+*Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for each plan
+and used at every call. One call at a time uses a scratch: a second call at the same time, in
+another thread or further down the same stack, gets another one as long as there are fewer than
+``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
+program, and checked after each call: where there are more references to the scratch's storage than
+before, somebody has made a view that outlives the call; then the scratch is theirs, and is never
+used again.
+
+Note [What is different in an arena]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A leased output lies in memory that torch did not allocate, and torch cannot change the size
+of such a storage. ``y.resize_()`` beyond its size, and ``out=y`` with a larger result, raise
+where they would work on ordinary memory. And torch's own memory profilers do not see it;
+memprof's data-flow profile does (``profiler/dataflow/replays.py``).
 """
 
 from __future__ import annotations
@@ -21,16 +27,17 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.profiler.process_hooks import SCRATCH
+from memprof.cudagraph_trees.settings import current_settings
+from memprof.profiler.process_hooks import SCRATCH, on_replay_memory, on_reset
 
 from .memory import LeasePool, Tokens
 
-Bound = TypeVar("Bound")
+BoxedCall = Callable[[list[Any]], Any]
 
 MAX_SCRATCH = 4
 """Calls that use temporaries in the arena at the same time."""
@@ -59,9 +66,8 @@ class TensorShape:
     @staticmethod
     def of(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> TensorShape:
         """With the storage that ``torch.empty_strided`` would give it."""
-        extent = (
-            0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        )
+        last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        extent = 0 if 0 in shape else 1 + last
         return TensorShape(tuple(shape), tuple(stride), dtype, extent * dtype.itemsize)
 
 
@@ -86,23 +92,21 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 
 
 @dataclass(eq=False, repr=False)
-class ScratchPlan(Generic[Bound]):
+class ScratchPlan:
     """Temporaries of one function at their offsets.
 
-    Args:
+    Attributes:
         nbytes: of the scratch that it needs.
         tensors: what to make, with the offset in bytes.
         bind: makes what is used at each call, from the tensors.
-
-    Attributes:
         bound: what ``bind`` made, by scratch. It lives here and not in the scratch, so that
             a scratch keeps no function alive.
     """
 
     nbytes: int
     tensors: Sequence[tuple[int, TensorShape]]
-    bind: Callable[[Sequence[torch.Tensor]], Bound]
-    bound: dict[Scratch, Bound] = field(default_factory=dict, init=False)
+    bind: Callable[[Sequence[torch.Tensor]], BoxedCall]
+    bound: dict[Scratch, BoxedCall] = field(default_factory=dict, init=False)
 
 
 class Scratch:
@@ -118,11 +122,11 @@ class Scratch:
     def __init__(self, pool: LeasePool) -> None:
         self._pool = pool
         self._base: torch.Tensor | None = None
-        self._plans: weakref.WeakSet[ScratchPlan[Any]] = weakref.WeakSet()
+        self._plans: weakref.WeakSet[ScratchPlan] = weakref.WeakSet()
         self.nbytes = 0
         self.storage = 0
 
-    def prepare(self, plan: ScratchPlan[Bound]) -> Bound | None:
+    def prepare(self, plan: ScratchPlan) -> BoxedCall | None:
         """Make the tensors of a plan and bind them; None if there is no memory for them."""
         # As plain tensors: those made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
@@ -189,10 +193,54 @@ class ScratchPool:
 
     def clear(self) -> None:
         """Give the memory of all scratches that are not in use back to the pool."""
-        while True:
-            try:
-                scratch = self.idle.pop()
-            except IndexError:
-                return
-            scratch.release()
-            self._tokens.append(None)
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.pop().release()
+                self._tokens.append(None)
+
+
+POOL = LeasePool(lambda: current_settings().pool_budget)
+SCRATCHES = ScratchPool(POOL)
+on_replay_memory(lambda: [POOL.replay_memory()])
+# Free memory goes back; calls that come later start again.
+on_reset(POOL.trim)
+
+
+def with_scratch(plan: ScratchPlan, lost: Callable[[], None], plain: BoxedCall) -> BoxedCall:
+    """``plain`` with the temporaries of ``plan`` in a scratch that no other call uses meanwhile.
+
+    Args:
+        lost: called when somebody has kept a temporary beyond a call.
+        plain: called when there is no memory.
+    """
+    idle, take, abandon, bound = SCRATCHES.idle, SCRATCHES.take, SCRATCHES.abandon, plan.bound
+
+    def call(inputs: list[Any]) -> Any:
+        try:
+            scratch = idle.pop()
+        except IndexError:
+            found = take()
+            if found is None:
+                return plain(inputs)
+            scratch = found
+        run = bound.get(scratch)
+        if run is None:
+            run = scratch.prepare(plan)
+            if run is None:
+                idle.append(scratch)
+                return plain(inputs)
+        before = scratch.references()
+        try:
+            out = run(inputs)
+        except BaseException:
+            # The traceback may hold views of temporaries.
+            abandon(scratch)
+            raise
+        if scratch.references() <= before:
+            idle.append(scratch)
+        else:
+            abandon(scratch)
+            lost()
+        return out
+
+    return call

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..provenance.generated_code import wrapper_functions
-from ..wrapper_clone import clone_factory
+from ..provenance.generated_code import clone_factory, target_names, wrapper_functions
 
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"
@@ -81,8 +80,7 @@ def read_wrapper(source: str) -> WrapperCode | None:
         views.append((targets, _shared(st.value) & local))
         target, value = st.targets[0], st.value
         if isinstance(value, ast.Name) and value.id == "args":
-            elements = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-            inputs = tuple(e.id for e in elements if isinstance(e, ast.Name))
+            inputs = target_names(target)
         elif isinstance(value, ast.Name) and isinstance(target, ast.Name):
             sizes[target.id] = value.id
         elif (
@@ -161,16 +159,12 @@ def _trusted(callee: ast.expr) -> bool:
 
 def _spread(unsafe: set[str], views: list[tuple[set[str], set[str]]]) -> set[str]:
     """With a name, what shares or might share its memory is unsafe too."""
-    spread = set(unsafe)
-    while True:
-        before = len(spread)
-        for targets, sources in views:
-            if targets & spread:
-                spread |= sources
-            if sources & spread:
-                spread |= targets
-        if len(spread) == before:
-            return spread
+    spread: set[str] = set()
+    more = set(unsafe)
+    while more - spread:
+        spread |= more
+        more = set().union(*(t | s for t, s in views if (t | s) & spread))
+    return spread
 
 
 ScratchCall = Callable[[list[Any], Sequence[Any]], Any]
@@ -187,7 +181,6 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        code, path, module_globals: the wrapper, its file name, and its globals, not changed.
         scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
         leases: by line, what is called instead of the allocation.
 
@@ -216,12 +209,7 @@ def evaluate(
     code: WrapperCode, module_globals: dict[str, Any], sizes: Sequence[int], key: Sequence[int]
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...], Any]]:
     """``(size, stride, dtype)`` of each allocation, by line; those that depend on more than
-    the integer inputs are left out.
-
-    Args:
-        code, module_globals: the wrapper and its globals.
-        sizes, key: which inputs are integers, and their values.
-    """
+    the integer inputs, which are ``sizes`` and have the values ``key``, are left out."""
     known: dict[str, Any] = {
         code.inputs[i]: value for i, value in zip(sizes, key, strict=True) if i < len(code.inputs)
     }

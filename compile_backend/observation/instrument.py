@@ -7,45 +7,28 @@ still point into the generated file. Only calls to hooks are added:
     hooks.at(line)                    before each statement
     hooks.bound(name, value)          after ``name = …``
     hooks.dropped(names)              after ``del names``
+
+None of these may raise. They are the ``Recorder``'s.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from ..provenance.generated_code import target_names, wrapper_functions
-from ..wrapper_clone import Clone, clone_factory
+from ..provenance.generated_code import Clone, clone_factory, target_names, wrapper_functions
 
 _HOOKS = "__memprof_hooks__"
 
 
-class Hooks(Protocol):
-    """What the clone calls. None of these may raise."""
-
-    def at(self, line: int) -> None: ...
-
-    def bound(self, name: str, value: object) -> None: ...
-
-    def dropped(self, names: tuple[str, ...]) -> None: ...
-
-
-InstrumentedCall = Callable[[Hooks], Clone]
+InstrumentedCall = Callable[[Any], Clone]
+"""From hooks to a copy that calls them."""
 
 
 def instrument(source: str, path: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
-    """Build the clone of a generated module's ``call``.
-
-    Args:
-        source: text of the generated module.
-        path: its file name, for tracebacks.
-        module_globals: its globals, used as they are and not changed.
-
-    Returns:
-        A function from hooks to an instrumented copy, or None if the module has no
-        Python wrapper (C++ wrapper code).
-    """
+    """Build the clone of a generated module's ``call``; None if the module has no Python wrapper
+    (C++ wrapper code). Its globals are used as they are and not changed."""
     tree = ast.parse(source)
     functions = dict(wrapper_functions(tree))
     if "Runner.call" not in functions and "call" not in functions:

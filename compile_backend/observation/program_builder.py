@@ -2,16 +2,15 @@
 
 Note [Joining two witnesses]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The instrumented code knows *names*: which storage each assignment produced and which
-storage died where. The allocator knows *bytes*, in exact order, but neither names nor
-addresses. Both are cut into the same segments, one a statement executed, and within a
-segment they are matched by size: the last allocations of n bytes are the new storages of
-n bytes, a release of n bytes is the next storage of n bytes that died. What the
-allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL.
-The last, because a new storage is still there when the statement ends: were it matched
-with the first, the release of scratch of its size would find nothing to release.
-Two blocks of equal size in one statement may be swapped by this; the bytes live at each
-instant, and the statement they belong to, are right all the same.
+The instrumented code knows *names*: which storage each assignment produced and which storage died
+where. The allocator knows *bytes*, in exact order, but neither names nor addresses. Both are cut
+into the same segments, one a statement executed, and within a segment they are matched by size: the
+last allocations of n bytes are the new storages of n bytes, a release of n bytes is the next
+storage of n bytes that died. The last, because a new storage is still there when the statement
+ends: were it matched with the first, the release of scratch of its size would find nothing. What
+the allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL. Two blocks
+of equal size in one statement may be swapped by this; the bytes live at each instant, and the
+statement they belong to, are right all the same.
 
 Without the allocator's events (another profiler had the thread) the names alone make
 the program, and scratch memory is missing from it: ``internal_observed`` is False.
@@ -21,20 +20,96 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from memprof.profiler.model import (
-    AllocationProgram,
-    Category,
-    Event,
-    EventKind,
-    Origin,
-    Storage,
-)
-
-from .trace import AllocatorDelta, At, Bound, Dropped, Freed, Report, Trace
+from memprof.profiler.model import AllocationProgram, Category, Event, EventKind, Origin, Storage
 
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""
+
+# --- the raw material: what was seen during one call, in order -----------------------------
+
+
+class At(NamedTuple):
+    """Execution reached a statement. ``mark`` numbers these within the trace, from 1."""
+
+    mark: int
+    line: int
+
+
+class Bound(NamedTuple):
+    """A name was given a tensor (or a tuple holding it) in this storage."""
+
+    name: str
+    storage: int
+    nbytes: int
+    device: str
+
+
+class Dropped(NamedTuple):
+    """Names were deleted."""
+
+    names: tuple[str, ...]
+
+
+class Freed(NamedTuple):
+    """The last reference to a storage went away."""
+
+    storage: int
+
+
+Report = At | Bound | Dropped | Freed
+
+
+class AllocatorDelta(NamedTuple):
+    """An allocator event: signed bytes, and the mark it happened under (0: before the first)."""
+
+    mark: int
+    nbytes: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStorage:
+    """A storage that was live before the call.
+
+    Attributes:
+        storage: its identity.
+        nbytes: its size in bytes.
+        device: e.g. ``cpu``.
+        name: of the first graph input in it, or of the constant.
+        inputs: indices of all graph inputs in it; () for a constant of the graph.
+    """
+
+    storage: int
+    nbytes: int
+    device: str
+    name: str
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was seen during one call.
+
+    Attributes:
+        key: the graph's symbolic sizes.
+        entry: storages live at its beginning.
+        reports: of the instrumented code and of storages dying, in order.
+        allocator: the allocator's own events in order, None if they were not recorded.
+        outputs: for each graph output the storage it lies in, None for what is no tensor.
+        host_ns: duration in nanoseconds.
+    """
+
+    key: tuple[int, ...]
+    entry: list[KnownStorage] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    allocator: list[AllocatorDelta] | None = None
+    outputs: list[int | None] = field(default_factory=list)
+    host_ns: int = 0
+
+
+# --- the program --------------------------------------------------------------------------
 
 # The CUDA caching allocator rounds small requests up to 512 bytes and hands out whole
 # blocks of up to 1 MiB that are not worth splitting; the CPU allocator does not round.
@@ -134,13 +209,9 @@ class _Builder:
         line = segment.line
         named: dict[int, Bound] = {}  # position in the segment's deltas → storage
         for i in reversed(range(len(segment.deltas))):
-            fitting = (
-                b
-                for b in reversed(new)
-                if _fits(b, segment.deltas[i].nbytes, segment.deltas[i].device)
-            )
-            match = next(fitting, None)
-            if match is not None:
+            delta = segment.deltas[i]
+            fitting = (b for b in reversed(new) if _fits(b, delta.nbytes, delta.device))
+            if (match := next(fitting, None)) is not None:
                 new.remove(match)
                 named[i] = match
         for i, delta in enumerate(segment.deltas):
@@ -149,7 +220,9 @@ class _Builder:
             elif i in named:
                 self._alloc(named[i], delta.nbytes, line)
             else:
-                self._alloc_scratch(delta, line)
+                block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
+                self.scratch.append(block)
+                self.events.append(Event(EventKind.ALLOC, block, line))
         for bound in new:
             self._name_without_allocation(bound, line)
         for storage in died:
@@ -194,11 +267,6 @@ class _Builder:
         self.owner[block] = bound.name
         self.events.append(Event(EventKind.ALLOC, block, line, bound.name))
 
-    def _alloc_scratch(self, delta: AllocatorDelta, line: int) -> None:
-        block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
-        self.scratch.append(block)
-        self.events.append(Event(EventKind.ALLOC, block, line))
-
     def _free(self, block: int | None, line: int) -> None:
         if block is None or self.blocks[block].freed:
             return
@@ -230,12 +298,11 @@ class _Builder:
                         self._pass_on(block, name, segment.line)
 
     def _pass_on(self, block: int, name: str, line: int) -> None:
-        if self.owner.get(block) != name or self.blocks[block].freed:
-            return
-        heirs = [n for n, blocks in self.names.items() if block in blocks]
-        if heirs:
-            self.owner[block] = heirs[-1]
-            self.events.append(Event(EventKind.REUSE, block, line, heirs[-1]))
+        if self.owner.get(block) == name and not self.blocks[block].freed:
+            heir = next((n for n in reversed(self.names) if block in self.names[n]), None)
+            if heir is not None:
+                self.owner[block] = heir
+                self.events.append(Event(EventKind.REUSE, block, line, heir))
 
     def _add(self, block: _Block) -> int:
         self.blocks.append(block)

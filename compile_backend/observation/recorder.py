@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from memprof.profiler.process_hooks import ForkSafeLock
+
 from ._torch_compat import AllocatorEvents
-from .identities import StorageIdentities
-from .program_builder import as_deltas
-from .trace import At, Bound, Dropped, Freed, KnownStorage, Trace
+from .program_builder import At, Bound, Dropped, Freed, KnownStorage, Trace, as_deltas
 
 _MARK = "memprof:"
 
@@ -73,18 +75,10 @@ class Recorder:
         call: Callable[[list[Any]], Any],
         inputs: list[Any],
         input_names: Sequence[str],
-        constants: Iterable[tuple[str, torch.Tensor]],
+        constants: Mapping[str, torch.Tensor],
     ) -> Any:
-        """Run ``call(inputs)`` and record it.
-
-        Args:
-            call: boxed calling convention: it empties ``inputs``.
-            input_names: of the graph's inputs, in order.
-            constants: tensors that the generated module holds, by name.
-
-        Returns:
-            What the call returned. Raises only what the call raised.
-        """
+        """Run ``call(inputs)``, which empties ``inputs``, and record it; raises only what that
+        raises. ``constants`` are the tensors that the generated module holds."""
         self._identities.listen(self._freed)
         with self._keeping_errors():
             self._enter(inputs, input_names, constants)
@@ -96,7 +90,9 @@ class Recorder:
             self.trace.host_ns = time.perf_counter_ns() - begin
             self._leave()
         with self._keeping_errors():
-            self.trace.outputs = [self._storage_of(o) for o in _as_sequence(out)]
+            returned = out if isinstance(out, (tuple, list)) else (out,)
+            first = [next(iter(_storages(o)), None) for o in returned]
+            self.trace.outputs = [s if s is None else self._identities.identity(s) for s in first]
         return out
 
     @contextlib.contextmanager
@@ -113,32 +109,24 @@ class Recorder:
                 self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
 
     def _enter(
-        self,
-        inputs: Sequence[Any],
-        names: Sequence[str],
-        constants: Iterable[tuple[str, torch.Tensor]],
+        self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
         found: dict[int, KnownStorage] = {}
-        for index, value in enumerate(inputs):
-            for storage in _storages(value):
-                number = self._identities.identity(storage)
-                known = found.get(number)
-                if known is None:
-                    name = names[index] if index < len(names) else f"input {index}"
-                    device = str(storage.device)
-                    known = KnownStorage(number, storage.nbytes(), device, name)
-                found[number] = replace(known, inputs=(*known.inputs, index))
-        for name, tensor in constants:
-            for storage in _storages(tensor):
-                number = self._identities.identity(storage)
-                device = str(storage.device)
-                found.setdefault(number, KnownStorage(number, storage.nbytes(), device, name))
-        self.trace.entry = list(found.values())
 
-    def _storage_of(self, value: object) -> int | None:
-        for storage in _storages(value):
-            return self._identities.identity(storage)
-        return None
+        def known(storage: torch.UntypedStorage, name: str) -> KnownStorage:
+            number = self._identities.identity(storage)
+            new = KnownStorage(number, storage.nbytes(), str(storage.device), name)
+            return found.setdefault(number, new)
+
+        for index, value in enumerate(inputs):
+            name = names[index] if index < len(names) else f"input {index}"
+            for storage in _storages(value):
+                seen = known(storage, name)
+                found[seen.storage] = replace(seen, inputs=(*seen.inputs, index))
+        for name, tensor in constants.items():
+            for storage in _storages(tensor):
+                known(storage, name)
+        self.trace.entry = list(found.values())
 
 
 def _storages(value: object) -> Iterable[torch.UntypedStorage]:
@@ -154,5 +142,52 @@ def _storages(value: object) -> Iterable[torch.UntypedStorage]:
             yield from _storages(item)
 
 
-def _as_sequence(out: object) -> Sequence[object]:
-    return out if isinstance(out, (tuple, list)) else (out,)
+class StorageIdentities:
+    """Names for storages that hold for the whole process, with a notice when one dies.
+
+    The address of a storage is reused as soon as it is freed, so it cannot say whether two
+    observations saw the same memory. A storage gets a number the first time it is seen and
+    keeps it until it dies; numbers are never reused. torch keeps a storage's Python object as long
+    as the storage itself, so a weak reference to it fires exactly when the memory is released.
+    """
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+        self._by_address: dict[int, int] = {}
+        self._listeners: tuple[Callable[[int], None], ...] = ()
+        self._lock = ForkSafeLock()
+
+    def identity(self, storage: torch.UntypedStorage) -> int:
+        """The storage's number; a new one if it was not seen before."""
+        address = storage._cdata
+        found = self._by_address.get(address)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._by_address.setdefault(address, next(self._next))
+        weakref.finalize(storage, self._died, address, found).atexit = False
+        return found
+
+    def known(self, storage: torch.UntypedStorage) -> int | None:
+        """The storage's number if it has one."""
+        return self._by_address.get(storage._cdata)
+
+    def listen(self, on_death: Callable[[int], None]) -> None:
+        """Call ``on_death(number)`` for every storage that dies from now on.
+
+        It is called from whatever thread dropped the last reference, and must not raise.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, on_death)
+
+    def unlisten(self, on_death: Callable[[int], None]) -> None:
+        """Stop calling ``on_death``."""
+        with self._lock:
+            self._listeners = tuple(f for f in self._listeners if f != on_death)
+
+    def _died(self, address: int, number: int) -> None:
+        with self._lock:
+            if self._by_address.get(address) == number:
+                del self._by_address[address]
+        for on_death in self._listeners:
+            on_death(number)

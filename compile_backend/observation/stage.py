@@ -5,8 +5,8 @@ Note [Three lives of a callable]
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
 Inductor's own callable between two readings of the clock and appends one tuple to the
 call log; where the graph has no symbolic sizes this is a closure over constants that
-replaces the observing one, for good unless the hook for steady calls finds something better to
-run than Inductor's callable. *Plain*: the observation failed; the callable is
+replaces the observing one, for good unless an arena (``cpu_arena``) is better than Inductor's
+callable. *Plain*: the observation failed; the callable is
 still counted, but has no program.
 
 A graph with symbolic sizes has one program per combination of them, so its steady callable
@@ -16,6 +16,7 @@ the graph, or, where one is not (the inner tensors of a jagged one), read off a 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,29 +27,22 @@ from typing import Any
 import torch
 
 from memprof.cudagraph_trees import tell_what_is_given
-from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind
+from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
-from ..call_log import Counter
+from ..cpu_arena.steady_state import ArenaSteadyState, arena_steady_state
+from ..cuda_graphs_stage import NotRun, ObservableModel, check_runs, running
+from ..ledger import Counter
 from ..options import Options
 from ..pipeline import CompileStage, CompileState
-from ..roles.categories import categorizer
+from ..provenance.generated_code import partition_functions
+from ..roles.graph_value import categorizer
 from ..runtime import LiveGraph, Runtime
-from ..wrapper_clone import partition_functions
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
-from .tree_models import NotRun, ObservableModel, check_runs, running
 
 BoxedCall = Callable[[list[Any]], Any]
-
-SteadyState = Callable[[AllocationProgram, Callable[[BoxedCall], None]], BoxedCall]
-"""From an observed program to what calls with its sizes run from then on; when that changes, the
-second argument is called with what they run instead."""
-
-ChooseSteadyState = Callable[[Any, BoxedCall, Sequence[int], bool], "SteadyState | None"]
-"""From a ``CompiledFxGraph``, its callable, which inputs are integers, and whether there are sizes
-that are no inputs, to the steady state of its calls; None: they run its callable."""
 
 UNOBSERVED = -1
 """Program index of a call that has no program."""
@@ -58,7 +52,7 @@ MAX_IN_VAIN = 3
 
 
 @dataclass(eq=False, repr=False)
-class ObserveStage(CompileStage[Any]):
+class ObserveStage(CompileStage):
     """Wraps the callable of one compiled graph.
 
     Args:
@@ -68,14 +62,12 @@ class ObserveStage(CompileStage[Any]):
         models: where the callable may run in graph trees: what they run, complete when it is
             compiled. Its first call, which is their warm-up and tunes the kernels, goes by
             unobserved; one clean observation follows it. None where there are no trees.
-        steady: says what observed calls run; by default Inductor's callable.
     """
 
     graph: LiveGraph
     runtime: Runtime
     options: Options
     models: list[ObservableModel] | None = None
-    steady: ChooseSteadyState = lambda *graph: None
     name = "observe"
 
     def post_compile(self, compiled: Any, state: CompileState) -> Any:
@@ -169,9 +161,12 @@ class ObservedCall:
         self._models = [] if dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED, self.plain)
         self._beyond: Counter | None = None
-        self._steady_state: SteadyState | None = None
+        self._arena: ArenaSteadyState | None = None
         if compiled is not None:
-            self._steady_state = stage.steady(compiled, plain, sizes, bool(dims))
+            ledger, wanted = stage.runtime.ledger, stage.options.graphs
+            self._arena = arena_steady_state(
+                self.record, compiled, plain, sizes, bool(dims), ledger, wanted
+            )
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
         self._install: Callable[[BoxedCall], None] = lambda call: None
@@ -185,10 +180,8 @@ class ObservedCall:
         if off is not None:
             self.record.unobservable = f"observation is off ({off}=0)"
             install(self._unobserved)
-        elif self.dynamic:
-            install(self._by_sizes())
         else:
-            install(self._observe_first)
+            install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
 
     # --- steady ---------------------------------------------------------------------------
 
@@ -228,9 +221,6 @@ class ObservedCall:
 
     # --- observing ------------------------------------------------------------------------
 
-    def _observe_first(self, inputs: list[Any]) -> Any:
-        return self._observe(inputs, ())
-
     def _observe(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         seen = self.seen.get(key)
         if seen is None and len(self.seen) >= self.options.max_programs:
@@ -266,8 +256,7 @@ class ObservedCall:
             recorder = Recorder(self.runtime.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
-            found = self.module_globals.items()
-            constants = [(name, value) for name, value in found if type(value) is torch.Tensor]
+            constants = {n: v for n, v in self.module_globals.items() if type(v) is torch.Tensor}
         except Exception as error:
             self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
             self._give_up(key, f"preparing its observation failed: {error}")
@@ -298,16 +287,15 @@ class ObservedCall:
         program = build_program(
             recorder.trace, categorizer(self.record.inputs, self.record.outputs)
         )
-        index = next(
-            (i for i, p in enumerate(self.record.programs) if p.key == key),
-            len(self.record.programs),
-        )
-        self.record.programs[index : index + 1] = [program]
+        programs = self.record.programs
+        index = next((i for i, p in enumerate(programs) if p.key == key), len(programs))
+        programs[index : index + 1] = [program]
         self.runtime.note_persistent(self.record, program)
         self.seen[key] += 1
         if self.seen[key] >= self._runs:
             self._settle(key, index)
-            self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, _sizes_text(key))
+            what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
+            self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
@@ -321,10 +309,10 @@ class ObservedCall:
             if not self.dynamic:
                 self._install(self._steady(program, run))
 
-        if self._steady_state is None or program == UNOBSERVED:
+        if self._arena is None or program == UNOBSERVED:
             use(self.plain)
         else:
-            use(self._steady_state(self.record.programs[program], use))
+            use(self._arena(self.record.programs[program], use))
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
         self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
@@ -348,25 +336,17 @@ class ObservedCall:
             path = self.record.code_path or self.module_globals.get("__file__", "<generated>")
             self._clone = instrument(self.compiled.source_code, path, self.module_globals)
 
-        def inside(run: BoxedCall) -> BoxedCall:
+        def inside(run: BoxedCall, inputs: list[Any]) -> Any:
             """Run the copy of a partition; what is allocated after it is the trees'."""
-
-            def call(inputs: list[Any]) -> Any:
-                try:
-                    return run(inputs)
-                finally:
-                    recorder.aside()
-
-            return call
-
-        def outside(run: BoxedCall) -> BoxedCall:
-            """What the trees do around a partition, which is not the graph's."""
-
-            def call(inputs: list[Any]) -> Any:
-                recorder.aside()
+            try:
                 return run(inputs)
+            finally:
+                recorder.aside()
 
-            return call
+        def outside(run: BoxedCall, inputs: list[Any]) -> Any:
+            """What the trees do around a partition, which is not the graph's."""
+            recorder.aside()
+            return run(inputs)
 
         if self._clone is None:
             if self.compiled is not None:
@@ -376,17 +356,15 @@ class ObservedCall:
         if not self._models:
             return compat.realign_inputs(clone.call, self.compiled), []
         own = partition_functions(self.module_globals)
-        copies = [
-            inside(copy)
+        copies: list[BoxedCall] = [
+            functools.partial(inside, copy)
             for m in self._models
             for f, copy in zip(own, clone.partitions, strict=True)
             if m.model is f
         ]
         if copies:
-            partitions = [outside(run) for run in compat.runner_partitions(self.compiled)]
+            runs = compat.runner_partitions(self.compiled)
+            partitions = [functools.partial(outside, run) for run in runs]
             return compat.realign_inputs(clone.bind(partitions), self.compiled), copies
-        return outside(self.plain), [inside(clone.call)]
-
-
-def _sizes_text(key: tuple[int, ...]) -> str:
-    return f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
+        copies = [functools.partial(inside, clone.call)]
+        return functools.partial(outside, self.plain), copies

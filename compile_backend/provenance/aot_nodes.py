@@ -2,16 +2,13 @@
 
 Note [Two levels of nodes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten
-in place; a cached artifact has only their names. User stacks, on the other hand, live on
-the nodes of the *AOT* graph, which every process traces anew: Inductor's cache key covers
-the code of that graph, node names included, but not the stacks, so two processes (or two
-identical blocks at different lines) that share an artifact still have their own stacks.
-
-memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
-``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the
-nodes it makes) and stores only that link with the artifact. Stacks are always read from
-the AOT graph at hand. A fresh compilation takes the same path as a cache hit.
+Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten in place; a
+cached artifact has only their names. User stacks live on the nodes of the *AOT* graph, which every
+process traces anew: Inductor's cache key covers the code of that graph, node names included, but
+not the stacks, so two processes (or two identical blocks at different lines) that share an artifact
+still have their own. memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
+``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the nodes it
+makes) and stores only that link with the artifact. A fresh compilation takes the same path.
 """
 
 from __future__ import annotations
@@ -64,9 +61,7 @@ def _tag(node: Node, tag: str, name: str) -> None:
 
 def target_name(target: Any) -> str:
     """``aten.mm.default`` for operators, the qualified name for other callables."""
-    if isinstance(target, str):
-        return target
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (str, torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(target)
     return getattr(target, "__name__", str(target))
 
@@ -74,11 +69,9 @@ def target_name(target: Any) -> str:
 def own_provenance(node: Node) -> NodeProvenance:
     """What the node itself carries, without looking at its surroundings."""
     meta = node.meta
-    module = innermost_module(meta.get("nn_module_stack"))
-    from_forward = False
-    if module is None:
-        module = innermost_module(meta.get("fwd_nn_module_stack"))
-        from_forward = module is not None
+    own = innermost_module(meta.get("nn_module_stack"))
+    module = own or innermost_module(meta.get("fwd_nn_module_stack"))
+    from_forward = own is None and module is not None
     stack = parse_stack_trace(meta.get("stack_trace"))
     aten = meta.get("original_aten")
     return NodeProvenance(
@@ -135,12 +128,10 @@ def snapshot(
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
     for node in nodes:
-        p = found[node.name]
-        if p.stack or p.module_path is not None:
-            continue
-        origin = nearest(node, located) or nearest(node, placed)
-        if origin is not None:
-            found[node.name] = borrow(p, found[origin])
+        if node.name not in located and node.name not in placed:
+            origin = nearest(node, located) or nearest(node, placed)
+            if origin is not None:
+                found[node.name] = borrow(found[node.name], found[origin])
     return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 

@@ -7,14 +7,20 @@ no user source: see Note [Two levels of nodes] in ``aot_nodes``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from torch.fx import Node
 
 from memprof.profiler.model import BufferProvenance, Evidence
+
+from .aot_nodes import nearest, tag_of, target_name
 
 VERSION = "2"
 """Version of the stored form; part of Inductor's cache key through ``LoweringTap``."""
@@ -78,3 +84,119 @@ def load(path: Path) -> Artifact | None:
     except (OSError, msgspec.MsgspecError):
         return None
     return artifact if artifact.version == VERSION else None
+
+
+# --- made from Inductor's GraphLowering: layouts, and the FX nodes behind each buffer -------
+
+# GraphLowering and the IR below it are internal to Inductor and untyped for our purposes.
+Lowering = Any
+
+
+def describe_lowerings(
+    lowerings: Sequence[Lowering], aot_names: Container[str]
+) -> tuple[dict[str, ArtifactNode], dict[str, BufferProvenance]]:
+    """Nodes and buffers of a graph and its subgraphs, in the form stored with the artifact.
+
+    Buffer names are unique within one generated module: Inductor prefixes those of
+    subgraphs with the subgraph's name.
+    """
+    nodes: dict[str, ArtifactNode] = {}
+    buffers: dict[str, BufferProvenance] = {}
+    for lowering in lowerings:
+        order = {n: i for i, n in enumerate(lowering.graph.nodes)}
+        tags = {n.name: t for n in order if (t := _aot_name(n, aot_names)) is not None}
+        for name, ir in lowering.name_to_buffer.items():
+            origins, evidence = _origins(lowering, name, ir)
+            origins.sort(key=lambda n: order.get(n, len(order)))
+            for node in origins:
+                if node.name not in nodes:
+                    nodes[node.name] = _describe_node(node, tags)
+            primary = getattr(ir, "origin_node", None)
+            if primary is None or primary.op in ("placeholder", "output"):
+                primary = origins[-1] if origins else None
+            elif primary.name not in nodes:
+                nodes[primary.name] = _describe_node(primary, tags)
+            buffers[name] = BufferProvenance(
+                name=name,
+                kind=type(ir).__name__,
+                nodes=tuple(n.name for n in origins),
+                primary=primary.name if primary is not None else None,
+                evidence=evidence,
+                **_layout(ir),
+            )
+    return nodes, buffers
+
+
+def _aot_name(node: Node, known: Container[str]) -> str | None:
+    if node.op in ("placeholder", "output"):
+        return None
+    is_aot = node.name in known and "original_aten" in node.meta
+    return tag_of(node) or (node.name if is_aot else None)
+
+
+def _describe_node(node: Node, tags: dict[str, str]) -> ArtifactNode:
+    aot = tags.get(node.name)
+    evidence = Evidence.EXACT
+    if aot is None:
+        neighbour = nearest(node, tags)
+        aot = tags[neighbour] if neighbour is not None else None
+        evidence = Evidence.NEIGHBOUR if aot is not None else Evidence.NONE
+    original = node.meta.get("original_aten")
+    return ArtifactNode(
+        target=target_name(node.target),
+        original_aten=str(original) if original is not None else None,
+        aot_node=aot,
+        evidence=evidence,
+    )
+
+
+def _origins(lowering: Lowering, name: str, ir: Any) -> tuple[list[Node], Evidence]:
+    """The FX nodes computed into a buffer.
+
+    A copy that Inductor inserts to change a layout has none; the kernels that read it
+    are why it exists, so theirs are used, or failing that those of what it copies.
+    """
+    if own := _computing([ir]):
+        return own, Evidence.EXACT
+    scheduler = getattr(lowering, "scheduler", None)
+    scheduled = getattr(scheduler, "name_to_buf", {}).get(name)
+    uses = getattr(scheduled, "users", None) or ()
+    if readers := _computing(getattr(getattr(use, "node", None), "node", None) for use in uses):
+        return readers, Evidence.CONSUMER
+    read: Iterable[str] = ()
+    with contextlib.suppress(Exception):  # not every IR node has reads; this is a last resort
+        read = ir.get_read_names()
+    operands = _computing(lowering.name_to_buffer.get(name) for name in read)
+    return operands, Evidence.NEIGHBOUR if operands else Evidence.NONE
+
+
+def _computing(irs: Iterable[Any]) -> list[Node]:
+    """The FX nodes that IR nodes come from, each once."""
+    nodes = (n for ir in irs for n in getattr(ir, "origins", None) or ())
+    return list(dict.fromkeys(n for n in nodes if n.op not in ("placeholder", "output")))
+
+
+def _layout(ir: Any) -> dict[str, Any]:
+    """dtype, shape, device and size of a buffer, as far as its layout is a tensor's."""
+    layout = getattr(ir, "layout", None)
+    target = getattr(layout, "real_layout", None)
+    if target is not None:
+        # It writes into another buffer, through a view maybe: the memory is that buffer's.
+        layout = target()
+    if not all(hasattr(layout, a) for a in ("size", "stride", "dtype", "device")):
+        return {}
+    assert layout is not None
+    elements: Any = 1
+    for size, stride in zip(layout.size, layout.stride, strict=True):
+        elements = elements + (size - 1) * stride
+    if any(s == 0 for s in layout.size):
+        elements = 0
+    nbytes = elements * layout.dtype.itemsize
+    fixed = isinstance(nbytes, int) or getattr(nbytes, "is_number", False)
+    return {
+        "dtype": str(layout.dtype),
+        "shape": tuple(str(s) for s in layout.size),
+        "device": str(layout.device),
+        "nbytes": int(nbytes) if fixed else None,
+        "nbytes_expr": str(nbytes),
+    }

@@ -1,14 +1,22 @@
-"""What each statement of Inductor's generated wrapper does to buffers.
+"""Inductor's generated wrapper: what each statement does to buffers, and changed copies of it.
 
 The wrapper is Python: a ``call(args)`` (a method of ``Runner`` in current versions), and
 functions beside it for graph partitions and for the branches of control flow.
+
+A changed copy of it runs in the module it comes from. The copy is built inside a factory function:
+what it needs beyond the module's own globals are the factory's parameters, so nothing is written to
+the module, and two threads can have two copies. Line numbers stay, so tracebacks point into the
+generated file.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from memprof.profiler.model import Statement, StatementKind
 
@@ -114,13 +122,73 @@ def _kernel_arguments(call: ast.Call) -> tuple[str, ...]:
 
 
 def _names(expression: ast.expr) -> tuple[str, ...]:
-    callees = {
-        id(n)
-        for c in ast.walk(expression)
-        if isinstance(c, ast.Call)
-        for n in ast.walk(c.func)
-        if isinstance(n, ast.Name)
-    }
+    calls = [c for c in ast.walk(expression) if isinstance(c, ast.Call)]
+    callees = {id(n) for c in calls for n in ast.walk(c.func)}
     found = [n for n in ast.walk(expression) if isinstance(n, ast.Name) and id(n) not in callees]
     found.sort(key=lambda n: (n.lineno, n.col_offset))
     return tuple(dict.fromkeys(n.id for n in found if n.id not in ("torch", "self")))
+
+
+# --- copies of the wrapper -------------------------------------------------------------------
+
+_FACTORY = "__memprof_factory__"
+
+Boxed = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A copy whose parameters have values.
+
+    Attributes:
+        partitions: its partition functions, in order.
+        bind: from the functions to run for the partitions, in order, to ``call``.
+    """
+
+    partitions: tuple[Boxed, ...]
+    bind: Callable[[Sequence[Boxed]], Boxed]
+
+    @property
+    def call(self) -> Boxed:
+        """The copy's ``call``, which runs the copies of its partitions."""
+        return self.bind(self.partitions)
+
+
+def clone_factory(
+    tree: ast.Module, parameters: Sequence[str], path: str, module_globals: dict[str, Any]
+) -> Callable[..., Clone]:
+    """From the values of ``parameters`` to a copy.
+
+    Args:
+        tree: a generated module, its wrapper functions changed as wanted.
+        parameters: names that the changed functions use beside ``module_globals``.
+    """
+    functions = dict(wrapper_functions(tree))
+    method = "Runner.call" in functions
+    body: list[ast.stmt] = [
+        top
+        for top in tree.body
+        if isinstance(top, (ast.ClassDef, ast.FunctionDef)) and top.name in {"Runner", *functions}
+    ]
+    factory = ast.parse(f"def {_FACTORY}({', '.join(parameters)}): pass").body[0]
+    assert isinstance(factory, ast.FunctionDef)
+    factory.body = [*body, *ast.parse("return locals()").body]
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    local: dict[str, Any] = {}
+    exec(compile(module, path, "exec"), module_globals, local)
+    build = local[_FACTORY]
+
+    def make(*arguments: Any) -> Clone:
+        made = build(*arguments)
+        if not method:
+            return Clone((), lambda _: made["call"])
+        partitions = tuple(made[p.__name__] for p in partition_functions(module_globals))
+        return Clone(partitions, lambda functions: made["Runner"](list(functions)).call)
+
+    return make
+
+
+def partition_functions(module_globals: dict[str, Any]) -> list[Any]:
+    """The partition functions that the module's own runner was made with, in order."""
+    numbered = (module_globals.get(f"partition_{i}") for i in itertools.count())
+    return list(itertools.takewhile(lambda function: function is not None, numbered))

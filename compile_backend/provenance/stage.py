@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.profiler.model import GraphRecord, LedgerKind, NodeProvenance
+from memprof.profiler.model import (
+    Evidence,
+    GraphRecord,
+    LedgerKind,
+    NodeProvenance,
+    Statement,
+    StatementKind,
+)
 
 from .. import _torch_compat
 from ..ledger import Ledger
 from ..pipeline import CompileStage, CompileState
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
-from .artifact import Artifact
+from .artifact import Artifact, ArtifactNode, describe_lowerings
 from .generated_code import statements
-from .lowering import describe_lowerings
-from .resolve import data_dependent_sizes, resolve_buffers, resolve_nodes
 
 
 @dataclass(eq=False, repr=False)
-class AttributeStage(CompileStage[Any]):
+class AttributeStage(CompileStage):
     """Finds out where each buffer of one compiled graph comes from.
 
     Args:
         record: filled in by ``post_compile``.
-        ledger: says how Inductor's cache answered.
         forward_nodes: for a backward graph, the AOT nodes of its forward.
         compile_again: compiles the same graph once more, past the cache.
         captured_nodes: for a captured backward, the captured graph's nodes.
@@ -64,11 +70,19 @@ class AttributeStage(CompileStage[Any]):
         else:
             compiled, artifact = self._from_cache(compiled, key)
         self.record.statements = statements(getattr(compiled, "source_code", "") or "")
-        self.record.nodes = resolve_nodes(artifact, self.aot_nodes)
-        symbols = data_dependent_sizes(artifact)
+        self.record.nodes = {
+            name: _resolve(name, node, self.aot_nodes) for name, node in artifact.nodes.items()
+        }
+        # A graph with buffers of such sizes can allocate something else at every call.
+        sizes = (b.nbytes_expr for b in artifact.buffers.values())
+        symbols = sorted({s for size in sizes for s in _UNBACKED.findall(size)})
         if symbols:
             self.record.data_dependent = f"sizes depend on data: {', '.join(symbols)}"
-        self.record.buffers = resolve_buffers(artifact, self.record.statements)
+        lines = first_lines(self.record.statements)
+        self.record.buffers = {
+            name: dataclasses.replace(buffer, line=lines.get(name))
+            for name, buffer in artifact.buffers.items()
+        }
         return compiled
 
     def _describe(self, key: str | None) -> Artifact:
@@ -110,3 +124,31 @@ class AttributeStage(CompileStage[Any]):
     @staticmethod
     def _path(key: str) -> Any:
         return artifacts.path_for(_torch_compat.inductor_cache_dir(), key)
+
+
+# --- artifact + AOT nodes of this process → what a profile holds --------------------------
+
+
+def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -> NodeProvenance:
+    """A post-grad node with the stack and module of the AOT node that it descends from."""
+    origin = aot.get(node.aot_node) if node.aot_node is not None else None
+    if origin is None:
+        return NodeProvenance(name, node.target, node.original_aten, evidence=Evidence.NONE)
+    evidence = node.evidence if node.evidence is not Evidence.EXACT else origin.evidence
+    return dataclasses.replace(
+        origin,
+        name=name,
+        target=node.target,
+        original_aten=node.original_aten or origin.original_aten,
+        evidence=evidence,
+    )
+
+
+_UNBACKED = re.compile(r"\bu\d+\b")
+"""Size symbols whose value only the data decides: ``u0`` of a ``nonzero``."""
+
+
+def first_lines(statements: Sequence[Statement]) -> dict[str, int]:
+    """For each name, the line that first assigns it."""
+    assigned = [s for s in statements if s.kind is not StatementKind.DELETE]
+    return {name: s.line for s in reversed(assigned) for name in s.targets}

@@ -14,16 +14,14 @@ the value. Names play no part. A value is
 
 Dynamo hands most values over as placeholders, but puts what belongs to an optimizer (and,
 with ``inline_inbuilt_nn_modules`` off, to a module) on the graph module as attributes,
-which AOTAutograd lifts to inputs of their own; both are listed.
-
-One thing cannot be told: state that an optimizer *creates* inside a compiled step leaves
-the graph as an ordinary output (SGD's first momentum buffer). It is optimizer state from
-the next step on.
+which AOTAutograd lifts to inputs of their own; both are listed. State that an optimizer *creates*
+inside a compiled step leaves the graph as an ordinary output (SGD's first momentum buffer), and is
+optimizer state from the next step on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,10 +83,6 @@ def dynamo_inputs(
     """Everything that a Dynamo graph takes: placeholders in order, then lifted attributes.
 
     A placeholder that is a list (compiled autograd has one) counts as its elements.
-
-    Args:
-        gm: as Dynamo hands it to a backend.
-        example_inputs: likewise; one a placeholder.
     """
     values: list[tuple[DynamoInput, Links, bool]] = []  # with its source path; is a parameter
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
@@ -112,7 +106,7 @@ def dynamo_inputs(
         values.append((value, tuple(compat.source_links(source)), name in parameters))
 
     of_parameters = {path for _, path, is_parameter in values if path and is_parameter}
-    states = [path for _, path, _ in values if _registry(path) in _REGISTRIES]
+    states = [p for _, p, _ in values if _registry(p) in ("_parameters", "_buffers")]
     several_roots = len(set(map(_root, states))) > 1
     inputs = []
     for value, path, is_parameter in values:
@@ -132,27 +126,17 @@ def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     Compiled autograd passes all its tensors in one list, and AOTAutograd counts what is
     inside.
     """
-    items: Iterable[tuple[Any, Any]]
-    if isinstance(example, dict):
-        items = example.items()
-    elif isinstance(example, (list, tuple)):
-        items = enumerate(example)
-    else:
+    if not isinstance(example, (dict, list, tuple)):
         yield (), example
         return
-    for key, value in items:
+    for key, value in example.items() if isinstance(example, dict) else enumerate(example):
         for inside, leaf in _leaves(value):
             yield (key, *inside), leaf
 
 
 def classify(source_path: Links, is_parameter: bool, parameters: set[Links]) -> Role:
-    """The role of the value at the end of ``source_path``.
-
-    Args:
-        source_path: steps to the value; () where unknown.
-        is_parameter: it is an ``nn.Parameter``.
-        parameters: paths to values known to be parameters.
-    """
+    """The role of the value at the end of ``source_path``, () where unknown; ``parameters`` are
+    paths to values known to be parameters."""
     if is_parameter or _leads_to_parameter(source_path):
         return Role.PARAMETER
     if source_path and source_path[-1] == ("grad", "grad"):
@@ -181,9 +165,6 @@ def _leads_to_parameter(source_path: Links) -> bool:
     )
 
 
-_REGISTRIES = ("_parameters", "_buffers")
-
-
 def _registry(source_path: Links) -> str | None:
     """``_parameters`` or ``_buffers`` if the value is an entry of that of a module."""
     if len(source_path) < 2 or source_path[-1][0] != "item":
@@ -202,19 +183,11 @@ def _root(source_path: Links) -> Links:
 
 
 def _fqn(source_path: Links, with_root: bool) -> str:
-    """Dotted name of the value within the outermost module or optimizer on its way.
-
-    Args:
-        source_path: steps to the value.
-        with_root: begin with how that module is reached, because there are several.
-    """
-    root = _root(source_path)
-    if not root:
+    """Dotted name of the value within the outermost module or optimizer on its way; with how that
+    is reached, ``with_root``, where there are several."""
+    if not (root := _root(source_path)):
         return ""
+    named = ("local", "global", "attr", "item", "registry", "grad")
     hidden = ("_modules", "_parameters", "_buffers")
-    steps = [
-        str(key)
-        for what, key in (*(root if with_root else ()), *source_path[len(root) :])
-        if what in ("local", "global", "attr", "item", "registry", "grad") and key not in hidden
-    ]
-    return ".".join(steps)
+    steps = source_path if with_root else source_path[len(root) :]
+    return ".".join(str(key) for what, key in steps if what in named and key not in hidden)

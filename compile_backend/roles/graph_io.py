@@ -14,6 +14,7 @@ its own, which AOTAutograd copies into the input and releases.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 
@@ -23,8 +24,7 @@ from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 from memprof.profiler.stack_text import parse_stack_trace
 
 from .. import _torch_compat as compat
-from ..aot_metadata.descriptor import Descriptor, DescriptorKind, descriptor
-from ..aot_metadata.view_and_mutation import ViewAndMutationMeta
+from ..aot_metadata import Descriptor, DescriptorKind, ViewAndMutationMeta, descriptor
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     UNKNOWN,
@@ -64,10 +64,9 @@ class GraphIO:
 
     def output_of_tangent(self, desc: Descriptor | None) -> int | None:
         """The output whose gradient the tangent is that ``desc`` describes."""
-        of = desc.whole.of if desc is not None and desc.whole.kind is _K.TANGENT else None
-        if desc is None or of is None:
+        if desc is None or desc.whole.kind is not _K.TANGENT or desc.whole.of is None:
             return None
-        return self.by_output_descriptor.get((of.text, desc.attribute_path))
+        return self.by_output_descriptor.get((desc.whole.of.text, desc.attribute_path))
 
 
 def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
@@ -98,11 +97,9 @@ def describe_graph(
 
     Args:
         gm: flat graph with AOTAutograd's descriptors in ``meta["desc"]``.
-        kind: which part of AOTAutograd's output it is.
         fw_metadata: of the forward it belongs to.
         dynamo_inputs: of the Dynamo graph it comes from; without them the roles of user
             inputs are unknown.
-        static_input_idxs: as given to the inner compile.
         forward: of the forward that this backward belongs to.
         captured_outputs: the graph is a captured backward, to AOTAutograd an inference graph:
             what it returns, by position. What is not named is a gradient all the same.
@@ -111,8 +108,10 @@ def describe_graph(
     backward = kind is GraphKind.BACKWARD
     inputs = graph.backward_inputs() if backward else graph.forward_inputs()
     inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in inputs)
-    written = graph.written_inputs()
-    inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
+    metadata = graph.metadata
+    if graph.traced and metadata is not None:  # of a forward: it writes, or AOTAutograd for it
+        written = {graph.traced[i] for i in metadata.mutated}
+        inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
     outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
     descriptors = {d.text: i for i, d in enumerate(graph.input_descs) if d is not None}
     described = {
@@ -149,14 +148,14 @@ class _Graph:
         self.results = list(returned) if isinstance(returned, (list, tuple)) else [returned]
         self.output_descs = _aligned(output.meta.get("desc"), len(self.results))
         self.stacks = output.meta.get("output_stack_traces") or ()
+        self.traced = self._traced_inputs() if self.kind is not GraphKind.BACKWARD else []
 
     # --- forward and inference ------------------------------------------------------------
 
     def forward_inputs(self) -> tuple[GraphValue, ...]:
-        traced = self._traced_inputs()
         written: set[int] = set()
-        if traced and self.metadata is not None:
-            written = {traced[i] for i in self.metadata.mutated_in_graph}
+        if self.traced and self.metadata is not None:
+            written = {self.traced[i] for i in self.metadata.mutated_in_graph}
         values = []
         for i, (node, desc) in enumerate(zip(self.placeholders, self.input_descs, strict=True)):
             known = self._known(desc.whole) if desc is not None else None
@@ -165,13 +164,6 @@ class _Graph:
             info = self._forward_input(node, desc)
             values.append(graph_value(i, node, info, mutated=i in written, **links))
         return tuple(values)
-
-    def written_inputs(self) -> frozenset[int]:
-        """Inputs that the graph writes to, or AOTAutograd for it after the call; of a forward."""
-        traced = self._traced_inputs() if self.kind is not GraphKind.BACKWARD else []
-        if not traced or self.metadata is None:
-            return frozenset()
-        return frozenset(traced[i] for i in self.metadata.mutated)
 
     def _forward_input(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
         by_value = without_memory(node, desc, Category.INPUT)
@@ -205,7 +197,7 @@ class _Graph:
         return None
 
     def _traced_inputs(self) -> list[int]:
-        """Position of the graph input for each ``input_info``.
+        """Position of the graph input for each ``input_info`` of a forward.
 
         Empty where graph and metadata do not fit: freezing takes parameters out of the
         graph after the metadata was collected.
@@ -223,7 +215,6 @@ class _Graph:
         saved = self._saved_positions()
         kept = {self.results[i] for i in saved if isinstance(self.results[i], torch.fx.Node)}
         tokens = sum(d is not None and d.kind is _K.TOKEN for d in self.output_descs)
-        traced = self._traced_inputs()
         values = []
         for at, (node, desc) in enumerate(zip(self.results, self.output_descs, strict=True)):
             if not isinstance(node, torch.fx.Node):
@@ -242,7 +233,7 @@ class _Graph:
                     info = info._replace(category=Category.ACTIVATION)
                 alias = None
                 if info.role in (Role.USER_OUTPUT, Role.PARAMETER_GRADIENT, Role.INPUT_GRADIENT):
-                    alias = self._alias(at - tokens, node, traced)
+                    alias = self._alias(at - tokens, node)
             if alias is not None and has_memory(node):
                 info = RoleInfo(info.role, inputs[alias].category, inputs[alias].fqn)
             else:
@@ -261,18 +252,14 @@ class _Graph:
             return RoleInfo(Role.MUTATED_INPUT, Category.OUTPUT, fqn)
         if kind is _K.INTERMEDIATE_BASE:
             return RoleInfo(Role.INTERMEDIATE_BASE, Category.OUTPUT)
-        if self.captured_outputs is not None:
-            return self._captured_output(desc)
-        return RoleInfo(Role.USER_OUTPUT, Category.OUTPUT)
+        if self.captured_outputs is None:
+            return RoleInfo(Role.USER_OUTPUT, Category.OUTPUT)
+        gradient = RoleInfo(Role.INPUT_GRADIENT, _DETAIL)
+        if desc is None or kind is not _K.PLAIN_OUTPUT or desc.whole.index is None:
+            return gradient
+        return self.captured_outputs.get(desc.whole.index, gradient)
 
-    def _captured_output(self, desc: Descriptor | None) -> RoleInfo:
-        whole = desc.whole if desc is not None else None
-        known = None
-        if whole is not None and whole.kind is _K.PLAIN_OUTPUT and whole.index is not None:
-            known = (self.captured_outputs or {}).get(whole.index)
-        return known or RoleInfo(Role.INPUT_GRADIENT, _DETAIL)
-
-    def _alias(self, at: int, node: torch.fx.Node, traced: list[int]) -> int | None:
+    def _alias(self, at: int, node: torch.fx.Node) -> int | None:
         """The graph input whose memory the output at ``at``, tokens not counted, is, by
         AOTAutograd's analysis."""
         if self.metadata is not None and self.metadata.knows("input_info", "output_info"):
@@ -280,6 +267,7 @@ class _Graph:
             if 0 <= number < len(self.metadata.output_info):
                 info = self.metadata.output_info[number]
                 if info.output_type.aliases_input and info.base_idx is not None:
+                    traced = self.traced
                     return traced[info.base_idx] if info.base_idx < len(traced) else None
         return self.position.get(node)
 
@@ -288,12 +276,11 @@ class _Graph:
         if self.kind is not GraphKind.FORWARD:
             return frozenset()
         if self.metadata is not None and self.metadata.is_partitioned:
-            parts = self.metadata.saved_positions(len(self.results))
-            return frozenset(i for part in parts for i in part)
-        saved = (_K.SAVED_FOR_BACKWARD, _K.SAVED_FOR_BACKWARD_NO_VC_CHECK)
-        return frozenset(
-            i for i, d in enumerate(self.output_descs) if d is not None and d.kind in saved
-        )
+            return frozenset(
+                itertools.chain.from_iterable(self.metadata.saved_positions(len(self.results)))
+            )
+        kinds = [d.kind if d is not None else None for d in self.output_descs]
+        return frozenset(i for i, kind in enumerate(kinds) if kind is _K.SAVED_FOR_BACKWARD)
 
     # --- backward -------------------------------------------------------------------------
 
@@ -326,20 +313,15 @@ class _Graph:
             if kind in (_K.TANGENT, _K.TOKEN) or is_rng(node, desc) or is_state:
                 break
             count += 1
-        if self.metadata is None or not self.metadata.is_partitioned:
-            return [self._forward_output_named(n.name) for n in self.placeholders[:count]]
-        # Counted from the end of the forward's outputs: tokens may come first.
-        end = self.metadata.num_forward + count
-        if self.forward is not None:
-            end = len(self.forward.outputs)
-        first = end - count
-        symints = self.metadata.num_symints_saved_for_bw or 0
-        return [*range(end - symints, end), *range(first, end - symints)]
-
-    def _forward_output_named(self, name: str) -> int | None:
-        """Without metadata: partitioning keeps a node's name on both sides."""
         outputs = self.forward.outputs if self.forward is not None else ()
-        return next((v.index for v in reversed(outputs) if v.name == name), None)
+        if self.metadata is None or not self.metadata.is_partitioned:
+            # Partitioning keeps a node's name on both sides.
+            index = {v.name: v.index for v in outputs}
+            return [index.get(n.name) for n in self.placeholders[:count]]
+        # Counted from the end of the forward's outputs: tokens may come first.
+        end = len(outputs) if self.forward is not None else self.metadata.num_forward + count
+        symints = self.metadata.num_symints_saved_for_bw or 0
+        return [*range(end - symints, end), *range(end - count, end - symints)]
 
     def _saved_value(
         self, node: torch.fx.Node, desc: Descriptor | None, output: int | None
@@ -358,10 +340,10 @@ class _Graph:
         if desc is not None:  # a forward input, but nothing describes the forward
             return self._user_value(desc)
         made = self.forward.outputs if self.forward is not None else ()
-        of_region = output is not None and output < len(made)
-        if of_region and made[output or 0].category is Category.CHECKPOINTED_INPUT:
-            return RoleInfo(Role.SAVED_FOR_BACKWARD, Category.CHECKPOINTED_INPUT)
-        return RoleInfo(Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+        category = made[output].category if output is not None and output < len(made) else None
+        if category is not Category.CHECKPOINTED_INPUT:
+            category = Category.ACTIVATION
+        return RoleInfo(Role.SAVED_FOR_BACKWARD, category)
 
     def _backward_extra(self, node: torch.fx.Node, desc: Descriptor | None) -> RoleInfo:
         """An input of the backward that the forward did not save."""

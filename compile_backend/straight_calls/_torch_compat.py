@@ -60,7 +60,15 @@ def steady(compiled: Any, without_autocast: bool) -> Callable[[list[Any]], Any]:
     metrics.
     """
     run = _steady(compiled)
-    return _without_autocast(run) if without_autocast else run
+    if not without_autocast:
+        return run
+    disabled = _C._DisableAutocast
+
+    def call(args: list[Any]) -> Any:
+        with disabled():
+            return run(args)
+
+    return call
 
 
 def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
@@ -97,17 +105,6 @@ def _without_idle_wrappers(compiled: Any) -> Any:
     return compiled
 
 
-def _without_autocast(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """``run`` with autocast off."""
-    disabled = _C._DisableAutocast
-
-    def call(args: list[Any]) -> Any:
-        with disabled():
-            return run(args)
-
-    return call
-
-
 def without_disabling_dynamo(compiled: Any) -> Any:
     """What a compiled backward is without ``torch._dynamo.disable`` around it, which does nothing
     where Dynamo is not on: see ``dynamo_callback``."""
@@ -118,11 +115,11 @@ def without_disabling_dynamo(compiled: Any) -> Any:
 
 def listed(outputs: Any, expected: int) -> list[Any]:
     """Outputs of compiled code as a list of ``expected``."""
-    if type(outputs) is not list:
-        outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    if len(outputs) != expected:
-        raise AssertionError(f"expected {expected} outputs, got {len(outputs)}")
     found: list[Any] = outputs
+    if type(outputs) is not list:
+        found = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    if len(found) != expected:
+        raise AssertionError(f"expected {expected} outputs, got {len(found)}")
     return found
 
 
@@ -138,16 +135,12 @@ def is_dead_wrapper(value: Any) -> bool:
     return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
-def set_node_apply(function: Any, backward: Callable[..., Any]) -> None:
-    """Have the engine call ``backward`` for nodes of ``function`` without looking for it."""
-    name = "apply_boxed" if takes_gradients_boxed(function) else "apply"
-    setattr(function._backward_cls, name, backward)
-
-
-def set_nothing_saved(function: Any, *names: str) -> None:
-    """Nodes of ``function`` have nothing under these names."""
-    for name in names:
-        setattr(function._backward_cls, name, ())
+def set_up_nodes(function: Any, backward: Callable[..., Any]) -> None:
+    """Have the engine call ``backward`` for nodes of ``function`` without looking for it; what they
+    save is nothing unless a forward says otherwise."""
+    node = function._backward_cls
+    setattr(node, "apply_boxed" if takes_gradients_boxed(function) else "apply", backward)
+    node.symints = node.opaque_objects = node._tensors_no_vc_check = ()
 
 
 def takes_gradients_boxed(function: Any) -> bool:
@@ -225,9 +218,7 @@ _INSTALL = threading.Lock()
 
 
 @contextlib.contextmanager
-def replacing(
-    replace: Callable[[Any, Any, Any, bool, Callable[[Any], Any]], Any],
-) -> Iterator[None]:
+def replacing(replace: Replace) -> Iterator[None]:
     """Have AOTAutograd's run-time wrappers of what is compiled inside, in this thread, replaced.
 
     Args:

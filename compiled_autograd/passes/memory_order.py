@@ -2,13 +2,10 @@
 
 Note [Reordering for memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-List scheduling: of the nodes whose arguments exist, run one that makes live memory
-shrink, or grow the least. Greedy choices can be wrong further on, so a schedule is taken
-only if its estimated peak is lower than that of the order it started from; otherwise the
-graph stays as it was. Two rules are tried, and the better one is taken:
-
-* *cheapest first*: always the node with the smallest growth;
-* *free early*: nodes that do not grow memory first, all others in their order.
+List scheduling: of the nodes whose arguments exist, run one that makes live memory shrink, or grow
+the least. Two rules are tried: always the node with the smallest growth, and nodes that do not grow
+memory first, all others in their order. Greedy choices can be wrong further on, so the better
+schedule is taken only if its estimated peak is lower than that of the order it started from.
 
 Results do not change, bit by bit, because only nodes move that are functions of their
 arguments, and accumulations. Python code (hooks, autograd.Functions) and everything not
@@ -19,13 +16,14 @@ writes the existing gradient, so it stays on its side of every reader of that.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from torch.fx import Graph, Node
 
-from ..hazards import readers_of_gradient
 from ..memory import Block, Blocks, peak
 from ..nodes import is_accumulate_grad, is_functional, is_item_of_argument
+from .accumulations import readers_of_gradient
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""
@@ -51,9 +49,9 @@ def memory_order(graph: Graph) -> tuple[int, int]:
             candidate = _schedule(order, blocks, edges, rule)
             if (estimate := peak(candidate, blocks)) < best:
                 best, chosen = estimate, candidate
-    if chosen is not None:
-        for node in chosen:
-            graph.output_node().prepend(node) if node.op != "output" else None
+    for node in chosen or ():
+        if node.op != "output":
+            graph.output_node().prepend(node)
     return before, best
 
 
@@ -74,7 +72,10 @@ def _schedule(
     order: Sequence[Node], blocks: Blocks, hazards: Sequence[tuple[Node, Node]], rule: Rule
 ) -> list[Node]:
     """The nodes in the order that ``rule`` gives them, segment by segment."""
-    users_left = _uses(order, blocks)
+    users_left: Uses = defaultdict(set)
+    for node in order:
+        for block in blocks.live_at(node):
+            users_left[block].add(node)
     result: list[Node] = []
     segment: list[Node] = []
     for node in order:
@@ -88,26 +89,14 @@ def _schedule(
     return result + _segment(segment, blocks, hazards, users_left, rule)
 
 
-def _uses(order: Sequence[Node], blocks: Blocks) -> Uses:
-    left: Uses = {block: set() for block in blocks.blocks}
-    for node in order:
-        for block in (*blocks.used[node], *blocks.made.get(node, ())):
-            left[block].add(node)
-    return left
-
-
 def _run(node: Node, blocks: Blocks, left: Uses) -> None:
-    for block in (*blocks.used[node], *blocks.made.get(node, ())):
+    for block in blocks.live_at(node):
         left[block].discard(node)
 
 
 def _growth(node: Node, blocks: Blocks, left: Uses) -> int:
-    made = blocks.made.get(node, ())
-    grown = sum(b.nbytes for b in made)
-    for block in (*blocks.used[node], *made):
-        if len(left[block]) == 1 and not block.stays and not block.outside:
-            grown -= block.nbytes
-    return grown
+    dies = [b for b in blocks.live_at(node) if len(left[b]) == 1 and not b.stays and not b.outside]
+    return sum(b.nbytes for b in blocks.made.get(node, ())) - sum(b.nbytes for b in dies)
 
 
 def _segment(

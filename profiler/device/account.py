@@ -28,7 +28,7 @@ once, but that what is there at the end is an output. Anything else is an input.
 Of what was there before the history began nothing but rule 1 can be known: the rest of it is
 *unknown*, from before the session.
 
-A category of compiled code (``compile_backend/roles/categories.py``) is known from its graph; this
+A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
 one is known for all code, compiled or not, and by whatever backend.
 """
 

@@ -18,15 +18,9 @@ BELOW = {
         "profiler",
         "simulated_cuda",
     },
-    "compile_backend": {
-        "compile_backend.aot_metadata",
-        "cudagraph_trees",
-        "compiled_autograd",
-        "profiler",
-    },
+    "compile_backend": {"cudagraph_trees", "compiled_autograd", "profiler"},
     "cudagraph_trees": {"profiler"},
-    "compiled_autograd": {"profiler", "compile_backend.aot_metadata"},
-    "compile_backend.aot_metadata": set(),
+    "compiled_autograd": {"profiler"},
     "profiler": set(),
     "simulated_cuda": set(),
 }
@@ -52,7 +46,7 @@ def _sources(folder: str) -> list[Path]:
     """The files of one folder; memprof/ holds links to the others."""
     return sorted(
         path
-        for path in ROOT.joinpath(*folder.split(".")).rglob("*.py")
+        for path in ROOT.joinpath(folder).rglob("*.py")
         if path.relative_to(ROOT).parts[:2] not in {("memprof", other) for other in BELOW}
     )
 
@@ -127,8 +121,7 @@ def test_imports_point_downwards(folder: str) -> None:
             parts = module.split(".")
             if parts[0] != "memprof" or len(parts) < 2:
                 continue
-            part = ".".join(parts[1:3])  # of a folder that stands lower than the one it lies in
-            target = next((name for name in (part, parts[1]) if name in BELOW), "memprof")
+            target = parts[1] if parts[1] in BELOW else "memprof"
             if target != folder and target not in BELOW[folder]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
     assert not wrong

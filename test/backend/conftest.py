@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._functorch import config as functorch_config
 
-from memprof.compile_backend.straight_calls import wrapper
+from memprof.compile_backend.straight_calls import calls
 
 
 @pytest.fixture
@@ -25,16 +25,16 @@ def at_once() -> Iterator[None]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """For each graph that is compiled: ``straight``, or why it is not."""
     found: list[str] = []
-    plain = wrapper._straight
+    plain = calls._straight
 
     def straight(*args: Any) -> Any:
         try:
             out = plain(*args)
-        except wrapper.NotStraight as error:
+        except calls.NotStraight as error:
             found.append(str(error))
             raise
         found.append("straight")
         return out
 
-    monkeypatch.setattr(wrapper, "_straight", straight)
+    monkeypatch.setattr(calls, "_straight", straight)
     return found

@@ -37,7 +37,7 @@ PLACES = [
     (provenance_stage, "tag_nodes"),
     (provenance_stage, "describe_lowerings"),
     (provenance_stage, "statements"),
-    (provenance_stage, "resolve_buffers"),
+    (provenance_stage, "first_lines"),
     (stage, "instrument"),
     (stage, "Recorder"),
     (stage, "build_program"),

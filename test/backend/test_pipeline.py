@@ -19,7 +19,7 @@ def state(log: list[str]) -> CompileState:
     return state
 
 
-class Recorder(CompileStage[Compiled]):
+class Recorder(CompileStage):
     """Notes what it sees; fails in the half called ``fails``."""
 
     def __init__(self, name: str, log: list[str], fails: str = "") -> None:
@@ -44,7 +44,7 @@ class Recorder(CompileStage[Compiled]):
 
 
 def run(
-    stages: list[CompileStage[Compiled]], log: list[str], failures: list[tuple[str, str, str]]
+    stages: list[CompileStage], log: list[str], failures: list[tuple[str, str, str]]
 ) -> list[str]:
     """Who is called, in which order, when what was compiled runs."""
 
@@ -52,7 +52,7 @@ def run(
         log.append("compile")
         return lambda calls: calls
 
-    def failed(stage: CompileStage[Any], half: str, error: Exception) -> None:
+    def failed(stage: CompileStage, half: str, error: Exception) -> None:
         failures.append((stage.name, half, type(error).__name__))
 
     return compile_through(stages, compiler, state(log), failed)([])
@@ -73,7 +73,7 @@ def test_without_stages_it_is_the_compiler() -> None:
 def test_a_failing_stage_takes_only_itself_out(half: str) -> None:
     log: list[str] = []
     failures: list[tuple[str, str, str]] = []
-    stages: list[CompileStage[Compiled]] = [
+    stages: list[CompileStage] = [
         Recorder("a", log),
         Recorder("b", log, fails=half),
         Recorder("c", log),

@@ -7,8 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.compile_backend.observation.program_builder import as_deltas, build_program
-from memprof.compile_backend.observation.trace import (
+from memprof.compile_backend.observation.program_builder import (
     AllocatorDelta,
     At,
     Bound,
@@ -17,6 +16,8 @@ from memprof.compile_backend.observation.trace import (
     KnownStorage,
     Report,
     Trace,
+    as_deltas,
+    build_program,
 )
 from memprof.profiler.model import Category, Event, EventKind, Origin
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.compile_backend.call_log import CallLog, Counter, columns
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.ledger import Counter
+from memprof.compile_backend.runtime import RUNTIME, CallLog, columns
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memprof.compile_backend.runtime import RUNTIME
-from memprof.compile_backend.straight_calls import training, wrapper
+from memprof.compile_backend.straight_calls import calls
 from memprof.profiler.model import LedgerKind
 
 from .features import FEATURES
@@ -90,7 +90,7 @@ def test_off_by_an_option(made: list[str]) -> None:
 def test_with_another_torch_nothing_is_replaced(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wrapper.compat, "KNOWN_TORCH", ("1.0.",))
+    monkeypatch.setattr(calls.compat, "KNOWN_TORCH", ("1.0.",))
     w = torch.ones(3, requires_grad=True)
     torch.compile(lambda x: x * w, backend="memprof")(torch.ones(3)).sum().backward()
     assert made == []
@@ -100,7 +100,7 @@ def test_a_failure_of_ours_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatc
     def fails(*_: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(wrapper, "training_plan", fails)
+    monkeypatch.setattr(calls, "_check_training", fails)
     w = torch.ones(3, requires_grad=True)
     before = RUNTIME.ledger.counts()
     torch.compile(lambda x: x * w, backend="memprof")(torch.ones(3)).sum().backward()
@@ -436,7 +436,7 @@ def test_nothing_is_left_after_a_reset() -> None:
 
 def test_torchs_backward_after_a_straight_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layout of what is saved is the one that torch's backward reads."""
-    monkeypatch.setattr(training.compat, "graph_is_kept", lambda: True)
+    monkeypatch.setattr(calls.compat, "graph_is_kept", lambda: True)
 
     def program(compile: Compile) -> Any:
         w = torch.randn(4, requires_grad=True)

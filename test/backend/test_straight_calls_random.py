@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
 from memprof.compile_backend.ledger import Ledger
-from memprof.compile_backend.straight_calls import wrapper
+from memprof.compile_backend.straight_calls import calls
 
 PROGRAMS = 25
 CALLS = 3
@@ -124,7 +124,7 @@ def test_random_programs(part: int, made: list[str]) -> None:
     through: Any = aot_autograd(fw_compiler=nop, bw_compiler=nop)
 
     def past(gm: Any, inputs: Any) -> Any:
-        with wrapper.straight_calls(ledger, inputs):
+        with calls.straight_calls(ledger, inputs):
             return through(gm, inputs)
 
     for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):

@@ -108,19 +108,21 @@ def test_operators_at_capture(x: Tensor) -> None:
         assert w.grad is None
 
 
-def test_tensor_subclass_through_aot() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensor_subclass_through_aot(dynamic: bool) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
-    w = nn.Parameter(TwoTensor(torch.randn(3, 3), torch.randn(3, 3)))
+    w = nn.Parameter(TwoTensor(torch.randn(3, 4), torch.randn(3, 4)))
     x = torch.randn(2, 3)
 
-    @torch.compile(backend="aot_eager")
+    @torch.compile(backend="aot_eager", dynamic=dynamic)
     def f(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).sin()
 
     f(x, w).sum().backward()
     assert isinstance(w.grad, TwoTensor)
     wanted = w.grad.a.clone(), w.grad.b.clone()
+    layout = w.grad.size(), w.grad.stride()
     for name, compiler in COMPILERS.items():
         ca.reset()
         w.grad = None
@@ -128,6 +130,7 @@ def test_tensor_subclass_through_aot() -> None:
             f(x, w).sum().backward()
         assert isinstance(w.grad, TwoTensor), name
         assert same((w.grad.a, w.grad.b), wanted)
+        assert (w.grad.size(), w.grad.stride()) == layout
         assert len(found) == 1
 
 

@@ -13,7 +13,7 @@ import torch
 import torch._dynamo.compiled_autograd as torchs
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.input_roles import input_roles
+from memprof.compile_backend.captured_backward_io import lifted_inputs
 
 
 class Collector(logging.Handler):
@@ -174,7 +174,7 @@ def test_origins_of_what_is_lifted() -> None:
     (told,) = ca.capture(step, dynamic=True)
     nodes = list(told.graph.graph.nodes)
     assert [str(n) for n in nodes] == [str(n) for n in plain.graph.graph.nodes]
-    assert input_roles(told.graph.graph) == input_roles(plain.graph.graph)
+    assert lifted_inputs(told.graph.graph) == lifted_inputs(plain.graph.graph)
     lifted = [
         n
         for n in nodes

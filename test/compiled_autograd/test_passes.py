@@ -17,9 +17,15 @@ from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
 from memprof.compiled_autograd.aot_backward import AOT_NAME
 from memprof.compiled_autograd.memory import Blocks, node_memory, peak
-from memprof.compiled_autograd.node_meta import GRADIENT_GROUP, INPUT_GROUP, of_sizes, set_value
+from memprof.compiled_autograd.node_meta import (
+    GRADIENT_GROUP,
+    INPUT_GROUP,
+    ORIGIN,
+    NodeOrigin,
+    of_sizes,
+    set_value,
+)
 from memprof.compiled_autograd.nodes import call_hook
-from memprof.compiled_autograd.origin import META, NodeOrigin
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
 
 from .support import compact
@@ -53,7 +59,7 @@ class Builder:
         self, target: Any, *args: Any, sizes: tuple[int, ...] | None = None, **kw: Any
     ) -> Node:
         node = self.graph.call_function(target, args, kw)
-        node.meta[META] = NodeOrigin("Node", self.call_index)
+        node.meta[ORIGIN] = NodeOrigin("Node", self.call_index)
         if sizes is not None:
             set_value(node, of_sizes(sizes, torch.float32, CPU))
         return node

@@ -90,7 +90,7 @@ def test_the_arena_shows_the_memory_that_plain_calls_show() -> None:
 
 def test_a_replay_without_the_arenas_own_records_ends_by_rule() -> None:
     # GIVEN a trace of the arena, analysed where nobody knows the leases any more
-    from memprof.compile_backend.cpu_arena.replay import POOL
+    from memprof.compile_backend.cpu_arena.tensors import POOL
 
     with_leases, _ = compiled_profile(large_mlp(), graphs=True)
     POOL.ended.clear()

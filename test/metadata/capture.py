@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
-from torch._functorch._aot_autograd import graph_compile
 from torch._inductor.compile_fx import compile_fx_inner
 
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend.aot_metadata import from_aot
-from memprof.compile_backend.aot_metadata.descriptor import Descriptor, descriptor
-from memprof.compile_backend.aot_metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend.aot_metadata import (
+    Descriptor,
+    DescriptorKind,
+    ViewAndMutationMeta,
+    descriptor,
+    view_and_mutation_meta,
+)
 from memprof.compile_backend.roles.dynamo_input import DynamoInput, dynamo_inputs
 from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
 from memprof.profiler.model import GraphKind
@@ -58,8 +61,6 @@ class Capture:
     inductor: bool = False
     graphs: list[Graph] = field(default_factory=list)
     dynamo: list[tuple[DynamoInput, ...]] = field(default_factory=list)
-    outer: list[Any] = field(default_factory=list)
-    """torch's metadata before subclasses are taken apart."""
 
     def of(self, kind: GraphKind) -> Graph:
         """The only graph of this kind."""
@@ -93,7 +94,7 @@ class Capture:
                 else GraphKind.FORWARD
             )
             meta = compat.forward_metadata()
-            ours = from_aot.view_and_mutation_meta(meta)
+            ours = view_and_mutation_meta(meta)
             io = describe_graph(
                 gm,
                 kind=kind,
@@ -106,7 +107,9 @@ class Capture:
             results = [getattr(r, "name", "") for r in output.args[0]]
             descriptors = [descriptor(d) for d in output.meta.get("desc") or ()]
             if len(descriptors) > len(results):  # AOTAutograd leaves those of tokens there
-                descriptors = [d for d in descriptors if d is None or d.kind.value != "token"]
+                descriptors = [
+                    d for d in descriptors if d is None or d.kind is not DescriptorKind.TOKEN
+                ]
             said = derived_from_torch(meta, len(results))
             graph = Graph(kind, ours, said, io, results, descriptors)
             self.graphs.append(graph)
@@ -125,29 +128,9 @@ class Capture:
 
 @contextlib.contextmanager
 def capturing(inductor: bool) -> Iterator[Capture]:
-    """A capture for whose time the outer metadata is collected too."""
-    capture = Capture(inductor)
-    get_inner = graph_compile._get_inner_meta
-
-    def get_inner_meta(subclass_meta: Any, metadata: Any) -> Any:
-        if not any(metadata is seen for seen in capture.outer):
-            capture.outer.append(metadata)
-        return get_inner(subclass_meta, metadata)
-
     torch._dynamo.reset()
-    with contextlib.ExitStack() as stack:
-        for module in (graph_compile, _aot_autograd()):
-            if hasattr(module, "_get_inner_meta"):
-                stack.callback(setattr, module, "_get_inner_meta", module._get_inner_meta)
-                module._get_inner_meta = get_inner_meta
-        yield capture
+    yield Capture(inductor)
     torch._dynamo.reset()
-
-
-def _aot_autograd() -> Any:
-    import torch._functorch.aot_autograd as module
-
-    return module
 
 
 def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:

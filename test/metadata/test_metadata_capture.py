@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import linecache
 from typing import Any
 
 import pytest
-import torch
-from torch.testing._internal.two_tensor import TwoTensor
 
-from memprof.compile_backend.aot_metadata.from_aot import subclass_layout
-from memprof.compile_backend.aot_metadata.subclass import (
-    InnerValue,
-    SubclassLayout,
-    SubclassRebuildError,
-)
-from memprof.compile_backend.aot_metadata.view_and_mutation import OutputType
+from memprof.compile_backend.aot_metadata import DescriptorKind, OutputType
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
 from .capture import Capture, capturing, derived_from_ours
@@ -68,7 +59,7 @@ def test_saved_values_of_backward_are_outputs_of_forward(name: str) -> None:
         assert {v.forward_output: v.name for v in saved} == {
             v.index: v.name
             for v, d in zip(graph.forward.io.outputs, graph.forward.output_descriptors, strict=True)
-            if d is not None and d.kind.value.startswith("saved_for_backward")
+            if d is not None and d.kind is DescriptorKind.SAVED_FOR_BACKWARD
         }
         for value in saved:
             assert value.forward_output is not None
@@ -275,77 +266,3 @@ def test_frames_of_outputs() -> None:
             file, _, line = value.frame.rpartition(":")
             assert file.endswith("cases.py")
             assert "m(x)" in linecache.getline(file, int(line))
-
-
-# --- subclasses ---------------------------------------------------------------------------
-
-
-def rebuilt(layout: SubclassLayout, theirs: Any, flat: list[Any]) -> tuple[Any, Any]:
-    """What we and torch make of the same flat arguments."""
-    ours = layout.rebuild(flat)
-    assert (ours.size(), ours.stride()) == (ours.a.size(), ours.a.stride())
-    if any(isinstance(a, int) for a in flat) and torch.__version__.startswith("2.11."):
-        return ours, ours  # torch 2.11 reads symbolic strides from where the sizes are
-    return ours, theirs.creation_fn(flat, is_runtime=True)
-
-
-def same(ours: Any, theirs: Any) -> None:
-    """Same class, same inner tensors, same outer metadata."""
-    assert type(ours) is type(theirs)
-    if not isinstance(ours, TwoTensor):
-        assert ours is theirs
-        return
-    assert ours.size() == theirs.size()
-    assert ours.stride() == theirs.stride()
-    same(ours.a, theirs.a)
-    same(ours.b, theirs.b)
-
-
-def flat_args(layout: SubclassLayout | InnerValue, shape: tuple[int, ...]) -> list[Any]:
-    """Dense tensors of ``shape``, and the sizes and strides among the arguments of ``layout``."""
-    sizes, strides = shape, torch.empty(shape).stride()
-    if isinstance(layout, SubclassLayout):
-        found = [arg for _, inner in layout.attrs for arg in flat_args(inner, shape)]
-        found += [n for n, s in zip(sizes, layout.outer_size, strict=True) if s is None]
-        found += [n for n, s in zip(strides, layout.outer_stride, strict=True) if s is None]
-    else:
-        found = [torch.randn(shape), *(*sizes, *strides)[: layout.arg_count - 1]]
-    assert len(found) == layout.arg_count
-    return found
-
-
-def layouts(name: str) -> tuple[SubclassLayout, SubclassLayout, Any]:
-    """Of the one subclass among the inputs: copied before torch strips it and after; torch's."""
-    (outer,) = captured(name).outer
-    (theirs,) = [m for m in outer.subclass_inp_meta if type(m).__name__ == "SubclassCreationMeta"]
-    before = subclass_layout(theirs)
-    if theirs.original_subclass is not None:
-        theirs.make_runtime_safe()
-    return before, subclass_layout(theirs), theirs
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("two_tensor", (2, 3)), ("nested_two_tensor", (2, 3)), ("dynamic_two_tensor", (5, 7))],
-)
-def test_subclasses_are_rebuilt_as_torch_does(name: str, shape: tuple[int, ...]) -> None:
-    before, after, theirs = layouts(name)
-    assert before == after
-    flat = [0] * after.start + flat_args(after, shape)
-    same(*rebuilt(after, theirs, flat))
-
-
-def test_rebuilding_says_what_is_missing() -> None:
-    layout, _, _ = layouts("dynamic_two_tensor")
-    layout = dataclasses.replace(layout, outer_size_from=None, outer_stride_from=None)
-    start, t = layout.start, torch.randn(5, 7)
-    with pytest.raises(SubclassRebuildError, match=r"flat argument \d, but there are 3"):
-        layout.rebuild([5, 7, t])
-    with pytest.raises(SubclassRebuildError, match="must be a tensor and is a int"):
-        layout.rebuild([5] * start + [t] + [5] * 20)
-    outer = (*layout.outer_size, *layout.outer_stride).count(None)
-    whole = [5] * start + flat_args(layout, (5, 7))
-    with pytest.raises(SubclassRebuildError, match="outer size is flat argument"):
-        layout.rebuild(whole[:-outer])
-    with pytest.raises(SubclassRebuildError, match="outer stride is flat argument"):
-        layout.rebuild(whole[:-1])

@@ -13,8 +13,10 @@ import torch
 import memprof
 from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend import inner_compile
-from memprof.compile_backend.aot_metadata import from_aot
-from memprof.compile_backend.aot_metadata.view_and_mutation import ViewAndMutationMeta
+from memprof.compile_backend.aot_metadata import (
+    ViewAndMutationMeta,
+    view_and_mutation_meta,
+)
 from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
 from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
 from memprof.compile_backend.runtime import RUNTIME
@@ -69,10 +71,10 @@ def copies() -> dict[tuple[GraphKind, str], Copy]:
 
         def inner(kind: GraphKind, gm: torch.fx.GraphModule, example: Any) -> Any:
             reader = Renamed(compat.forward_metadata())
-            from_aot.view_and_mutation_meta(reader)
+            view_and_mutation_meta(reader)
             for missing in ("", *sorted(reader.read)):
                 told: list[str] = []
-                meta = from_aot.view_and_mutation_meta(
+                meta = view_and_mutation_meta(
                     Renamed(reader.of, missing), lambda field, error, told=told: told.append(field)
                 )
                 io = describe_graph(
@@ -139,11 +141,6 @@ def test_every_field_may_be_missing() -> None:
         assert [(v.name, v.role) for v in copy.io.outputs] == [
             (v.name, v.role) for v in whole.io.outputs
         ], name
-
-
-def test_without_anybody_to_tell_it_is_an_error() -> None:
-    with pytest.raises(AttributeError):
-        from_aot.view_and_mutation_meta(object())
 
 
 def _train(**options: Any) -> None:

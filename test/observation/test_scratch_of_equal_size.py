@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from memprof.compile_backend.observation.program_builder import build_program
-from memprof.compile_backend.observation.trace import AllocatorDelta, At, Bound, KnownStorage, Trace
+from memprof.compile_backend.observation.program_builder import (
+    AllocatorDelta,
+    At,
+    Bound,
+    KnownStorage,
+    Trace,
+    build_program,
+)
 from memprof.profiler.model import Category, EventKind, Origin
 
 

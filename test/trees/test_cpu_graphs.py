@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
-from memprof.compile_backend.cpu_arena import page_faults, steady_state
-from memprof.compile_backend.cpu_arena.replay import POOL, SCRATCHES
+from memprof.compile_backend.cpu_arena import steady_state
+from memprof.compile_backend.cpu_arena.tensors import POOL, SCRATCHES
 from memprof.compile_backend.cpu_arena.wrapper_code import read_wrapper
 from memprof.compile_backend.pools import explain_pools
 from memprof.compile_backend.runtime import RUNTIME
@@ -579,7 +579,7 @@ def test_large_graphs_join_by_themselves() -> None:
         y = compiled(x)
         del y
     assert planned() == 1
-    faults = page_faults.minor_page_faults
+    faults = steady_state.minor_page_faults
     before = faults()
     compiled(x)
     assert faults() - before < 64 << 20 >> 12 >> 3
@@ -587,9 +587,9 @@ def test_large_graphs_join_by_themselves() -> None:
 
 def test_the_price_of_a_fault_is_measured_unseen() -> None:
     # GIVEN a decision about an arena while the user profiles
-    page_faults.nanoseconds_per_fault.cache_clear()
+    steady_state.nanoseconds_per_fault.cache_clear()
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as prof:
-        price = page_faults.nanoseconds_per_fault()
+        price = steady_state.nanoseconds_per_fault()
     # THEN the profile has no operators and no memory of memprof's own
     assert price > 0
     assert [e.name for e in prof.events() if e.name.startswith(("aten::", "[memory]"))] == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.compile_backend.cpu_arena.planner import Lifetime, Offsets, plan
+from memprof.compile_backend.cpu_arena.plan import Lifetime, Offsets, pack
 
 lifetimes = st.lists(
     st.builds(
@@ -39,38 +39,38 @@ def check(buffers: list[Lifetime], made: Offsets, alignment: int = 64) -> None:
 @given(lifetimes)
 @settings(max_examples=200)
 def test_no_two_live_buffers_overlap(buffers: list[Lifetime]) -> None:
-    made = plan(buffers)
+    made = pack(buffers)
     check(buffers, made)
-    assert plan(buffers) == made
+    assert pack(buffers) == made
 
 
 @given(lifetimes, st.sampled_from([1, 16, 64, 4096]))
 @settings(max_examples=50)
 def test_alignment(buffers: list[Lifetime], alignment: int) -> None:
-    check(buffers, plan(buffers, alignment), alignment)
+    check(buffers, pack(buffers, alignment), alignment)
 
 
 def test_nothing_to_place() -> None:
-    assert plan([]) == Offsets((), 0, 0)
-    assert plan([Lifetime(0, 0, 5), Lifetime(0, 1, 2)]) == Offsets((0, 0), 0, 0)
+    assert pack([]) == Offsets((), 0, 0)
+    assert pack([Lifetime(0, 0, 5), Lifetime(0, 1, 2)]) == Offsets((0, 0), 0, 0)
 
 
 def test_a_chain_needs_two_buffers() -> None:
     # GIVEN a chain in which each step reads one buffer and writes the next
     chain = [Lifetime(1 << 20, i, i + 2) for i in range(50)]
     # THEN two places are enough
-    assert plan(chain).nbytes == 2 << 20 == plan(chain).lower_bound
+    assert pack(chain).nbytes == 2 << 20 == pack(chain).lower_bound
 
 
 def test_an_exact_plan() -> None:
-    made = plan([Lifetime(100, 0, 4), Lifetime(200, 1, 2), Lifetime(60, 2, 4)])
+    made = pack([Lifetime(100, 0, 4), Lifetime(200, 1, 2), Lifetime(60, 2, 4)])
     assert made == Offsets((256, 0, 0), 384, 384)
 
 
 @pytest.mark.parametrize("bad", [Lifetime(-1, 0, 1), Lifetime(1, 2, 1)])
 def test_what_cannot_be(bad: Lifetime) -> None:
     with pytest.raises(ValueError, match="cannot be placed"):
-        plan([bad])
+        pack([bad])
 
 
 def realistic(seed: int) -> list[Lifetime]:
@@ -93,7 +93,7 @@ def test_plans_of_realistic_programs_are_near_the_lower_bound() -> None:
     ratios = []
     for seed in range(60):
         buffers = realistic(seed)
-        made = plan(buffers)
+        made = pack(buffers)
         check(buffers, made)
         ratios.append(made.nbytes / made.lower_bound)
     ratios.sort()

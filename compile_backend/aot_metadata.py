@@ -1,6 +1,7 @@
-"""What AOTAutograd knows of views and mutations in one compiled forward.
+"""AOTAutograd's metadata as immutable data of our own: what somebody reads of it, and no more.
 
-Outputs of a compiled forward graph stand in this order::
+``roles/`` and ``straight_calls/`` read it for every compiled graph. Outputs of a compiled forward
+graph stand in this order::
 
     mutated inputs | user outputs | intermediate bases | rng offset |
     saved tensors | saved opaque objects | saved symints
@@ -17,13 +18,28 @@ duplicate arguments removed, overlapping ones replaced by a base, tensor subclas
 apart into dense tensors. Its ``input_info[i]`` and every ``base_idx`` of an input thus
 count the forward graph's inputs (tokens and random-number inputs aside), not the
 arguments of the user's function. Dynamo's arguments are found through descriptors.
+
+It is copied inside the inner compile, before Inductor runs: AOTAutograd strips its metadata right
+after, and Inductor rewrites the graph in place.
+
+Note [Fields that cannot be read]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+These are private objects of torch, and a torch that nobody has tried with memprof may name or
+fill a field in another way. That costs the field and nothing else: it is left at its default, named
+in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
+from it finds that out (``knows``) and does without. ``tell`` hears of each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+
+# --- what a compiled forward writes to, what its outputs alias, what it saves ---------------
 
 
 class MutationType(str, Enum):
@@ -199,3 +215,196 @@ class ViewAndMutationMeta:
         symints = num_outputs - (self.num_symints_saved_for_bw or 0)
         opaque = symints - (self.num_opaque_objects_saved_for_bw or 0)
         return range(self.num_forward, opaque), range(opaque, symints), range(symints, num_outputs)
+
+
+# --- copied from torch's ------------------------------------------------------------------
+
+T = TypeVar("T")
+Tell = Callable[[str, Exception], None]
+"""Hears of a field that cannot be read, as ``owner.field``, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads fields of ``source``, an object of torch."""
+
+    owner: str  # what a field's name begins with in what is told
+    source: Any
+    tell: Tell
+
+    def __call__(
+        self,
+        name: str,
+        neutral: T,
+        convert: Callable[[Any], T] = lambda value: value,
+        *,
+        optional: bool = False,
+    ) -> T:
+        """``convert`` of the field ``name``; ``neutral`` where that cannot be had, of which nobody
+        is told if it is ``optional`` and this torch has no such field."""
+        if optional and not hasattr(self.source, name):
+            return neutral
+        try:
+            return convert(getattr(self.source, name))
+        except Exception as error:
+            self.tell(f"{self.owner}{name}", error)
+            return neutral
+
+
+def view_and_mutation_meta(
+    meta: Any, tell: Tell = lambda field, error: None
+) -> ViewAndMutationMeta:
+    """Copy of a ``torch._functorch._aot_autograd.schemas.ViewAndMutationMeta``.
+
+    Args:
+        meta: torch's.
+        tell: hears of fields that cannot be read (Note [Fields that cannot be read]).
+    """
+    unknown: dict[str, None] = {}
+
+    def told(name: str, error: Exception) -> None:
+        if name not in unknown:
+            unknown[name] = None
+            tell(f"ViewAndMutationMeta.{name}", error)
+
+    def each(owner: str, copy: Callable[[_Reader], Any]) -> Callable[[Any], Any]:
+        return lambda infos: tuple(copy(_Reader(owner, i, told)) for i in infos)
+
+    conversions: dict[str, Callable[[Any], Any]] = {
+        "input_info": each("input_info.", _mutation),
+        "output_info": each("output_info.", _output),
+        "bw_donated_idxs": lambda v: None if v is None else tuple(v),
+        "mutated_graph_handled_indices_seen_by_autograd": tuple,
+        "saved_tensor_is_graph_input": tuple,
+        "dynamic_saved_tensors_idxs": lambda v: tuple((i, frozenset(d)) for i, d in v.items()),
+        "subclass_tangent_meta": lambda v: tuple(map(_tangent, v)),
+        "tokens": len,
+        "indices_of_inputs_that_requires_grad_with_mutations_in_bw": tuple,
+    }
+    read = _Reader("", meta, told)
+    known: dict[str, Any] = {}
+    for field in fields(ViewAndMutationMeta):
+        if field.name != "unknown":
+            convert = conversions.get(field.name, lambda value: value)
+            optional = field.name == "saved_tensor_is_graph_input"
+            known[field.name] = read(field.name, field.default, convert, optional=optional)
+    return ViewAndMutationMeta(**known, unknown=tuple(unknown))
+
+
+def _mutation(read: _Reader) -> MutationType:
+    return read("mutation_type", MutationType.NOT_MUTATED, lambda v: MutationType(v.name.lower()))
+
+
+def _output(read: _Reader) -> OutputAliasInfo:
+    requires_grad = read("requires_grad", False)
+    is_tensor = read("raw_type", False, lambda v: issubclass(v, torch.Tensor))
+    # A name of its own from 2.13 on.
+    takes = read("requires_grad_for_backward", requires_grad, optional=True)
+    return OutputAliasInfo(
+        output_type=read("output_type", OutputType.NON_ALIAS, lambda v: OutputType(v.name)),
+        base_idx=read("base_idx", None),
+        requires_grad=requires_grad,
+        takes_gradient=is_tensor and bool(takes),
+        is_tensor=is_tensor,
+        dynamic_dims=read("dynamic_dims", None, lambda v: None if v is None else frozenset(v)),
+    )
+
+
+def _tangent(meta: Any) -> TangentFormat | None:
+    layout = getattr(meta, "memory_format", None)
+    if type(meta).__name__ != "PlainTensorMeta" or layout is None:
+        return None
+    size, stride = layout.size, layout.stride
+    return TangentFormat(
+        size=None if size is None else tuple(size),
+        stride=None if stride is None else tuple(stride),
+        memory_format=layout.memory_format,
+    )
+
+
+# --- what one input or output of a graph is -------------------------------------------------
+
+
+class DescriptorKind(Enum):
+    """Root of a descriptor, or the transformation that made one value from another: how the names
+    of AOTAutograd's classes begin."""
+
+    # Inputs.
+    PLAIN_INPUT = ("PlainAOTInput",)
+    PARAMETER = ("ParamAOTInput",)
+    BUFFER = ("BufferAOTInput",)
+    VIEW_BASE = ("ViewBaseAOTInput",)
+    SYNTHETIC_BASE = ("SyntheticBaseAOTInput",)
+    TANGENT = ("TangentAOTInput",)
+    # Outputs.
+    PLAIN_OUTPUT = ("PlainAOTOutput",)
+    INPUT_MUTATION = ("InputMutationAOTOutput",)
+    METADATA_MUTATION = ("MetadataMutationAOTOutput",)
+    INTERMEDIATE_BASE = ("IntermediateBaseAOTOutput",)
+    GRADIENT = ("GradAOTOutput",)
+    SAVED_FOR_BACKWARD = ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
+    # Both.
+    SUBCLASS_ATTRIBUTE = ("SubclassGetAttrAOT",)
+    SUBCLASS_SIZE = ("SubclassSizeAOT", "SubclassStrideAOT")
+    RNG = ("PhiloxForward", "PhiloxBackward", "PhiloxUpdated")
+    TOKEN = ("ForwardTokenAOT", "BackwardTokenAOT")
+    DUMMY = ("DummyAOT",)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One value, described by how it comes from the values of the user's function.
+
+    Attributes:
+        kind: what it is.
+        text: AOTAutograd's own expression for it; equal text is the same value.
+        index: position, for a plain input or output, a token, a saved value, or the
+            dimension of a subclass size or stride.
+        target: name of a parameter or buffer, or of a subclass attribute.
+        of: the value it is a tangent, gradient, base, mutation or part of.
+    """
+
+    kind: DescriptorKind
+    text: str
+    index: int | None = None
+    target: str | None = None
+    of: Descriptor | None = None
+
+    @property
+    def whole(self) -> Descriptor:
+        """The value itself for a part of a tensor subclass."""
+        parts = (DescriptorKind.SUBCLASS_ATTRIBUTE, DescriptorKind.SUBCLASS_SIZE)
+        return self.of.whole if self.kind in parts and self.of is not None else self
+
+    @property
+    def attribute_path(self) -> tuple[str, ...]:
+        """Attributes that lead from ``whole`` to this part of a tensor subclass."""
+        outer = self.of.attribute_path if self.of is not None and self.whole is not self else ()
+        is_attribute = self.kind is DescriptorKind.SUBCLASS_ATTRIBUTE and self.target is not None
+        return (*outer, self.target) if is_attribute and self.target else outer
+
+
+_OF = ("base", "base_of", "output", "mutated_input", "grad_of")
+
+
+def descriptor(desc: Any) -> Descriptor | None:
+    """Copy of an ``AOTInput`` or ``AOTOutput``; None for None and for unknown kinds."""
+    name = type(desc).__name__
+    kind = next((k for k in DescriptorKind if name.startswith(k.value)), None)
+    if kind is None:
+        return None
+    of = next((getattr(desc, name) for name in _OF if hasattr(desc, name)), None)
+    return Descriptor(
+        kind=kind,
+        text=_expression(desc),
+        index=getattr(desc, "idx", None),
+        target=getattr(desc, "target", getattr(desc, "attr", None)),
+        of=descriptor(of),
+    )
+
+
+def _expression(desc: Any) -> str:
+    try:
+        return str(desc.expr())
+    except Exception:  # forward and backward match by it: any text that says all will do
+        return repr(desc)

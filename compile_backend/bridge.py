@@ -1,5 +1,6 @@
-"""What the backend tells the run-time tracker, which must not import it: whose a tensor is, and
-what was compiled and called. ``register()`` is called when the backend is imported.
+"""What the backend tells the profiler, which must not import it: the run-time tracker whose a
+tensor is and what was compiled and called; a report of a device out of memory, what compiled code
+asked. ``register()`` and ``report_out_of_memory()`` are called when the backend is imported.
 
 A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
 observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from memprof.profiler.model import GraphRecord, Profile, Role, Storage
+from memprof.profiler.device.out_of_memory import REPORTS, Compiled
+from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
 from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
 from memprof.profiler.tracker.naming import register as tell_tracker
@@ -37,13 +39,11 @@ class _Index:
                 self._origins.clear()
             for id, record in known.items():
                 programs = record.programs
-                for program in programs[self._seen.get(id, 0) :]:
-                    for storage in program.storages:
-                        if storage.identity is not None:
-                            # The graph that made it knows more than those that take it.
-                            if storage.at_entry and storage.identity in self._origins:
-                                continue
-                            self._origins[storage.identity] = _origin(record, storage)
+                for storage in (s for p in programs[self._seen.get(id, 0) :] for s in p.storages):
+                    # The graph that made it knows more than those that take it.
+                    known_already = storage.at_entry and storage.identity in self._origins
+                    if storage.identity is not None and not known_already:
+                        self._origins[storage.identity] = _origin(record, storage)
                 self._seen[id] = len(programs)
             return self._origins.get(identity)
 
@@ -51,15 +51,12 @@ class _Index:
 def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
     node, name = None, ""
     if storage.at_entry:
-        for i in storage.inputs:
-            if i < len(record.inputs):
-                value = record.inputs[i]
-                node = value.name
-                if value.role in (Role.PARAMETER, Role.BUFFER) and value.fqn:
-                    name = value.fqn
-    else:
-        buffer = record.buffers.get(storage.name)
-        node = buffer.primary if buffer is not None else None
+        for value in (record.inputs[i] for i in storage.inputs if i < len(record.inputs)):
+            node = value.name
+            if value.role in (Role.PARAMETER, Role.BUFFER) and value.fqn:
+                name = value.fqn
+    elif (buffer := record.buffers.get(storage.name)) is not None:
+        node = buffer.primary
     return TensorOrigin(record.id, node, storage.category, name)
 
 
@@ -100,3 +97,34 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
     tell_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
+
+
+def describe(file: str, line: int) -> Compiled | None:
+    """What is known of a line of generated code; None if ``file`` is none of ours."""
+    for record in (g.record for g in RUNTIME.graphs()):
+        if record.code_path == file:
+            buffer = record.buffers.get(record.buffer_of_line(line) or "")
+            node = (buffer.primary if buffer is not None else None) or ""
+            found = record.nodes.get(node)
+            return Compiled(record.label, node, found.frame if found is not None else None)
+    return None
+
+
+def _note(account: DeviceAccount) -> str:
+    # Reports take a quarter of a second to import, and who compiles seldom needs them.
+    from memprof.profiler.report.failure import asked, asker
+    from memprof.profiler.report.format import format_bytes
+
+    f = account.failure
+    if f is not None and not f.doing:
+        graph = next((g.record.id for g in RUNTIME.graphs() if g.record.label == f.graph), None)
+        text = f"out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
+        RUNTIME.ledger.add(LedgerKind.OUT_OF_MEMORY, graph, text)
+    return ""
+
+
+def report_out_of_memory() -> None:
+    """Log a line for each failed allocation from now on, and note it in the ledger."""
+    if REPORTS.start():
+        REPORTS.describe_with(describe)
+        REPORTS.keep_with(_note)

@@ -1,0 +1,161 @@
+"""Accumulate each gradient as soon as it exists, and run hooks where the normal engine does.
+
+Note [Where an accumulation may go]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The normal engine runs an AccumulateGrad before anything else that is ready; so does this
+pass, also among the nodes of an inlined AOTAutograd graph, where the engine itself would
+wait for the graph's end. A gradient that is added to an existing one dies there. With the
+accumulation goes what the engine runs for the same node before it: pre-hooks of the parameter and
+of its AccumulateGrad, which carry the same index of the engine's call (``NodeOrigin.call_index``).
+
+The accumulation writes the existing gradient in place, and hooks may write what they are given; so
+nothing is moved above a reader of the existing gradient, or above an earlier one of the gradient
+that a hook is given. Which inputs share memory with it the tracer has seen (``INPUT_GROUP``), and
+views inside the graph are found through operator schemas.
+
+Note [Readers stand before writers]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+For a capture the engine walks the autograd graph in another order than for a backward. So
+what reads a saved tensor may stand behind what writes it: an accumulation into a gradient that
+the forward has read, or an optimizer in a hook. The normal engine runs the reader first, or
+finds by the tensor's version that it cannot. A captured graph has no versions; there every
+computation goes before the writer, which it cannot depend on. Python code and other writers keep
+their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch.fx import Graph, Node
+
+from ..node_meta import GRADIENT_GROUP, INPUT_GROUP, origin_of
+from ..nodes import (
+    HOOKS_AFTER_ACCUMULATION,
+    accumulated,
+    aliased_inputs,
+    is_accumulate_grad,
+    is_hook,
+    is_item_of_argument,
+    runs_python,
+)
+
+
+def accumulate_grad_asap(graph: Graph) -> None:
+    """Move every accumulation, with the hooks before it, up to the last thing it needs."""
+    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+        block = _block(node)
+        inside = set(block)
+        needed = [a for n in block for a in n.all_input_nodes if a not in inside]
+        after = [a for a in needed if not is_item_of_argument(a)]
+        after += _before_writer(node, readers_of_gradient(node) - inside)
+        for hook in block:
+            if runs_python(hook):
+                for given in hook.all_input_nodes:
+                    if not is_item_of_argument(given):
+                        after += [u for u in given.users if u < hook and u not in inside]
+        if after:
+            _move_behind(max(after), block)
+
+
+def _block(accumulation: Node) -> list[Node]:
+    """The accumulation and what leads to it within the same call of the engine, in order."""
+    origin = origin_of(accumulation)
+    if origin is None:
+        return [accumulation]
+    found = {accumulation}
+    pending = [accumulation]
+    while pending:
+        for argument in pending.pop().all_input_nodes:
+            theirs = origin_of(argument)
+            if (
+                argument not in found
+                and theirs is not None
+                and theirs.call_index == origin.call_index
+                and theirs.aot_node is None
+                and not is_item_of_argument(argument)
+            ):
+                found.add(argument)
+                pending.append(argument)
+    return sorted(found)
+
+
+def hooks_as_eager(graph: Graph) -> None:
+    """Move post-accumulate-grad hooks and post-hooks of AccumulateGrad nodes up to it.
+
+    Hooks of other nodes were captured right before and after the node that they belong to,
+    which is where they run. Pre-hooks of an accumulation moved with it.
+
+    Hooks of one accumulation keep their order, and each stays behind the readers of the
+    parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
+    value (Note [Readers stand before writers]).
+    """
+    hooks: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        origin = origin_of(node)
+        if origin is not None and any(is_hook(node, k) for k in HOOKS_AFTER_ACCUMULATION):
+            hooks.setdefault(origin.call_index, []).append(node)
+    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+        origin = origin_of(node)
+        if origin is None:
+            continue
+        variable, _, _ = accumulated(node)
+        last = node
+        for hook in hooks.get(origin.call_index, ()):
+            mine = {a for a in hook.all_input_nodes if not is_item_of_argument(a)}
+            # Parts of another hook's result, made for this one.
+            same = (a for a in mine if (o := origin_of(a)) and o.call_index == origin.call_index)
+            parts = sorted(a for a in same if a > last)
+            after = [last, *(a for a in mine if a not in parts)]
+            after += _before_writer(hook, _readers_of(variable) - {*parts})
+            last = _move_behind(max(after), (*parts, hook))
+
+
+def _readers_of(node: Node) -> set[Node]:
+    """Nodes that read the memory of ``node``, directly, as a view, or as another input."""
+    group = node.meta.get(INPUT_GROUP)
+    return _users([node] if group is None else _inputs_of(group, node.graph))
+
+
+def readers_of_gradient(accumulation: Node) -> set[Node]:
+    """Nodes other than ``accumulation`` that read the gradient which it adds to."""
+    variable, current, _ = accumulated(accumulation)
+    if current is not None:
+        found = _readers_of(current)
+    else:  # up to torch 2.11 it is no argument, but may be a saved tensor of another node
+        group = variable.meta.get(GRADIENT_GROUP)
+        found = set() if group is None else _users(_inputs_of(group, variable.graph))
+    return found - {accumulation}
+
+
+def _before_writer(writer: Node, readers: set[Node]) -> list[Node]:
+    """Those of ``readers`` that must run before ``writer``: Note [Readers stand before writers]."""
+    earlier = [r for r in readers if r < writer]
+    if writer.users:  # whoever uses its value is behind it, and what else is nobody knows
+        return earlier
+    later = (r for r in readers if writer < r and r.op == "call_function")
+    return earlier + [r for r in later if not runs_python(r) and not is_accumulate_grad(r)]
+
+
+def _move_behind(last: Node, moved: Iterable[Node]) -> Node:
+    """Put nodes behind ``last``, in order; the last of them."""
+    for node in moved:
+        if last.next is not node:
+            last.append(node)
+        last = node
+    return last
+
+
+def _inputs_of(group: int, graph: Graph) -> list[Node]:
+    return [n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group]
+
+
+def _users(pending: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    while pending:
+        for user in pending.pop().users:
+            if user not in found:
+                found.add(user)
+                if aliased_inputs(user):
+                    pending.append(user)
+    return found

@@ -29,7 +29,6 @@ from . import _torch_compat as compat
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
 from .manager import CUDAGraphTreeManager, ManagerGone
-from .replay.liveness import path_refs
 from .spec import CompilationMode, GraphSpec
 
 Runner = Callable[[list[Input]], "list[Output]"]
@@ -215,7 +214,7 @@ def _in_outputs(manager: CUDAGraphTreeManager, inputs: Sequence[Input]) -> list[
     node = manager.path.node
     if node is None or not manager.path.step_may_begin():
         return []
-    live = {r.pointer for r in path_refs(node.path_weakrefs) if not r.expired()}
+    live = {r.pointer for r in node.path_refs if not r.expired()}
     if not live:
         return []
     return [

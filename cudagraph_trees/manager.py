@@ -20,13 +20,13 @@ from .capture_lock import capturing
 from .device.cuda import CudaDevice, CudaPool
 from .device.protocol import Input, Output
 from .moves import Moves, copyable, nbytes_of
-from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
+from .node import CUDAGraphNode, Node, number_of, path_addresses, path_to
 from .path import ExecutionState
 from .pool_owner import PoolOwner
-from .record_policy import Misfit, Place, Refusal, cause_of
+from .record_policy import cause_of, misfit_of
 from .recorder import Recorder
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .spec import CompilationMode, FunctionSpec, Why
 from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
 _EXECUTION = ExecutionState.EXECUTION
@@ -75,7 +75,7 @@ class CUDAGraphTreeManager:
 
     def wrap(self, function: FunctionSpec, inputs: list[Input]) -> functools.partial[list[Output]]:
         """``call`` of a function. ``inputs`` are those of its first call."""
-        self.functions[function] = FunctionState()
+        self.functions.add(function)
         self.policy.added(function)
         self.parameters.remember(function, inputs)
         return functools.partial(self.call, function)
@@ -106,8 +106,8 @@ class CUDAGraphTreeManager:
             in_use = {n.wrapped_function for n in path_to(self.path.node)}
             buried = self.dead - in_use
             for function in buried:
-                self.functions.pop(function, None)
-                self.policy.forget_function(function)
+                self.functions.discard(function)
+                self.policy.ran_with_graph(function)
                 self.moves.forget(function)
                 self.tree.forget(function)
             self.dead -= buried
@@ -145,7 +145,7 @@ class CUDAGraphTreeManager:
                         self._end_step(function, inputs)
                         node = None
             if node is not None:
-                children = node.children  # type: ignore[union-attr]
+                children = node.children
             else:
                 children = {} if self.owner.over_budget else self.tree.roots
             for child in children.get(function, ()):
@@ -165,22 +165,19 @@ class CUDAGraphTreeManager:
         if not self.alive:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
         path, owner = self.path, self.owner
-        if path.state is _RECORDING or path.state is _WARMUP:
+        if path.state in (_RECORDING, _WARMUP) or owner.over_budget or self.dead:
             self._try_end(function, inputs)
-            if path.node is None and not owner.over_budget and self.tree.roots.get(function):
-                return self.call(function, inputs)
-        if owner.over_budget:
-            self._try_end(function, inputs)
-            if path.node is None:
+            if path.node is None and owner.over_budget:
                 owner.enforce_budget()
-        if self.dead:
-            self._try_end(function, inputs)
-            self._bury()
+            if self.dead:
+                self._bury()
+            if path.node is None and self.tree.roots.get(function):
+                return self.call(function, inputs)
         if owner.resting:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
         if (refused := self._refusal_here(function, inputs)) is not None:
             return self.recorder.run_plainly(function, inputs, refused)
-        known, options = self.functions[function], function.options
+        known, options = function.state, function.options
         if (
             (not known.warmed_up and not options["skip_cudagraph_warmup"])
             or path.state is _WARMUP
@@ -190,71 +187,58 @@ class CUDAGraphTreeManager:
                 return self.recorder.run_plainly(function, inputs, refused)
             return self.recorder.warm_up(function, inputs)
         if why := self.policy.input_elsewhere(function, inputs, self.pool.device):
-            return self.recorder.run_plainly(function, inputs, Refusal(why))
-        misfit = Misfit()
+            return self.recorder.run_plainly(function, inputs, Why(why))
+        misfit = Why("first recording")
         if path.state is not _RECORDING:
-            found = self._misfit_or_refusal(function, inputs)
-            if found is None:
+            node = path.node
+            self._try_end(function, inputs)
+            if node is not path.node and function in self.tree.roots:
                 return self.call(function, inputs)
-            if isinstance(found, Refusal):
-                return self.recorder.run_plainly(function, inputs, found)
-            misfit = found
+            refused, misfit = self._misfit(function, inputs)
+            if refused is not None:
+                return self.recorder.run_plainly(function, inputs, refused)
         if (refused := self._refusal_now(function, inputs)) is not None:
             return self.recorder.run_plainly(function, inputs, refused)
         return self.recorder.record(function, inputs, misfit)
 
-    def _refusal_here(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
+    def _refusal_here(
+        self, function: FunctionSpec, inputs: list[Input], *, again: bool = False
+    ) -> Why | None:
         """Why a call runs without a graph at this place of the tree; None if it need not."""
         if self.owner.no_room:
-            return Refusal(self.owner.no_room)
+            return Why(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
             return refused
-        if refused := self.policy.refusal_at(function, inputs, self.path.node):
+        if refused := self.policy.refusal_at(function, inputs, self.path.node, again=again):
             return refused
-        if self.policy.exceeds_limit(self._place(function)):
-            return Refusal("it was recorded too often at this place")
+        if self.policy.exceeds_limit(function, self.path.node):
+            return Why("it was recorded too often at this place")
         return None
 
-    def _misfit_or_refusal(
-        self, function: FunctionSpec, inputs: list[Input]
-    ) -> Misfit | Refusal | None:
-        """After a replay, or at a root: why no recording fits, and so another one is made, or why
-        none is; None if a step has ended, so that one at the root may fit."""
-        path, policy = self.path, self.policy
-        node = path.node
-        assert not isinstance(node, CUDAWarmupNode)
+    def _misfit(self, function: FunctionSpec, inputs: list[Input]) -> tuple[Why | None, Why]:
+        """After a replay, or at a root: why a call runs without a graph, None if it need not; and
+        why no recording fits."""
+        node, policy = self.path.node, self.policy
         existing = self.tree.after(node).get(function, [])
-        misfit = Misfit.of(existing, function, inputs)
+        misfit, counts = misfit_of(existing, function, inputs)
         if existing:
             compat.graphs_log.debug(
                 "[%s] Re-recording function=%s, mode=%s, reason=%s",
                 *(function.compile_id, function.label, function.mode.name, misfit.reason),
             )
-        if node is not None and function in self.tree.roots:
-            self._try_end(function, inputs)
-            if path.node is None:
-                return None
-        place = self._place(function)
-        if function.mutated_input_idxs and (
-            refused := policy.refusal_at(function, inputs, path.node, again=True)
-        ):
-            return refused
+        if refused := self._refusal_here(function, inputs, again=bool(function.mutated_input_idxs)):
+            return refused, misfit
+        place = function.state.places[number_of(node)]
         if existing:
-            for reason in policy.demote(place, existing[-1], inputs):
-                self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=place[0])
-        if misfit.counts:
-            policy.recorded_again(place)
-            if policy.exceeds_limit(place):
-                policy.warn_of_limit(place, misfit.reason)
-                why = f"re-recording limit reached: {misfit.reason}"
-                return policy.known_refusal(place) or Refusal(why)
-        self._try_end(function, inputs)
-        place = self._place(function)
-        if refused := policy.known_refusal(place):
-            return refused
-        return Refusal(misfit.reason) if policy.exceeds_limit(place) else misfit
+            for reason in policy.demote(function, node, existing[-1], inputs):
+                self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=number_of(node))
+        place.misfits += counts
+        if policy.exceeds_limit(function, node):
+            policy.warn_of_limit(function, node, misfit.reason)
+            return place.refusal or Why(f"re-recording limit reached: {misfit.reason}"), misfit
+        return place.refusal, misfit
 
-    def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
+    def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
         """Why a call must not be warmed up or recorded now; None if nothing speaks against it.
 
         Raises:
@@ -263,16 +247,16 @@ class CUDAGraphTreeManager:
         if self.pool.damaged:
             self.owner.give_back("the pool was damaged")
         if self.pool.damaged:
-            return Refusal("there is no pool")
+            return Why("there is no pool")
         if not self.owner.rested():
-            return Refusal("the pool was given back in this step", this_once=True)
+            return Why("the pool was given back in this step", this_once=True)
         if self.path.node is None and self.owner.lacks_room(function):
-            return Refusal(self.owner.no_room)
+            return Why(self.owner.no_room)
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.
         with capturing():
             return self._refusal_for_moves(function, inputs)
 
-    def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
+    def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
         node, owner = self.path.node, self.owner
         step = self.path.step + (node is None)
         above = path_addresses(node)
@@ -297,10 +281,7 @@ class CUDAGraphTreeManager:
         owner.give_back(why)
         message = f"skipping cudagraphs of {function.label} due to {why}"
         compat.announce_skip(message, function.options.or_error)
-        return Refusal(why, cause)
-
-    def _place(self, function: FunctionSpec) -> Place:
-        return number_of(self.path.node), function
+        return Why(why, cause)
 
     def ran_unwrapped(self, function: FunctionSpec, reason: str) -> None:
         """A function is about to run that is not one of the manager's, and ``reason`` is why."""
@@ -333,7 +314,7 @@ class CUDAGraphTreeManager:
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:
-        state = self.functions[function]
+        state = function.state
         if state.warned_stuck or not self.path.generation_moved() or not is_stuck(node, function):
             return
         state.warned_stuck = True

@@ -230,7 +230,7 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
     """For storages outside the pool: how many tensors over them only recordings hold."""
     found: dict[int, int] = {}
     for node in nodes:
-        held, slots = node.output_plan.persistent, node.output_cache.slots
+        held, slots = node.output_cache.persistent, node.output_cache.slots
         for i in range(len(held)):
             if held[i] is None:
                 continue

@@ -36,7 +36,7 @@ from enum import Enum, auto
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Output
-from .node import CalledOff, CUDAGraphNode, CUDAWarmupNode
+from .node import CalledOff, CUDAGraphNode, CUDAWarmupNode, Node
 from .spec import CompilationMode, FunctionSpec
 
 
@@ -68,7 +68,7 @@ class TreePath:
 
     def __init__(self) -> None:
         self._mark, self._tracker = compat.step_counters()
-        self.node: CUDAGraphNode | CUDAWarmupNode | None = None
+        self.node: Node | None = None
         self.state = _NONE
         self.step = 0
         self.generation = -1
@@ -152,7 +152,7 @@ class TreePath:
         if self.node is None:
             self.step += 1
 
-    def ran(self, node: CUDAGraphNode | CUDAWarmupNode) -> None:
+    def ran(self, node: Node) -> None:
         """``node`` was warmed up or recorded."""
         self.node = node
         warm_up = isinstance(node, CUDAWarmupNode)

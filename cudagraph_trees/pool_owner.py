@@ -68,9 +68,9 @@ from .device.cuda import CudaDevice
 from .node import CUDAGraphNode, Node, RecordingTree, path_to
 from .path import ExecutionState, TreePath
 from .record_policy import RecordPolicy
-from .replay.liveness import StorageWeakRefWrapper, path_refs
+from .replay.liveness import StorageWeakRefWrapper
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .spec import CompilationMode, FunctionSpec
 
 MAX_ROOMS = 3
 """So often the pool is given back for what does not fit beside it."""
@@ -87,7 +87,7 @@ class PoolOwner:
     """Owns the pool and what is recorded in it, and decides when recordings go.
 
     Attributes:
-        functions: those that were wrapped and can still be called, and what is known of them.
+        functions: those that were wrapped and can still be called.
         path: what ran last.
         tree: the recordings.
         policy: why functions are not recorded where.
@@ -103,7 +103,7 @@ class PoolOwner:
     def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
         self.device = device
         self.settings = settings
-        self.functions: dict[FunctionSpec, FunctionState] = {}
+        self.functions: set[FunctionSpec] = set()
         self.path = TreePath()
         self.tree = RecordingTree()
         self.policy = RecordPolicy(self.functions)
@@ -203,7 +203,7 @@ class PoolOwner:
         nothing. The books must be right. See Note [Memory that a function keeps]."""
         if not function.options["slow_path_cudagraph_asserts"]:
             return ""
-        path = [] if node is None else path_refs(node.path_weakrefs)
+        path = [] if node is None else node.path_refs
         live = {r.address for r in path if not r.expired()}
         return memory_kept(self.pool, live, function.options)
 
@@ -223,14 +223,12 @@ class PoolOwner:
             self.restore_books()
             self.start_over(reason)
         if node is not None:
-            self._left = [r for r in path_refs(node.path_weakrefs) if not r.expired()]
+            self._left = [r for r in node.path_refs if not r.expired()]
 
     def give_back_unneeded(self, function: FunctionSpec) -> None:
         """``function`` is about to run without a graph: see Note [A pool that nobody needs]."""
-        state = self.functions[function]
-        if not state.pool_growth or state.recordings:
-            return
-        if state.pool_growth >= self._reserved_bytes() >> 6:
+        grown = function.state.pool_growth
+        if grown and not function.state.recordings and grown >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
@@ -292,7 +290,7 @@ class PoolOwner:
         """``function`` is about to be warmed up in the general pool. What it needs is not known at
         first: this pool is given back unless there is much more. Later it is: of two that would be
         there beside each other, the smaller one goes."""
-        needs, reserved = self.functions[function].needs, self._reserved_bytes()
+        needs, reserved = function.state.needs, self._reserved_bytes()
         crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
         if crowded or needs > reserved > 0:
             self.give_back(f"{function.label} is warmed up in the general pool")
@@ -322,8 +320,8 @@ class PoolOwner:
         self.tree.clear()
         self.path.end()
         self.policy.forget_recordings()
-        for state in self.functions.values():
-            state.pool_growth = state.recordings = 0
+        for f in self.functions:
+            f.state.pool_growth = f.state.recordings = 0
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
             # Until there is another one, whatever becomes of this.
             self.pool.damaged = True
@@ -347,7 +345,7 @@ class PoolOwner:
             if node not in running:
                 for n in self.tree.remove(node):
                     self._release(n, reason)
-                    self.functions[n.wrapped_function].recordings -= 1
+                    n.wrapped_function.state.recordings -= 1
 
     def _release(self, node: CUDAGraphNode, reason: str) -> None:
         self.ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)

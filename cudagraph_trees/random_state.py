@@ -25,7 +25,6 @@ up (``skip_cudagraph_warmup``): there the backward must be recorded, as with tor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeGuard
 
 import torch
@@ -34,8 +33,8 @@ from . import _torch_compat as compat
 from .device.protocol import Input, Output
 from .node import path_to
 from .path import TreePath
-from .replay.liveness import StorageWeakRefWrapper, address_of, live_path_outputs
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .replay.liveness import StorageWeakRefWrapper, address_of
+from .spec import CompilationMode, FunctionSpec
 
 _DTYPES = (torch.int64, torch.uint64)
 _MAX_NUMEL = 2
@@ -45,15 +44,14 @@ _MAX_NUMEL = 2
 class RandomStates:
     """Knows which tensors are random states, for the calls of a manager that are no replays."""
 
-    def __init__(self, functions: Mapping[FunctionSpec, FunctionState], path: TreePath) -> None:
-        self._functions = functions
+    def __init__(self, path: TreePath) -> None:
         self._path = path
         self._originals: list[tuple[StorageWeakRefWrapper, torch.Tensor]] = []
 
     def to_host(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Before ``function`` runs: random states among its inputs come to the host, in place."""
         self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
-        known = self._functions[function].host_inputs
+        known = function.state.host_inputs
         on_path: set[int] | None = None
         for i, t in enumerate(inputs):
             if not _may_be_state(t):
@@ -81,7 +79,7 @@ class RandomStates:
             found = [i for i in found if i not in function.user_outputs]
         if not found:
             return
-        self._functions[function].host_outputs.update(found)
+        function.state.host_outputs.update(found)
         if not compat.in_checkpoint():
             return
         for i in found:
@@ -99,13 +97,11 @@ class RandomStates:
 
     def _on_path(self) -> set[int]:
         """Addresses of what recordings of the path have instead of a tensor on the host."""
-        nodes = path_to(self._path.node)
-        live = live_path_outputs([n.outputs_weakrefs for n in nodes])
         return {
-            address
-            for address, (depth, i) in live.items()
-            if (state := self._functions.get(nodes[depth].wrapped_function)) is not None
-            and i in state.host_outputs
+            r.address
+            for n in path_to(self._path.node)
+            for i in n.wrapped_function.state.host_outputs
+            if (r := n.outputs_weakrefs[i]) is not None and not r.expired()
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
@@ -66,6 +67,10 @@ class GraphSpec:
     graph_outputs: tuple[int | None, ...] | None = None
     clone_outputs: bool = False
     options: TreeOptions = field(default_factory=TreeOptions)
+
+    def is_visible(self, i: int) -> bool:
+        """Whether a user may hold output ``i``."""
+        return self.user_outputs is None or i in self.user_outputs
 
     def graph_input(self, i: int) -> int | None:
         """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
@@ -174,6 +179,83 @@ class GraphSpec:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a call runs without a graph, or is recorded again.
+
+    Attributes:
+        reason: in words, for the ledger.
+        cause: for programs: fields of ``TreeDetail``.
+        this_once: it will be recorded after all.
+        failed: the ledger knows the reason already, of a failure.
+    """
+
+    reason: str
+    cause: dict[str, Any] = field(default_factory=dict)
+    this_once: bool = False
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class PlaceState:
+    """What is known of a function after one recording, or at a root; it outlives the recordings
+    that were tried there.
+
+    Attributes:
+        looked: its inputs were looked at.
+        refusal: why it runs without a graph there, None if nothing speaks against one.
+        misfits: how often none of its recordings fitted, as far as that counts.
+        moved: how often managed inputs were elsewhere.
+        demoted: managed inputs that are copied there, since they kept moving.
+    """
+
+    looked: bool = False
+    refusal: Why | None = None
+    misfits: int = 0
+    moved: Counter[int] = field(default_factory=Counter)
+    demoted: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """What a manager knows of one of its functions.
+
+    Attributes:
+        warmed_up: it may be recorded.
+        warm_ups: how often it was warmed up.
+        failures: how often its warm-up or recording failed.
+        given_up: why it runs without a graph for good, "" if it does not.
+        pool_growth: bytes that this pool took from the device for it.
+        recordings: how many this pool has of it.
+        places: by the number of the recording before it, None at a root.
+        needs: bytes that it may have needed when it was warmed up apart, never fewer than it did; 0
+            if it was not.
+        short_of_memory: a warm-up or recording failed for want of memory.
+        warned_stuck: it was said that no step ever ends.
+        warned_inputs: it was said why its inputs cannot be recorded.
+        warned_limit: places of which it was said that it was recorded too often.
+        host_inputs, host_outputs: random states that were tensors of the host in a call that was
+            no replay, by number. See Note [Random state on two devices].
+    """
+
+    warmed_up: bool = False
+    warm_ups: int = 0
+    failures: int = 0
+    given_up: str = ""
+    pool_growth: int = 0
+    recordings: int = 0
+    places: defaultdict[int | None, PlaceState] = field(
+        default_factory=lambda: defaultdict(PlaceState)
+    )
+    needs: int = 0
+    short_of_memory: bool = False
+    warned_stuck: bool = False
+    warned_inputs: bool = False
+    warned_limit: set[int | None] = field(default_factory=set)
+    host_inputs: set[int] = field(default_factory=set)
+    host_outputs: set[int] = field(default_factory=set)
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class FunctionSpec(GraphSpec):
     """One compiled function for one set of integer inputs, in one manager.
@@ -190,6 +272,7 @@ class FunctionSpec(GraphSpec):
         alignment_checked: inputs that the code takes for aligned and that may not be.
         leaves: ``loose`` ones that may be leaves whose gradient is held beyond its step, see
             ``ParameterRefs``.
+        state: what its manager knows of it.
     """
 
     number: int
@@ -200,6 +283,7 @@ class FunctionSpec(GraphSpec):
     loose: tuple[int, ...] = ()
     alignment_checked: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
+    state: FunctionState = field(default_factory=FunctionState)
 
     def names_of_inputs(self, which: Sequence[int]) -> str:
         """The user's names of some inputs, else the compiler's; of many, those of the first."""
@@ -223,38 +307,6 @@ class FunctionSpec(GraphSpec):
         """Nobody can call it any more: what it holds of the program goes."""
         self.model = _gone
         self.constants = ()
-
-
-@dataclass(slots=True)
-class FunctionState:
-    """What a manager knows of one of its functions.
-
-    Attributes:
-        warmed_up: it may be recorded.
-        warm_ups: how often it was warmed up.
-        failures: how often its warm-up or recording failed.
-        given_up: why it runs without a graph for good, "" if it does not.
-        pool_growth: bytes that this pool took from the device for it.
-        recordings: how many this pool has of it.
-        needs: bytes that it may have needed when it was warmed up apart, never fewer than it did; 0
-            if it was not.
-        short_of_memory: a warm-up or recording failed for want of memory.
-        warned_stuck: it was said that no step ever ends.
-        host_inputs, host_outputs: random states that were tensors of the host in a call that was
-            no replay, by number. See Note [Random state on two devices].
-    """
-
-    warmed_up: bool = False
-    warm_ups: int = 0
-    failures: int = 0
-    given_up: str = ""
-    pool_growth: int = 0
-    recordings: int = 0
-    needs: int = 0
-    short_of_memory: bool = False
-    warned_stuck: bool = False
-    host_inputs: set[int] = field(default_factory=set)
-    host_outputs: set[int] = field(default_factory=set)
 
 
 def _gone(inputs: list[Input]) -> list[Any]:

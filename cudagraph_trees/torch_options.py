@@ -50,7 +50,7 @@ DECISIONS: Mapping[str, tuple[Verdict, str]] = {
     "triton.cudagraph_unexpected_rerecord_limit": (_OURS, "record_policy"),
     "triton.cudagraph_managed_input_rerecord_limit": (_OURS, "record_policy"),
     "triton.cudagraph_managed_input_rerecord_action": (_OURS, "record_policy"),
-    "triton.force_cudagraph_sync": (_OURS, "recorder.record"),
+    "triton.force_cudagraph_sync": (_OURS, "capture.run.capture_node"),
     "triton.force_cudagraphs_warmup": (_OURS, "manager._call_slowly"),
     "triton.skip_cudagraph_warmup": (_OURS, "manager._call_slowly; the observation of calls"),
     "triton.cudagraph_or_error": (_OURS, "recorder, entry; Inductor"),

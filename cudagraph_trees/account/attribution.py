@@ -121,12 +121,11 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
     path = path_to(node)
     # Outputs of the path that are no inputs of this node lie there all the time.
     passed = {s.nbytes and node.specs[s.inputs[0]].address for s in program.storages if s.inputs}
+    live_before = set(node.live_before)
     live: dict[int, _Live] = {}
-    for depth, (n, was_live) in enumerate(
-        zip(path, node.recorded_liveness_before_graph, strict=False)
-    ):
-        for r, alive in zip(node.path_weakrefs[depth], was_live, strict=True):
-            if r is not None and alive and r.address not in passed:
+    for n in path:
+        for r in live_before.intersection(n.outputs_weakrefs):
+            if r.address not in passed:
                 live[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
     inside: list[_Live] = []
     workspace = 0
@@ -137,9 +136,9 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
             continue
         owner, sizes = node, (storage.nbytes, _rounded(storage.nbytes))
         if storage.inputs:
-            where = node.input_plan.live_outputs[storage.inputs[0]]
-            if where is not None:
-                owner = path[where[0]]
+            made = node.input_plan.outputs[storage.inputs[0]]
+            if made is not None:
+                owner = next(n for n in path if made in n.outputs_weakrefs)
                 sizes = owner.sizes.get(node.specs[storage.inputs[0]].address, sizes)
         inside.append(_Live(owner.number, *sizes))
     with capturing():
@@ -164,14 +163,11 @@ def _parts(
 
 
 def _live_outputs(node: CUDAGraphNode) -> list[_Live]:
+    live = {r for r in node.live_after if not r.expired()}
     out: dict[int, _Live] = {}
-    path = path_to(node)
-    for (depth, _), r in zip(node.live_indices_after_graph, node.live_after, strict=True):
-        if r.address not in out and not r.expired():
-            n = path[depth]
-            # The node that allocated it, where another returned it as well.
-            while r.address not in n.sizes and depth > 0:
-                depth -= 1
-                n = path[depth]
-            out[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
+    for n in path_to(node):
+        for r in n.outputs_weakrefs:
+            # One that another node returned as well belongs to the node that allocated it.
+            if r in live and r is not None and r.address not in out:
+                out[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
     return list(out.values())

@@ -10,11 +10,12 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
+from ..device.cuda import CudaPool
 from ..node import CUDAGraphNode, number_of
 from ..path import TreePath
 from ..spec import FunctionSpec
@@ -23,18 +24,22 @@ MAX_ENTRIES = 10_000
 
 
 class Measurement:
-    """Time and pool size from here to ``detail``; ``reserved`` says how many bytes the pool has."""
+    """Time, and bytes that a pool has, from here on."""
 
-    def __init__(self, reserved: Callable[[], int]) -> None:
+    def __init__(self, pool: CudaPool) -> None:
         self._start_ns = time.perf_counter_ns()
-        self._reserved = reserved
-        self.pool_before = reserved()
+        self._reserved = pool.reserved_bytes
+        self._before = pool.reserved_bytes()
+
+    def grown(self) -> int:
+        """Bytes that the pool has grown by."""
+        return self._reserved() - self._before
 
     def detail(self) -> dict[str, int]:
         """As keyword arguments of ``TreeLedger.add``."""
         return {
             "duration_ns": time.perf_counter_ns() - self._start_ns,
-            "pool_before": self.pool_before,
+            "pool_before": self._before,
             "pool_after": self._reserved(),
         }
 

@@ -93,12 +93,12 @@ def _placement_of(node: CUDAGraphNode) -> Placement | None:
     blocks, end = _blocks(node), len(program.events) + 1
     passed = {b.address for b in blocks if not b.begin}
     # Outputs of earlier recordings that lie there all the time, and are no inputs.
-    before = node.recorded_liveness_before_graph
-    for earlier, refs, live in zip(path_to(node), node.path_weakrefs, before, strict=False):
+    live = set(node.live_before)
+    for earlier in path_to(node)[:-1]:
         last = 0 if earlier.program is None else len(earlier.program.events) + 1
         made = {b.address: b for b in _blocks(earlier) if b.end == last}
-        for r, alive in zip(refs, live, strict=True):
-            if r is not None and alive and r.address in made and r.address not in passed:
+        for r in live.intersection(earlier.outputs_weakrefs):
+            if r.address in made and r.address not in passed:
                 passed.add(r.address)
                 blocks.append(replace(made[r.address], begin=0, end=end, node=earlier.number))
     return Placement(

@@ -39,14 +39,7 @@ from .. import native
 from ..device.cuda import CudaPool
 from ..device.protocol import Input, TensorSpec
 from ..spec import FunctionSpec
-from .liveness import (
-    OutputRefs,
-    PathOutputIndex,
-    StorageWeakRefWrapper,
-    address_of,
-    live_path_outputs,
-    path_refs,
-)
+from .liveness import StorageWeakRefWrapper, address_of, live_by_address
 
 
 class CheckInvariantStatus(Enum):
@@ -69,7 +62,7 @@ class InputPlan:
         copied: inputs with a buffer of their own.
         checked: inputs whose address is compared: ``static`` and ``managed``.
         pointers: ``data_ptr()`` of those, None for the rest; one entry an input.
-        live_outputs: for each input the live path output that it lies in, or None.
+        outputs: for each input the live output of the path that it lies in, or None.
     """
 
     managed: list[int]
@@ -77,27 +70,28 @@ class InputPlan:
     copied: list[int]
     checked: list[int]
     pointers: list[int | None]
-    live_outputs: list[PathOutputIndex | None]
+    outputs: list[StorageWeakRefWrapper | None]
 
     @staticmethod
     def of(
         function: FunctionSpec,
         inputs: Sequence[Input],
-        path: Sequence[OutputRefs],
-        demoted: frozenset[int] = frozenset(),
+        path: Sequence[StorageWeakRefWrapper],
+        demoted: frozenset[int],
     ) -> InputPlan:
-        """Decide for each input of a call that is about to be recorded."""
-        managed_addresses = {r.address for r in path_refs(path)}
-        live = live_path_outputs(path)
+        """Decide for each input of a call that is about to be recorded after outputs of ``path``;
+        ``demoted`` inputs are copied although they may lie in one."""
+        managed_addresses = {r.address for r in path}
+        live = live_by_address(path)
         declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
         managed, static, copied = [], [], []
         pointers: list[int | None] = [None] * len(inputs)
-        live_outputs: list[PathOutputIndex | None] = [None] * len(inputs)
+        outputs: list[StorageWeakRefWrapper | None] = [None] * len(inputs)
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
                 continue
             address = address_of(x)
-            live_outputs[i] = live.get(address)
+            outputs[i] = live.get(address)
             misaligned = i in aligned and compat.is_misaligned(x)
             if (
                 address in managed_addresses
@@ -112,7 +106,7 @@ class InputPlan:
                 continue
             pointers[i] = x.data_ptr()
         checked = sorted(managed + static)
-        return InputPlan(managed, static, copied, checked, pointers, live_outputs)
+        return InputPlan(managed, static, copied, checked, pointers, outputs)
 
     def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled.

@@ -115,25 +115,6 @@ class StorageWeakRefWrapper:
 
 OutputRefs: TypeAlias = list[StorageWeakRefWrapper | None]
 """One entry an output of a node; None if its memory is none of the pool's business."""
-PathOutputIndex: TypeAlias = tuple[int, int]
-"""``(depth, output)``: an output of the node ``depth`` steps below the root."""
-Liveness: TypeAlias = list[list[bool]]
-
-
-def liveness_of(path: Sequence[OutputRefs]) -> Liveness:
-    """Whether someone outside the trees holds it, of every output of every node of a path."""
-    return [[r is not None and not r.expired() for r in refs] for refs in path]
-
-
-def died(before: Liveness, now: Liveness) -> list[PathOutputIndex]:
-    """Outputs whose liveness differs. Nothing comes back to life, so these have died."""
-    return [
-        (d, i)
-        for d, (a, b) in enumerate(zip(before, now, strict=False))
-        for i, (x, y) in enumerate(zip(a, b, strict=True))
-        if x != y
-    ]
-
 
 FindLive: TypeAlias = Callable[[list[StorageWeakRefWrapper]], Sequence[int]]
 """Indices of those that somebody holds, if only by a stale autograd graph: see ``held``. Hot."""
@@ -187,28 +168,10 @@ def held(
     return live
 
 
-def path_refs(path: Sequence[OutputRefs]) -> list[StorageWeakRefWrapper]:
-    """All outputs of a path: a stale autograd graph of one may hold another."""
-    return [r for refs in path for r in refs if r is not None]
-
-
-def refs_at(
-    path: Sequence[OutputRefs], indices: Sequence[PathOutputIndex]
-) -> list[StorageWeakRefWrapper]:
-    """The outputs of a path at these indices, none of which lies outside of the pool."""
-    out = []
-    for depth, i in indices:
-        r = path[depth][i]
-        assert r is not None
-        out.append(r)
-    return out
-
-
-def live_path_outputs(path: Sequence[OutputRefs]) -> dict[int, PathOutputIndex]:
-    """The first live output of a path at each address."""
-    out: dict[int, PathOutputIndex] = {}
-    for depth, refs in enumerate(path):
-        for i, r in enumerate(refs):
-            if r is not None and r.address not in out and not r.expired():
-                out[r.address] = (depth, i)
+def live_by_address(refs: Sequence[StorageWeakRefWrapper]) -> dict[int, StorageWeakRefWrapper]:
+    """Of those that somebody holds, the first at each address."""
+    out: dict[int, StorageWeakRefWrapper] = {}
+    for r in refs:
+        if r.address not in out and not r.expired():
+            out[r.address] = r
     return out

@@ -167,7 +167,7 @@ def _() -> None:
 
 @sabotage("a recording fits whatever the addresses are")
 def _() -> None:
-    _set(capture, "same_addresses", lambda pointers, which: lambda inputs: True)
+    _set(node, "same_addresses", lambda pointers, which: lambda inputs: True)
 
 
 @sabotage("static inputs are not compared, managed ones are")
@@ -204,7 +204,7 @@ def _() -> None:
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(capture, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _wrap(node, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
 
 
 class _OnceCopied:
@@ -219,7 +219,7 @@ class _OnceCopied:
 
 @sabotage("inputs that a graph copies may be written to")
 def _() -> None:
-    _set(record_policy.RecordPolicy, "_look", lambda *args: "")
+    _set(record_policy.RecordPolicy, "_look", lambda *args: None)
 
 
 @sabotage("an input of an output's storage dies before the output is made")
@@ -274,7 +274,7 @@ def _() -> None:
 @sabotage("outputs that share a storage are handed out apart")
 def _() -> None:
     def rebuild(self: Any, i: int, out: list[Any]) -> torch.Tensor:
-        t = self.pool.tensor_at(self.plan.specs[i]).clone()
+        t = self.pool.tensor_at(self.specs[i]).clone()
         self.refs[i].rebind(t)
         return t
 

@@ -59,7 +59,7 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.capture.run as m\n"
+        "import memprof.cudagraph_trees.node as m\n"
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (

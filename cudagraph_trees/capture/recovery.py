@@ -13,8 +13,8 @@ a job that fits a device must fit with its calls being backed up. So:
   there (a forward returns what its backward needs, so one that died may be needed). What a
   backward reads where it lies outside of the pool is kept: a capture takes no memory there;
 * a failed *warm-up* has run kernels. Inputs that died in it may have been overwritten, and inputs
-  that it writes to may have been written to. So copies of both are made before, on the host, of
-  those that are written to first, then of the smallest: up to ``MAX_BACKUP_BYTES`` in all. A larger
+  that it writes to may have been written to. So the storages of both are copied to the host before,
+  of those that are written to first, then the smallest: up to ``MAX_BACKUP_BYTES`` in all. A larger
   input that was needed again and has died cannot be had; then the error goes to the user, and says
   so.
 
@@ -65,7 +65,7 @@ def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
     return nbytes if nbytes > MAX_BACKUP_BYTES else 0
 
 
-def let_go_of_frames(error: BaseException) -> None:
+def _let_go_of_frames(error: BaseException) -> None:
     """Frames of a failed run hold its tensors, and those hold blocks of the pool."""
     e: BaseException | None = error
     while e is not None:
@@ -84,14 +84,13 @@ class InputBackup:
         specs: descriptions of the tensors, by input.
         weak: the tensors, weakly.
         in_pool: those that lie in the pool.
-        pool: where a recording is made, None for a warm-up.
+        pool: where a recording is made, None before what runs kernels.
         refs: before a recording, the storages of those in the pool; before a call without a graph
             the path's references to them.
         kept: before a recording, those that it reads where they lie and that may die in it.
         buffers: where a recording has its copies of inputs, once they are made.
-        storages: before what runs kernels, the bytes of storages on the host, by address.
-        backup: copies on the host of what a warm-up writes to, by input.
-        lost: why that could not be copied, "" if it was.
+        storages: before what runs kernels, copies of storages on the host, by address.
+        written: addresses of storages that the call writes to.
     """
 
     inputs: list[Input]
@@ -104,8 +103,7 @@ class InputBackup:
     kept: list[torch.Tensor] = field(default_factory=list)
     buffers: dict[int, TensorSpec] = field(default_factory=dict)
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
-    backup: dict[int, torch.Tensor] = field(default_factory=dict)
-    lost: str = ""
+    written: set[int] = field(default_factory=set)
 
     @staticmethod
     def _of(inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> InputBackup:
@@ -137,7 +135,7 @@ class InputBackup:
         out = InputBackup._of(inputs, live.keys(), device)
         out.refs = {i: live[out.specs[i].address] for i in out.in_pool}
         static = set(function.static_input_idxs) - out.in_pool
-        out._copy_storages(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
+        out._copy(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
         return out
 
     @staticmethod
@@ -157,36 +155,29 @@ class InputBackup:
     def warm_up(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], device: torch.device
     ) -> InputBackup:
-        """Before a warm-up on ``device``, or a recording that computes what it records."""
+        """Before a warm-up on ``device``, which does not write ``too_much_to_copy``."""
         out = InputBackup._of(inputs, pool_addresses, device)
         written = {i for i in function.mutated_input_idxs if i in out.specs}
+        out.written = {out.specs[i].address for i in written}
+        left = out._copy(written, inputs, MAX_BACKUP_BYTES)
         backward = function.mode is CompilationMode.BACKWARD
         static = set() if backward else set(function.static_input_idxs) - out.in_pool
-        left = out._copy_written(written, inputs)
-        out._copy_storages(out.specs.keys() - written - static, inputs, left)
+        out._copy(out.specs.keys() - written - static, inputs, left)
         return out
 
-    def _copy_written(self, written: Set[int], inputs: list[Input]) -> int:
-        """Copy what the function writes to, if it is not too much. Returns the bytes left."""
-        nbytes = sum(self.specs[i].nbytes for i in written)
-        if nbytes > MAX_BACKUP_BYTES:
-            self.lost = f"with {nbytes} bytes too large to have been copied before"
-            return MAX_BACKUP_BYTES
-        self.backup = {i: inputs[i].detach().to("cpu", copy=True) for i in written}
-        return MAX_BACKUP_BYTES - nbytes
-
-    def _copy_storages(self, which: Set[int], inputs: list[Input], left: int) -> None:
-        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes."""
+    def _copy(self, which: Set[int], inputs: list[Input], left: int) -> int:
+        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes.
+        Returns the bytes left."""
         for i in sorted(which, key=lambda i: self.specs[i].nbytes):
             spec = self.specs[i]
             if spec.address in self.storages:
                 continue
             if spec.nbytes > left:
-                return
-            storage = inputs[i].untyped_storage()
-            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self.storages[spec.address] = whole.to("cpu", copy=True)
+                break
+            there = _bytes_of(inputs[i].untyped_storage())
+            self.storages[spec.address] = there.to("cpu", copy=True)
             left -= spec.nbytes
+        return left
 
     def give_up(self, error: BaseException) -> None:
         """The call is not made again: put generators back, and let go of what it held."""
@@ -194,11 +185,10 @@ class InputBackup:
             self.generators.restore()
         except Exception as e:
             compat.log.warning("no generator was put back: %s: %s", type(e).__name__, e)
-        let_go_of_frames(error)
+        _let_go_of_frames(error)
 
     def succeeded(self) -> None:
         """The call need not be made again, or is: let go of what was kept for that."""
-        self.backup.clear()
         self.storages.clear()
         self.kept.clear()
 
@@ -208,7 +198,7 @@ class InputBackup:
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.
         """
-        let_go_of_frames(error)
+        _let_go_of_frames(error)
         try:
             self.generators.restore()
             if self.pool is not None:
@@ -242,9 +232,6 @@ class InputBackup:
             self.inputs[i] = found[i]
 
     def _find_after_warm_up(self) -> None:
-        if self.lost:
-            why = f"the failed warm-up may have written to its inputs, {self.lost}. {_WHAT_TO_DO}"
-            raise Unrecoverable(why)
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
@@ -252,22 +239,23 @@ class InputBackup:
             t = self.inputs[i] = ref() if held else None
             if t is not None:
                 storages[self.specs[i].address] = t.untyped_storage()
+        for address in self.written & storages.keys():
+            _bytes_of(storages[address]).copy_(self.storages[address])
         for i, spec in self.specs.items():
             if self.inputs[i] is not None:
                 continue
-            if spec.address not in storages and spec.address in self.storages:
+            if spec.address not in storages:
+                if spec.address not in self.storages:
+                    raise _died(i, spec, "warm-up", "it was too large to have been copied before")
                 copy = self.storages[spec.address].to(spec.device, copy=True)
                 storages[spec.address] = copy.untyped_storage()
             empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
-            if spec.address in storages:
-                storage = storages[spec.address]
-                self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
-            elif i in self.backup:
-                self.inputs[i] = empty.new_empty_strided(spec.shape, spec.stride)
-            else:
-                raise _died(i, spec, "warm-up", "it was too large to have been copied before")
-        for i, copy in self.backup.items():
-            self.inputs[i].copy_(copy)
+            storage = storages[spec.address]
+            self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _died(i: int, spec: TensorSpec, what: str, why: str) -> Unrecoverable:

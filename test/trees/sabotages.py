@@ -369,7 +369,13 @@ def _() -> None:
 
 @sabotage("what a failed warm-up wrote is not put back")
 def _() -> None:
-    _set(recovery.InputBackup, "_copy_written", lambda self, which, inputs: 0)
+    def backup(*args: Any) -> Any:
+        made = warm_up(*args)
+        made.written.clear()
+        return made
+
+    warm_up = recovery.InputBackup.warm_up
+    _set(recovery.InputBackup, "warm_up", staticmethod(backup))
 
 
 @sabotage("generators are not put back after a capture or a failure")

@@ -113,18 +113,10 @@ class ShapeDispatcher:
         """The function for the integers among ``inputs``. It goes, with what is known of it, when
         nobody holds the result."""
         checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
-        static = tuple(compat.aligned_static_inputs(inputs, self._static))
+        static = compat.aligned_static_inputs(inputs, self._static)
         # What is written to must not be a copy: it runs without a graph where it is misaligned.
         compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated_input_idxs)))
-        container = get_container(self._device)
-        with container.in_use() as manager:
-            clone = manager.settings.outputs == "clone"
-            function = self.spec.function(
-                next(manager.function_numbers), inputs, static, sorted(checked), clone_outputs=clone
-            )
-            runner = manager.wrap(function, inputs)
-            container.add_strong_reference(runner, function)
-        return runner
+        return get_container(self._device).wrap(self.spec, inputs, static, sorted(checked))
 
     def _of_family(self, of: Family) -> dict[Any, Runner]:
         runners = self._runners.get(id(of))

@@ -6,7 +6,6 @@ none of them knows it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from .pool_owner import PoolOwner
 from .record_policy import cause_of, misfit_of
 from .recorder import Recorder
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, Why
+from .spec import CompilationMode, FunctionSpec, GraphSpec, Why
 from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
 _EXECUTION = ExecutionState.EXECUTION
@@ -63,7 +62,7 @@ class CUDAGraphTreeManager:
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
-        self.function_numbers = itertools.count()
+        self._function_numbers = itertools.count()
         compat.set_cached_tensors_enabled(True)
 
     @property
@@ -73,12 +72,21 @@ class CUDAGraphTreeManager:
 
     # ---- functions
 
-    def wrap(self, function: FunctionSpec, inputs: list[Input]) -> functools.partial[list[Output]]:
-        """``call`` of a function. ``inputs`` are those of its first call."""
+    def add(
+        self,
+        spec: GraphSpec,
+        inputs: list[Input],
+        static: Sequence[int],
+        alignment_checked: Sequence[int],
+    ) -> FunctionSpec:
+        """The function of a graph for ``inputs``, those of its first call."""
+        clone = self.settings.outputs == "clone"
+        number = next(self._function_numbers)
+        function = spec.function(number, inputs, static, alignment_checked, clone_outputs=clone)
         self.functions.add(function)
         self.policy.added(function)
         self.parameters.remember(function, inputs)
-        return functools.partial(self.call, function)
+        return function
 
     def function_died(self, function: FunctionSpec) -> None:
         """Nobody can call ``function`` any more: its model, constants and recordings go.

@@ -3,12 +3,9 @@
 Note [Thread families]
 ~~~~~~~~~~~~~~~~~~~~~~
 Autograd runs the backward of CUDA operators on threads of its own, and a backward must find
-the manager of its forward. Torch carries some thread-local state over to these threads. The
-*family* lies there: each user thread makes one when it first needs it, and the threads that
-work for it find the same. Two user threads have two families and share no pool, since each
-may overwrite outputs when its own step ends.
-
-Resetting replaces the family, so that whatever was kept for the old one is not found again.
+the manager of its forward. Torch carries some thread-local state over to these threads, and there
+lies the *family* of the user's thread. Two user threads have two families and share no pool, since
+each may overwrite outputs when its own step ends. Resetting replaces the family.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ class TreeManagerContainer:
         self.live_cudagraphify_fns = 0
 
     def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
-        """The manager, made if there is none: with ``pool_initial`` bytes, if the settings do not
-        say more."""
+        """The manager, made if there is none: with ``pool_initial`` bytes, or what the settings
+        say."""
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
@@ -167,13 +164,8 @@ def all_managers() -> list[CUDAGraphTreeManager]:
 
 
 def ask_for_pool(*, budget: int | None, initial: int) -> None:
-    """Code that is compiled now asks for this of its pool, which it shares with other code: pools
-    that there are may reserve no more than that, and those of the calling thread have begun.
-
-    Args:
-        budget: bytes, None if nothing was asked for.
-        initial: bytes, 0 if nothing was asked for.
-    """
+    """Code that is compiled now asks for this of its pool, as of ``override``: pools that there are
+    may reserve no more than that, and those of the calling thread have begun."""
     override(pool_budget=budget, pool_initial=initial)
     for manager in all_managers():
         manager.owner.lower_budget(budget)
@@ -193,13 +185,9 @@ def mark_warmup_incomplete() -> None:
 
 @on_reset
 def reset_cudagraph_trees() -> None:
-    """Drop all recordings of the calling thread's family.
-
-    Outputs that are held stay valid. Functions go on working: they are warmed up and
-    recorded again. The step counter starts again.
-    """
-    old = family()
-    for container in list(old.containers.values()):
+    """Drop all recordings of the calling thread's family, and begin to count steps anew. Outputs
+    that are held stay valid, and functions go on working: they are recorded again."""
+    for container in list(family().containers.values()):
         container.shut_down()
     _new_family()
     compat.step_counters()[0].mark_step_counter = 0

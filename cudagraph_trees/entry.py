@@ -3,15 +3,13 @@
 Note [Graphs in parts]
 ~~~~~~~~~~~~~~~~~~~~~~
 Inductor cuts a graph that cannot be captured whole: the trees run its partitions, and generated
-code runs what is between them. So the call that begins a step is one of a partition, and what the
-graph was given and something else of it reads, a later partition or the code in between, is not
-among its inputs. It may lie in an output of the step that ends all the same (``g(a, f(x))``), and
-nobody could replace it: generated code has it in a variable of its own.
+code runs what is between them. So the call that begins a step is one of a partition, and what only
+a later part of the graph reads is not among its inputs. It may lie in an output of the step that
+ends all the same (``g(a, f(x))``), and nobody could replace it there.
 
-So whoever calls such a graph says before what it was given, and what lies in a live output stays
-the tensor that it is: it moves out of the pool, see Note [The end of a step]. It is referred to
-weakly, so that it can die as soon as the graph has read it. Graphs that are one partition and
-nothing else need none of that, which is most of them.
+So whoever calls such a graph says before what it was given, and what lies in a live output moves
+out of the pool, see Note [The end of a step]. It is referred to weakly, so that it can die as soon
+as the graph has read it.
 """
 
 from __future__ import annotations
@@ -159,9 +157,6 @@ def cudagraphify_impl(
         static_input_idxs: inputs whose address is expected to stay.
         device_index: number of a CUDA device, or a ``torch.device``.
         **keywords: see ``GraphSpec.of``.
-
-    Raises:
-        ValueError: it cannot be a backward and an inference graph.
     """
     return ShapeDispatcher(GraphSpec.of(model, keywords), inputs, static_input_idxs, device_index)
 
@@ -169,15 +164,8 @@ def cudagraphify_impl(
 def cudagraphify(
     model: Model, inputs: list[Input], static_input_idxs: Sequence[int] = (), **options: Any
 ) -> tuple[Runner, list[Output]]:
-    """Wrap ``model`` and call it for the first time.
-
-    Args:
-        model, static_input_idxs, **options: of ``cudagraphify_impl``.
-        inputs: of the first call. Emptied.
-
-    Returns:
-        The wrapped function, and what the first call returned.
-    """
+    """Wrap ``model`` as ``cudagraphify_impl`` does and call it for the first time, with ``inputs``,
+    which are emptied. Returns the wrapped function, and what the call returned."""
     wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
     return wrapped, wrapped(inputs)
 

@@ -41,7 +41,6 @@ class CUDAGraphTreeManager:
     """All recordings that share one pool, and the calls that they serve.
 
     Attributes:
-        owner: of the pool, with ``functions``, ``path``, ``tree``, ``policy`` and ``ledger``.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         given: what the graph that runs was given and lay in live outputs when it was called, see
             Note [Graphs in parts].
@@ -89,11 +88,8 @@ class CUDAGraphTreeManager:
         return function
 
     def function_died(self, function: FunctionSpec) -> None:
-        """Nobody can call ``function`` any more: its model, constants and recordings go.
-
-        From a finalizer: a call may be under way. What is on the path that runs stays in the tree,
-        without its graph, until the path ends.
-        """
+        """Nobody can call ``function`` any more: its model, constants and recordings go. What is on
+        the path that runs stays in the tree, without its graph, until the path ends."""
         function.let_go()
         for node in path_to(self.path.node):
             if node.wrapped_function is function and isinstance(node, CUDAGraphNode):
@@ -126,11 +122,8 @@ class CUDAGraphTreeManager:
     # ---- one call
 
     def call(self, function: FunctionSpec, inputs: list[Input]) -> list[Output]:
-        """Run a function in the way that is right now. ``inputs`` is emptied.
-
-        This is the hot path: after a replay, or at the beginning, it looks for a recording
-        that fits and replays it. Everything else is ``_call_slowly``.
-        """
+        """Run a function in the way that is right now; ``inputs`` are emptied. Hot: after a replay,
+        or at the beginning, it looks for a recording that fits and replays it."""
         path = self.path
         node = path.node
         if node is None or path.state is _EXECUTION:
@@ -247,11 +240,8 @@ class CUDAGraphTreeManager:
         return place.refusal, misfit
 
     def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
-        """Why a call must not be warmed up or recorded now; None if nothing speaks against it.
-
-        Raises:
-            RuntimeError: inputs keep moving, and ``cudagraph_or_error`` is on.
-        """
+        """Why a call must not be warmed up or recorded now; None if nothing speaks against it. If
+        inputs keep moving, and ``cudagraph_or_error`` is on, it raises."""
         if self.pool.damaged:
             self.owner.give_back("the pool was damaged")
         if self.pool.damaged:
@@ -295,7 +285,7 @@ class CUDAGraphTreeManager:
         """A function is about to run that is not one of the manager's, and ``reason`` is why."""
         self.path.ran_without_graph()
         if function.mode is CompilationMode.BACKWARD:
-            self.path.release_step()
+            self.path.pending_backward = False
         self.policy.ran_plainly(function)
         self.ledger.add(LedgerKind.SKIP, function, reason)
 
@@ -343,7 +333,7 @@ class CUDAGraphTreeManager:
 
     def set_to_running_backward(self) -> None:
         """A backward runs that is not in the tree: none is pending any more."""
-        self.path.release_step()
+        self.path.pending_backward = False
 
     # ---- what is there
 

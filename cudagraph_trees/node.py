@@ -7,10 +7,7 @@ Note [What is decided when]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A replay should do no more than: compare addresses, look whether what was dead when the
 node was recorded is dead now, copy inputs, launch, hand out. So everything a replay needs
-is laid out when the node is recorded: ``same_addresses`` for one comparison in C++,
-``dead_before`` and ``dead_after`` as flat lists of references rather than of indices, the
-buffers of the grouped copy in order, the outputs in slots. What is left out of a list then
-costs nothing at a replay.
+is laid out when the node is recorded, and what is left out of a list costs nothing then.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _foreach_copy = compat.foreach_copy
 
 class CalledOff(Exception):
     """A recording turned out not to fit when its replay had begun. Nothing was launched; ``inputs``
-    are those of the call, rebuilt."""
+    are those of the call again."""
 
     def __init__(self, inputs: list[Input]) -> None:
         super().__init__("an input has other sizes, or died in the recording and is still held")
@@ -222,12 +219,8 @@ class CUDAGraphNode(Node):
         )
 
     def run(self, inputs: list[Input]) -> list[Output]:
-        """Run it on inputs that it fits. ``inputs`` is emptied. Hot.
-
-        Raises:
-            CalledOff: someone holds an input that died in the recording, or one that is copied
-                has other sizes; see Note [Kinds of inputs].
-        """
+        """Run it on inputs that it fits, which are emptied. ``CalledOff`` if someone holds an input
+        that died in the recording, or one that is copied has other sizes. Hot."""
         copies = self.copies
         if copies is not None:
             try:
@@ -249,7 +242,7 @@ class CUDAGraphNode(Node):
         return outputs
 
     def _let_die(self, inputs: list[Input]) -> None:
-        """Let go of inputs that died in the recording; nobody else may hold them, or it is called
+        """Let go of inputs that died in the recording; if somebody else holds them, it is called
         off."""
         # The launch does not read them through Python.
         for i in self.input_plan.managed:
@@ -260,10 +253,7 @@ class CUDAGraphNode(Node):
             raise CalledOff(self._rebuild_inputs(inputs))
 
     def _rebuild_inputs(self, inputs: list[Input]) -> list[Input]:
-        """Inputs of a call that was called off by ``_let_die``. Nothing was launched.
-
-        Copied values are in the buffers, which the next recording may reuse: clones.
-        """
+        """Inputs of a call that was called off by ``_let_die``."""
         plan, out = self.input_plan, list(inputs)
         refs = {i: r for i in plan.managed if (r := plan.outputs[i]) is not None}
         for i, t in inputs_again(self.pool, self.specs, refs).items():
@@ -314,8 +304,7 @@ class CUDAGraphNode(Node):
         self.output_cache.clear()
 
     def restore_pool(self) -> None:
-        """Make the allocator's books say what memory says after a replay: what this recording
-        left, less what has died since."""
+        """Make the allocator's books say what memory says after a replay."""
         # Held until it is done: the garbage collector may come by.
         live: dict[int, torch.UntypedStorage] = {}
         for r in self.path_live_weakrefs():
@@ -326,15 +315,14 @@ class CUDAGraphNode(Node):
         self.pool.restore(self.checkpoint, [s._cdata for s in live.values()], dead)
 
     def release(self) -> None:
-        """Drop the recording: cached tensors, memory outside the pool, graph, checkpoint."""
+        """Drop the recording, and what it holds."""
         self.output_cache.clear()
         self.output_cache.persistent.clear()
         self.launch = released
         self.checkpoint = None
 
     def release_graph(self) -> None:
-        """Drop what its function holds of the device. What it returned may be held: the rest
-        stays until the path ends."""
+        """Drop what its function holds of the device. The rest stays until the path ends."""
         self.launch = released
         self.output_cache.let_go_of_fixed()
 
@@ -354,7 +342,7 @@ def path_to(node: N | None) -> list[N]:
 
 
 def number_of(node: Node | None) -> int | None:
-    """The number of a node, for the ledger and for a place; None if there is no node."""
+    """Its number, for the ledger and for a place; None if there is no node."""
     return None if node is None else node.number
 
 
@@ -364,12 +352,8 @@ def path_addresses(node: Node | None) -> set[int]:
 
 
 class RecordingTree:
-    """The recordings of one manager.
-
-    Attributes:
-        roots: those that nothing precedes, by function. Replaced or added to, never emptied one by
-            one: another thread may be walking over them.
-    """
+    """The recordings of one manager. ``roots``, those that nothing precedes, by function, are
+    replaced or added to, never emptied one by one: another thread may be walking over them."""
 
     def __init__(self) -> None:
         self.roots: dict[FunctionSpec, list[CUDAGraphNode]] = {}
@@ -379,15 +363,13 @@ class RecordingTree:
         return self.roots if parent is None else parent.children
 
     def add(self, node: CUDAGraphNode) -> bool:
-        """``node`` was recorded after its parent. Returns whether there were others of its function
-        there."""
+        """``node`` was recorded. Returns whether there were others of its function there."""
         siblings = self.after(node.parent).setdefault(node.wrapped_function, [])
         siblings.append(node)
         return len(siblings) > 1
 
     def remove(self, node: CUDAGraphNode) -> list[CUDAGraphNode]:
-        """Take out a recording and what was recorded after it: all of them, none if it was taken
-        out before."""
+        """Take out a recording and what was recorded after it: these, none if it is out already."""
         siblings = self.after(node.parent).get(node.wrapped_function, [])
         if node not in siblings:
             return []
@@ -395,7 +377,7 @@ class RecordingTree:
         return list(_walk([node]))
 
     def forget(self, function: FunctionSpec) -> None:
-        """``function`` is gone, and so are its recordings: it needs no place among the roots."""
+        """``function`` is gone, and its recordings with it."""
         # A new one: a collector may have come by in the midst of a walk over it.
         self.roots = {f: nodes for f, nodes in self.roots.items() if nodes or f is not function}
 
@@ -406,9 +388,8 @@ class RecordingTree:
     def nodes(self) -> Iterator[CUDAGraphNode]:
         """All recordings, parents before children; one that is added meanwhile may be missing.
 
-        The thread that writes a profile comes by here while others record. It takes no lock, which
-        would hold it up for as long as a capture lasts and leave it what finalizers put off
-        (``capture_lock``): ``list`` copies a dictionary's values or a list in one step of the
+        The thread that writes a profile comes by here while others record, and takes no lock, which
+        a capture has for long: ``list`` copies a dictionary's values or a list in one step of the
         interpreter.
         """
         return _walk([node for nodes in list(self.roots.values()) for node in list(nodes)])

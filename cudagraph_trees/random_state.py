@@ -3,24 +3,23 @@
 Note [Random state on two devices]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Attention with dropout gives its backward a seed and an offset. Where it runs, they are tensors of
-the host, made without waiting for the device; where it is captured, of the device, so that replays
-can change them (Note [Seed and Offset Device] in ATen's ``attention.cu``). Its backward reads them
-in the same way: by their address on the host where it runs, by a kernel where it is captured. Two
-things follow for calls that are no replays.
+the host; where it is captured, of the device, so that replays can change them (Note [Seed and
+Offset Device] in ATen's ``attention.cu``). Its backward reads them in the same way: by their
+address on the host, or by a kernel. Two things follow for calls that are no replays.
 
 * A backward that runs after a forward was recorded, or replayed, gets addresses of the device that
   it would read on the host. So before such a call whatever is known to be a random state is brought
   to the host: inputs that were on the host in an earlier call of the function, outputs of the path
   whose recording's warm-up had them on the host, and those of which we know the original.
 * A checkpoint that is not reentrant compares what it saved with what the recomputation saves,
-  devices too, and one may be a replay and the other not, in any order. So within such a checkpoint
-  a random state is always one of the device, and its original is kept for as long as that lives: a
-  backward that runs gets the original, without waiting for the device.
+  devices too, and one may be a replay and the other not. So within such a checkpoint a random state
+  is always one of the device, and its original is kept for as long as that lives: a backward that
+  runs gets the original, without waiting for the device.
 
 Compiled autograd's backwards are functions without a gradient of their own, so every function is
-looked after. Not known is a state whose recording is gone by the time that its backward runs, with
-the pool or with the manager (a reset between the two), and one of a function that was never warmed
-up (``skip_cudagraph_warmup``): there the backward must be recorded, as with torch's trees.
+looked after. Not known is a state whose recording is gone by the time that its backward runs, and
+one of a function that was never warmed up (``skip_cudagraph_warmup``): there the backward must be
+recorded, as with torch's trees.
 """
 
 from __future__ import annotations

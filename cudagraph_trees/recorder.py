@@ -4,41 +4,39 @@ Note [Failures]
 ~~~~~~~~~~~~~~~
 A warm-up or a recording that raises must not cost the user's call. After it, the state is
 RECORDING if there is a path: the books were restored before the attempt, they are right
-and the outputs own their blocks, which is what RECORDING says. The call is made again
-through the plain callable, from inputs that ``recovery`` kept. If that raises too, the
-error is the program's own and goes to the user. So does at once what is no ``Exception``:
-an interrupt is not to be followed by another run; and any error if the user has asked for
-graphs or errors (``cudagraph_or_error``), unless the call can be made once more with a graph.
+and the outputs own their blocks. The call is made again through the plain callable, from inputs
+that ``recovery`` kept. If that raises too, the error is the program's own and goes to the user. So
+does at once what is no ``Exception``: an interrupt is not to be followed by another run; and any
+error if the user has asked for graphs or errors (``cudagraph_or_error``), unless the call can be
+made once more with a graph.
 
 Note [Whoever holds an error]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An error that goes to the user must not hold itself: what the frames of its traceback hold, tensors
 of the pool and saved activations, would wait for a garbage collector, and a program that has run
 out of memory and goes on with half the batch needs them now. So no frame of its traceback has it
-when it leaves, and it is not raised while another error is handled: that one would be its
-``__context__``, whose frames had it as an argument.
+when it leaves, and it is not raised while another error is handled, which would be its
+``__context__``.
 
 Note [Memory that a pool cannot reach]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 While a thread allocates from a pool, torch's allocator (2.11) gives nothing of the general pool
 back to the device, not even segments that nobody uses. So what fits a device without graphs can
-fail in a pool although there is memory; and what fits alone can fail beside one. Three things
-follow.
+fail in a pool or beside one. Three things follow.
 
 * A warm-up or a recording that has run out of memory is made once more, if the general pool has
   given something back in between.
 * A function that writes to more than can be copied (a cache of keys and values, an optimizer's
   state) could not be called again after a failed warm-up. It is warmed up in the general pool,
-  *apart*, where it has what it would have without graphs, and on a device that is nearly full the
-  pool is given back before. A recording runs no kernel, so after one that failed it can always be
-  called again.
+  *apart*, and on a device that is nearly full the pool is given back before. A recording runs no
+  kernel, so after one that failed it can always be called again.
 * A function that was given up for want of memory runs without a graph on a device that is nearly
   full and in pieces, part of it in the pool of the others. If that fails in a call that writes to
   nothing and whose inputs are still there, the pool and the caches are given back, and the call is
   made once more. One that writes cannot be made once more, nor a backward, which may overwrite
   what was saved for it: before it the pool is given back if there is less memory than it has
-  needed, which is learned in the first such call. The others are recorded again; where that comes
-  to nothing ``MAX_ROOMS`` times, nothing is recorded any more.
+  needed, which is learned in the first such call. Where that comes to nothing ``MAX_ROOMS`` times,
+  nothing is recorded any more.
 """
 
 from __future__ import annotations
@@ -363,12 +361,8 @@ class Recorder:
         last: bool,
     ) -> list[Output] | None:
         """A warm-up or a recording has failed: make the call again without a graph, or raise what
-        the user is told. See Note [Failures].
-
-        Returns:
-            None if it may be tried once more, see Note [Memory that a pool cannot reach]; then
-            ``inputs`` are there again. Not if this was the ``last`` time.
-        """
+        the user is told, see Note [Failures]. None if it may be tried once more, which it is not
+        after the ``last`` time; then ``inputs`` are there again."""
         state, lost = function.state, ""
         try:
             why = why_it_failed(error)

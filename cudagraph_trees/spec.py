@@ -106,13 +106,10 @@ class GraphSpec:
 
     @staticmethod
     def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
-        """From what Inductor, and memprof's backend, pass to ``cudagraphify``.
-
-        Args:
-            model: the boxed callable.
-            keywords: ``is_backward``, ``is_inference``, ``user_visible_output_idxs``,
-                ``kernel_free_cudagraph`` and ``torch_options``, by default those of now; the other
-                fields under their names. Others are not looked at.
+        """From what Inductor, and memprof's backend, pass to ``cudagraphify``: ``is_backward``,
+        ``is_inference``, ``user_visible_output_idxs``, ``kernel_free_cudagraph`` and
+        ``torch_options``, by default those of now; the other fields under their names. Others are
+        not looked at.
 
         Raises:
             ValueError: it cannot be a backward and an inference graph.
@@ -181,14 +178,9 @@ class GraphSpec:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a call runs without a graph, or is recorded again.
-
-    Attributes:
-        reason: in words, for the ledger.
-        cause: for programs: fields of ``TreeDetail``.
-        this_once: it will be recorded after all.
-        failed: the ledger knows the reason already, of a failure.
-    """
+    """Why a call runs without a graph, or is recorded again: in words, and in fields of
+    ``TreeDetail``; ``this_once`` if it will be recorded after all, ``failed`` if the ledger knows
+    it already, of a failure."""
 
     reason: str
     cause: dict[str, Any] = field(default_factory=dict)

@@ -2,19 +2,16 @@
 
 Note [The end of a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-When a new step begins, the memory of the last path is about to be reused, and whoever
-still holds one of its outputs would read something else. Each live output gets one of
-these ends, in this order:
+When a new step begins, the memory of the last path is about to be reused. Each output that is
+still held gets one of these ends, in this order:
 
 * the very call that begins the new step writes to it (a cache that is handed back): it moves
   out of the pool, content and all, so that whoever holds it sees what was written;
 * the call is that of a graph's partition, and the graph was given it: it moves out as well, since
   something else of the graph may read it (Note [Graphs in parts]);
-* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
-  it computes what the program says;
-* it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a
-  backward returns): it moves out of the pool, content and all, so that accumulating
-  over several backwards is right;
+* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone;
+* it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a backward returns): it
+  moves out, so that accumulating over several backwards is right;
 * outputs are to be cloned (``outputs="clone"``), or are the state that a compiled optimizer makes
   in its first step, as the momentum of ``torch.optim.SGD``: it moves out as well;
 * otherwise its use raises an error that says what happened (``errors``).
@@ -98,17 +95,12 @@ def end_quickly(
     located: bool,
     step: int,
 ) -> bool:
-    """``StepEnd.end`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
-
-    In the second the variable still holds the last step's loss while the next step begins.
-    All that is held are tensors that the last step's nodes handed out as they were, none that
-    is to move out, and no argument of the new call, a static one included: their use raises from
+    """``StepEnd.end`` for the common cases: nothing is held, or the last loss is, of ``loss =
+    model(x)`` in a loop. All that is held are tensors that the last step's nodes handed out
+    as they were, none that is to move out, and no argument of the new call: their use raises from
     here on, and the node hands out others. Hot.
 
-    Args:
-        node, step: the replay that ran last, and the number of the step that ends.
-        inputs, next_function: the call that begins the new step.
-        located: a recording that begins a step fits the call: see ``_unlocated``.
+    Args: as of ``StepEnd``; ``located``: a recording that begins a step fits the call.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -155,12 +147,9 @@ def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Se
 
 
 def takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
-    """Whether a call belongs to the step that runs, although one may begin.
-
-    A compiled optimizer takes the gradients that the step's backward has made. In the same step
-    it reads them where they are; in the next one they would have to move out of the pool first.
-    Each function once a step, so that steps do end; and not where the program marks them.
-    """
+    """Whether a call belongs to the step that runs, although one may begin: a compiled optimizer
+    reads the gradients that the step's backward has made where they are. Each function once a step,
+    so that steps do end; and not where the program marks them."""
     if (
         function.mode is not CompilationMode.INFERENCE
         or compat.step_counters()[0].mark_step_counter
@@ -194,7 +183,7 @@ def is_stuck(node: Node, function: FunctionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """The end of one step.
+    """The end of a step.
 
     Attributes:
         node, step: that ran last in it, and its number.
@@ -202,8 +191,6 @@ class StepEnd:
             replaced.
         given: what the graph was given that this call is a part of, see Note [Graphs in parts].
         parameters: whose gradients may lie in the pool.
-        pool: where the outputs lie.
-        ledger: is told.
     """
 
     node: Node
@@ -296,10 +283,6 @@ def _lying_in(values: Iterable[Input], pointer: int) -> list[torch.Tensor]:
     return [x for x in values if _lies_in(x, pointer)]
 
 
-def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
-    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
-
-
 def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
     """Let go of tensors that only the trees held."""
     # The list's reference, and the argument's.
@@ -314,8 +297,7 @@ def _known_holders(
     parameters: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Tensors over one storage that are to have other memory: of ``handed_out``, which is emptied,
-    those that are held; ``arguments`` of the call that are to stay the tensors that they are; and
-    gradients of ``parameters``."""
+    those that are held; ``arguments`` of the call; and gradients of ``parameters``."""
     _drop_unheld(handed_out)
     found = {id(t): t for t in (*handed_out, *arguments)}
     handed_out.clear()
@@ -333,10 +315,9 @@ def _copy_out(
     pool: CudaPool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]
 ) -> None:
     """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
-    pool: what the call writes to its arguments, holders see. Another tensor takes the place of an
-    argument that is no holder."""
+    pool. Another tensor takes the place of an argument that is no holder."""
     ours = {id(t) for t in holders}
-    arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
+    arguments = [i for i, x in enumerate(inputs) if _lies_in(x, pointer) and id(x) not in ours]
     copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
     for t, copy in zip(holders, copies, strict=False):
         t.data = copy
@@ -345,10 +326,7 @@ def _copy_out(
 
 
 def _copies(pool: CudaPool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these, which share a storage: over one copy of what they span of it.
-
-    Compiled code relies on their strides, and on where they begin in a block.
-    """
+    """Tensors like these, which share a storage: over one copy of what they span of it."""
     if not tensors:
         return []
     spans = [_span(t) for t in tensors]

@@ -2,11 +2,10 @@
 
 Note [Whose value holds]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-Torch reads most of ``torch._inductor.config.triton`` when a graph is called, so that there
-``torch.compile(options=...)``, which holds while it compiles, does nothing for these. Here what
-was given to one compilation holds for its graphs, for good (``TreeOptions.given``). What was not
-given is read when it matters, as by torch, so that ``config.patch`` around a call works too. The
-exceptions are what torch takes when it compiles (``AT_COMPILATION``), and what a recording has
+Torch reads most of ``torch._inductor.config.triton`` when a graph is called, where
+``torch.compile(options=...)`` does nothing. Here what was given to one compilation holds for its
+graphs, for good (``TreeOptions.given``). What was not given is read when it matters, as by torch.
+The exceptions are what torch takes when it compiles (``AT_COMPILATION``), and what a recording has
 built in (``force_cudagraph_sync``, ``slow_path_cudagraph_asserts``): its value when recorded holds.
 """
 
@@ -84,11 +83,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
     """Torch's options for the graphs of one compilation, see Note [Whose value holds]:
-    ``options[name]`` is the one of that name in ``config.triton``.
-
-    Attributes:
-        given: values that were given to the compilation, by name.
-    """
+    ``options[name]`` is the one of that name in ``config.triton``. ``given`` are by name, too."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,14 +97,8 @@ class TreeOptions:
 
     @staticmethod
     def of_this_compilation(options: Mapping[str, Any] | None = None) -> TreeOptions:
-        """What holds for the graphs that are compiled now.
-
-        Args:
-            options: as given to ``torch.compile``, with Inductor's names.
-
-        Raises:
-            ValueError: one of them has a value that it cannot have.
-        """
+        """What holds for the graphs that are compiled now; ``options`` as given to
+        ``torch.compile``, with Inductor's names. A ``ValueError`` if one cannot have its value."""
         given = {name: compat.triton_option(name) for name in AT_COMPILATION}
         for name, value in (options or {}).items():
             if name in DECISIONS and DECISIONS[name][0] is Verdict.HONOURED:

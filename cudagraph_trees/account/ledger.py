@@ -45,11 +45,8 @@ class Measurement:
 
 
 class TreeLedger:
-    """The entries of one manager; repeats are counted. At most ``MAX_ENTRIES`` different ones.
-
-    Attributes:
-        device: written to each entry, as is the step of ``path``.
-    """
+    """The entries of one manager, with ``device`` and the step of ``path``; repeats are counted. At
+    most ``MAX_ENTRIES`` different ones."""
 
     def __init__(self, device: str, path: TreePath) -> None:
         self.device = device
@@ -64,13 +61,8 @@ class TreeLedger:
     def add(
         self, kind: LedgerKind, function: FunctionSpec | None, reason: str, **detail: Any
     ) -> None:
-        """Write one entry. One that differs only in time, step and measurements is a repeat.
-
-        Args:
-            kind, reason: of the entry.
-            function: that it is about, if it is about one.
-            **detail: other fields of ``TreeDetail``.
-        """
+        """Write one entry, about ``function`` if it is about one; ``detail`` are other fields of
+        ``TreeDetail``. One that differs only in time, step and measurements is a repeat."""
         path = self._path()
         step = 0 if path is None else path.step
         entry = self._entry(function, time.time_ns(), kind, reason, step=step, **detail)

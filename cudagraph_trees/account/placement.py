@@ -52,14 +52,9 @@ def placed(
     addresses: Mapping[int, int],
     input_of: Callable[[int], int | None] = lambda i: i,
 ) -> list[PlacedBlock]:
-    """The storages of ``program`` that have an address, by address.
-
-    Args:
-        graph: id of the graph that runs.
-        program: what it does.
-        addresses: by number of the storage.
-        input_of: from an input of the program to that of the graph, None if it is none.
-    """
+    """The storages of ``program`` that have an address, by address. ``graph`` is the id of what
+    runs, ``addresses`` are by number of the storage; ``input_of`` goes from an input of the
+    program to that of the graph, None if it is none."""
     out: list[PlacedBlock] = []
     open_: dict[int, PlacedBlock] = {}
     end = len(program.events) + 1

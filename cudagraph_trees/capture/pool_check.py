@@ -3,15 +3,14 @@
 Note [Memory that a function keeps]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A function may keep a tensor that it made in the pool: a cache in a custom operator, a global, a
-workspace. The trees do not know of it, and would record over it. Whose it is can be told only
-right after the run that made it, so the pool is looked at after each warm-up and each recording,
-and it counts as a failure of that function alone. The block stays for as long as somebody holds
-it, and nothing may be recorded beside it: all other recordings move to a new pool. A function that
-kept something once, as one that fills a cache, is warmed up there again and recorded, for the
-cache lies in the old pool, which lives as long as it is used. One that does it again runs without
-a graph from then on, and that time the allocator keeps the lines that asked for the memory, as it
-does from the first warm-up on with ``cudagraph_trees_history_recording``;
-``cudagraph_trees_objgraph`` has pictures drawn of what holds it.
+workspace. The trees would record over it. Whose it is can be told only right after the run that
+made it, so the pool is looked at after each warm-up and each recording, and it counts as a failure
+of that function alone. All other recordings move to a new pool. A function that kept something
+once, as one that fills a cache, is warmed up there again and recorded; the cache lies in the old
+pool, which lives as long as it is used. One that does it again runs without a graph from then on,
+and that time the allocator keeps the lines that asked for the memory, as it does from the first
+warm-up on with ``cudagraph_trees_history_recording``; ``cudagraph_trees_objgraph`` has pictures
+drawn of what holds it.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ CALLS = 4
 
 
 def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
-    """Check that exactly the blocks at ``known`` addresses are allocated.
-
-    Raises:
-        UntrackedMemory: others are, or some of them are not; ``options`` say how much it says.
-    """
+    """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
     missing, extra = _differences(pool, known)
     if missing:
         raise UntrackedMemory(
@@ -53,10 +48,7 @@ def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> 
 
 
 def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
-    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing.
-
-    Args: as of ``check_pool``.
-    """
+    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing."""
     _, extra = _differences(pool, known)
     return _kept(pool, extra, options) if extra else ""
 

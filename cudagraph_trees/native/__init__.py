@@ -2,12 +2,11 @@
 
 Note [Built beside the program]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Compiling against torch's headers takes a compiler ten to twenty seconds, and nobody waits for it:
-the first process that records a graph starts the compiler as a process of its own, with low
-priority, and does in Python what the library will do. Recordings made after the
-library is there use it, those before go on as they are. Where there is no compiler, or it fails,
-that is how it stays until ``KEY.log`` is deleted, which has what the compiler said; ``memprof
-doctor`` says so. What cannot be loaded is taken away, and built anew by the next process.
+Compiling against torch's headers takes ten to twenty seconds, and nobody waits for it: the first
+process that records a graph starts the compiler as a process of its own, with low priority, and
+does in Python what the library will do. Recordings made after the library is there use it. Where
+the compiler fails, that is how it stays until ``KEY.log`` is deleted, which has what it said. What
+cannot be loaded is taken away, and built anew by the next process.
 
 Libraries lie in ``memprof/native`` under ``$MEMPROF_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``;
 ``KEY`` is made of the source, the machine, the versions of torch and Python, and the compiler.

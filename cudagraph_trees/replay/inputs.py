@@ -2,8 +2,7 @@
 
 Note [Kinds of inputs]
 ~~~~~~~~~~~~~~~~~~~~~~
-A CUDA graph reads addresses. Where an input's value will be at the next replay decides
-what has to be done about it:
+A CUDA graph reads addresses. Where an input's value will be at the next replay decides:
 
 * *static*: parameters, buffers, tensors saved by a forward outside the trees. The caller
   promises that the address stays; it is compared before a replay, and if it has changed,
@@ -16,12 +15,11 @@ what has to be done about it:
   the buffer is not.
 * *passed*: integers (they select the function), generators, opaque objects.
 
-Sizes are not compared: whatever can change them is an integer among the inputs, with one
-exception. What is inside of a tensor subclass, as the values of a jagged tensor, has sizes of
-its own. Torch before 2.15 makes integers of them only where Inductor cuts the code into
-partitions (``graph_partition``, on by default). Where it does not, it is the copy that fails,
-and the replay is called off. None is wrong without failing: a copy into other sizes works only
-where a size is 1, for which Dynamo compiles code of its own.
+Sizes are not compared: whatever can change them is an integer among the inputs, but for what is
+inside of a tensor subclass, as the values of a jagged tensor, which torch before 2.15 makes
+integers of only with ``graph_partition``. There the copy fails, and the replay is called off. None
+is wrong without failing: a copy into other sizes works only where a size is 1, for which Dynamo
+compiles code of its own.
 """
 
 from __future__ import annotations
@@ -109,10 +107,8 @@ class InputPlan:
         return InputPlan(managed, static, copied, checked, pointers, outputs)
 
     def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
-        """Inputs of a recording: buffers in the pool for copied ones, filled.
-
-        ``inputs`` is emptied, so that sources can die.
-        """
+        """Inputs of a recording: buffers in the pool for copied ones, filled. ``inputs`` are
+        emptied, so that sources can die."""
         recording = list(inputs)
         if self.copied:
             with pool.allocating():
@@ -144,7 +140,7 @@ class Copies:
     """
 
     def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
-        """Args: ``buffers`` has one for each copied input, by input, with the strides of that."""
+        """Args: ``buffers`` are by input, with the strides of that."""
         self._overlapping: list[tuple[int, torch.Tensor]] = []
         self._expanded: list[tuple[int, list[int], torch.Tensor]] = []
         plain = []
@@ -185,8 +181,8 @@ class Copies:
 
 
 def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
-    """A test of lists of inputs, as fast as this machine can (in C++ of our own where that was
-    built): do those of ``checked`` lie at their ``pointers``? None is not compared."""
+    """A test of lists of inputs, in C++ where that was built: do those of ``checked`` lie at their
+    ``pointers``? None is not compared."""
     built = native.load()
     if built is not None:
         return built.Addresses(pointers, checked).equal  # type: ignore[no-any-return]
@@ -197,11 +193,8 @@ def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[
 def reference_persistent(
     function: FunctionSpec, plan: InputPlan, inputs: Sequence[Input]
 ) -> dict[int, StorageWeakRefWrapper]:
-    """Storages that outlive the call, by address: static inputs and constants.
-
-    Weak, because tensors saved by a forward are static inputs of its backward and die in
-    it: their memory may then hold an output.
-    """
+    """Storages that outlive the call, by address: static inputs and constants. Weak, because what a
+    forward saves is a static input of its backward and may die in it."""
     tensors: list[Any] = [inputs[i] for i in plan.static]
     tensors.extend(function.constants)
     return {address_of(t): StorageWeakRefWrapper(t) for t in tensors}
@@ -212,15 +205,9 @@ def inputs_again(
     specs: dict[int, TensorSpec],
     refs: dict[int, StorageWeakRefWrapper],
 ) -> dict[int, torch.Tensor]:
-    """Tensors like inputs in the pool that were let go of, while their bytes are still there.
-
-    One that somebody else holds is over the same storage. What nobody holds lies in a free block:
-    it is copied, once a storage, since nobody would know of a tensor over it. ``specs`` say where
-    they lie, ``refs`` have the storages of some, by input.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for a copy.
-    """
+    """Tensors like inputs in the pool that were let go of, while their bytes are still there: over
+    the same storage if somebody else holds that; otherwise it lies in a free block, and is copied.
+    ``specs`` say where they lie, ``refs`` have the storages of some, by input."""
     out: dict[int, torch.Tensor] = {}
     storages: dict[int, torch.UntypedStorage] = {}
     for i, spec in specs.items():
@@ -246,10 +233,8 @@ def _index_expanded(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy the whole extent of ``source``: the only copy with a meaning if elements overlap.
-
-    Both have the same sizes, strides and type.
-    """
+    """Copy the whole extent of ``source``, the only copy with a meaning if elements overlap. Both
+    have the same sizes, strides and type."""
     if source.numel() == 0:
         return
     extent = sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) + 1

@@ -2,23 +2,22 @@
 
 Note [When an output is dead]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An output is dead when nothing outside the trees can reach its memory. Its storage knows
-most of that: every tensor over the memory, views and ``detach()`` results included, holds
-one reference to the one ``StorageImpl``. So the trees keep a weak pointer and compare the
-count with what they hold themselves.
+An output is dead when nothing outside the trees can reach its memory. Every tensor over it, views
+and ``detach()`` results included, holds one reference to the one ``StorageImpl``. So the trees keep
+a weak pointer and compare the count with what they hold themselves.
 
 To save the construction of tensors, a replay hands out the same tensor object each time
-(a *cached* output). Then the trees hold a reference too, a user holding that very object
-does not change the storage's count, and a second number is needed: references to the
-Python object. It rises for a user's variable, and also for a holder in C++ (a variable
-saved for backward): while a C++ holder exists, the ``TensorImpl`` owns its Python object.
-Both counts together are exact, but for a tensor that was given other memory (``t.data = …``)
-while something else is over the storage: whether it is there still is looked at, too.
+(a *cached* output). A user holding that very object does not change the storage's count, and a
+second number is needed: references to the Python object. It rises for a user's variable, and also
+for a holder in C++ (a variable saved for backward): while one exists, the ``TensorImpl`` owns its
+Python object. Both counts together are exact, but for a tensor that was given other memory
+(``t.data = …``) while something else is over the storage: whether it is there still is looked at,
+too.
 
 One holder does not count. A cached output of a forward carries the ``grad_fn`` of its
 last run, whose saved variables pin other outputs of the same forward. If only the trees
-hold the tensor, nobody can call backward through that ``grad_fn`` any more; ``detach_()``
-lets go of it. ``liveness.held`` does that before it believes that something is live.
+hold the tensor, ``detach_()`` lets go of it. ``held`` does that before it believes that something
+is live.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ def address_of(t: torch.Tensor) -> int:
 
 
 class StorageWeakRefWrapper:
-    """A weak reference to the storage of one output.
-
-    One object stands for one output of one node for good; ``rebind`` points it at the
-    storage that the output has now.
+    """A weak reference to the storage of one output: one object stands for one output of one node
+    for good.
 
     Attributes:
         address: of the memory; valid whether or not the storage is alive.
@@ -138,10 +135,7 @@ def detach_in_place(t: torch.Tensor) -> None:
 
 
 def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
-    """Detach cached outputs that only the trees hold; whether there were any.
-
-    See Note [When an output is dead].
-    """
+    """Detach cached outputs that only the trees hold; whether there were any."""
     found = False
     for r in refs:
         if r.cache is None or _refs(r.cache[r.slot]) != 2:

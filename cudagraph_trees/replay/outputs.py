@@ -15,12 +15,11 @@ finds it held by nobody else. What its last holder left on it is looked for firs
   has a version, since the next call may come outside of that mode.
 
 When the tensor is still held at the beginning of the next step, its use must raise from
-then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: the
-tensor itself is held and nothing else over its storage. For that a *twin* is kept, a
-second tensor over the storage that nobody is ever given. The held tensor is told to let go
-of the storage, and a likeness of the twin goes into the slot: the storage stays, and with it
-all that the trees know about it. If somebody else holds the storage, say a view, the use of
-the storage must raise, and the next tensor gets a storage of its own.
+then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: nothing
+else over its storage is held. For that a *twin* is kept, a second tensor over the storage that
+nobody is ever given. The held tensor lets go of the storage, and a likeness of the twin goes into
+the slot: the storage stays, and with it all that the trees know about it. If somebody else holds
+the storage, say a view, its use must raise, and the next tensor gets a storage of its own.
 """
 
 from __future__ import annotations
@@ -305,7 +304,7 @@ class OutputCache:
         if twin is None:
             spec = self.specs[i]
             assert isinstance(spec, TensorSpec)
-            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride, 0)
+            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride)
             ref.own += 1
         self.slots[i] = self.pool.replace(t, twin, text)
 

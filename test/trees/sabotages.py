@@ -122,7 +122,9 @@ def _() -> None:
 
 @sabotage("arguments that the ending step made are not cloned")
 def _() -> None:
-    _set(step_end, "_arguments_in", lambda inputs, pointer: [])
+    _wrap(
+        step_end, "_copy_out", lambda copy: lambda pool, p, holders, _: copy(pool, p, holders, [])
+    )
 
 
 @sabotage("what the next call writes to is not moved out")

@@ -24,7 +24,7 @@ from memprof.profiler.model import AllocationProgram
 from . import _torch_compat as compat
 from .device.cuda import CudaPool, released
 from .device.protocol import Input, Output, TensorSpec
-from .replay.inputs import CheckInvariantStatus, Copies, InputPlan, inputs_again, same_addresses
+from .replay.inputs import Copies, InputPlan, inputs_again, same_addresses
 from .replay.liveness import (
     OutputRefs,
     StorageWeakRefWrapper,
@@ -260,15 +260,16 @@ class CUDAGraphNode(Node):
             out[i] = t
         return out
 
-    def mismatch(self, inputs: list[Input]) -> tuple[CheckInvariantStatus, str, list[int]]:
-        """Why it does not fit, the details, and which inputs have moved. Not hot."""
+    def mismatch(self, inputs: list[Input]) -> tuple[str, list[int]]:
+        """Why it does not fit, in torch's words, and which inputs have moved; "" if it fits, as far
+        as can be seen before it is replayed. Not hot."""
         plan, placeholders = self.input_plan, self.wrapped_function.placeholders
-        for status, which in (
-            (CheckInvariantStatus.CudagraphManagedIdxMismatch, plan.managed),
-            (CheckInvariantStatus.StaticInputIdxMismatch, plan.static),
+        for kind, which in (
+            ("cudagraph managed tensor", plan.managed),
+            ("static input", plan.static),
         ):
             if moved := plan.moved(inputs, which):
-                lines = [f"{status.value}."]
+                lines = [f"{kind} data pointer changed."]
                 for i in moved:
                     p = placeholders[i] if i < len(placeholders) else None
                     lines.append(
@@ -276,14 +277,12 @@ class CUDAGraphNode(Node):
                         f"data pointer changed from {plan.pointers[i]} to {inputs[i].data_ptr()}. "
                         f"input stack trace: {getattr(p, 'stack_trace', None)}"
                     )
-                return status, "\n".join(lines), moved
-        dead_before, copies = self.dead_before, self.copies
-        status = CheckInvariantStatus.SUCCESS
-        if dead_before and held(dead_before, self.path_refs):
-            status = CheckInvariantStatus.ExpectedDeadIndicesBeforeGraphMismatch
-        elif copies is not None and not copies.fit(inputs):
-            status = CheckInvariantStatus.CopiedInputSizeMismatch
-        return status, status.value, []
+                return "\n".join(lines), moved
+        if self.dead_before and held(self.dead_before, self.path_refs):
+            return "expected dead indices before graph are live", []
+        if self.copies is not None and not self.copies.fit(inputs):
+            return "a copied input has other sizes", []
+        return "", []
 
     def moved_managed(self, inputs: list[Input]) -> list[int]:
         """Managed inputs that are somewhere else now and could be copied instead: see

@@ -13,7 +13,6 @@ from . import _torch_compat as compat
 from .device.protocol import Input
 from .moves import nbytes_of
 from .node import CUDAGraphNode, Node, number_of
-from .replay.inputs import CheckInvariantStatus
 from .spec import CompilationMode, FunctionSpec, PlaceState, Why
 
 MAX_FAILURES = 2
@@ -36,12 +35,12 @@ def misfit_of(
     counts against the limit of recordings there."""
     why, counts = Why("first recording"), False
     for node in recordings:
-        status, reason, moved = node.mismatch(inputs)
-        if status is CheckInvariantStatus.SUCCESS:
+        reason, moved = node.mismatch(inputs)
+        if not reason:
             # It was tried just now, and someone holds an input that must die.
             reason = "an input that died in the recording is still held"
         # Torch's limit leaves these out from 2.13 on.
-        static = status is CheckInvariantStatus.StaticInputIdxMismatch
+        static = bool(moved) and moved[0] in node.input_plan.static
         counts |= not (static and compat.torch_version() >= (2, 13))
         why = Why(reason, cause_of(TreeCause.MOVED, function, inputs, moved) if moved else {})
     return why, counts

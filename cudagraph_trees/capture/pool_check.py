@@ -36,47 +36,38 @@ CALLS = 4
 
 def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
     """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
-    missing, extra = _differences(pool, known)
-    if missing:
+    if pool.only_live(set(known)):
+        return
+    kept = memory_kept(pool, known, options)
+    if missing := set(known) - pool.live_addresses():
         raise UntrackedMemory(
             f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
             f"{pool.handle} and are not. This points at aliasing that the compiler "
             "or a custom operator's meta function did not declare."
         )
-    if extra:
-        raise UntrackedMemory(_kept(pool, extra, options))
+    if kept:
+        raise UntrackedMemory(kept)
 
 
 def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
     """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing."""
-    _, extra = _differences(pool, known)
-    return _kept(pool, extra, options) if extra else ""
-
-
-def _differences(pool: CudaPool, known: Collection[int]) -> tuple[set[int], set[int]]:
-    """Addresses that are known and not allocated, and that are allocated and not known."""
     known = set(known)
     if pool.only_live(known):
-        return set(), set()
+        return ""
     # A tensor in a reference cycle is dead, only not collected yet.
     gc.collect()
-    actual = pool.live_addresses()
-    return known - actual, actual - known
-
-
-def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
-    return (
+    addresses = pool.live_addresses() - known
+    if not addresses:
+        return ""
+    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
+    lines = [
         f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
         f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "
         "Something that ran in the warm-up or the recording has kept a tensor: a cache "
-        f"in a custom operator, a global, a workspace.\n{describe(pool, addresses, options)}"
-    )
-
-
-def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
-    """Sentences about the blocks at ``addresses``, and what was drawn of their holders."""
-    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
-    lines = ["They are:", *(f"{_block(b)}." for b in blocks[:SHOWN])]
+        "in a custom operator, a global, a workspace.",
+        "They are:",
+        *(f"{_block(b)}." for b in blocks[:SHOWN]),
+    ]
     if len(blocks) > SHOWN:
         lines.append(f"  And {len(blocks) - SHOWN} more.")
     if not any(b.frames for b in blocks):

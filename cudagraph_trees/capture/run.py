@@ -82,7 +82,7 @@ def capture_node(
     assert parent is None or isinstance(parent, CUDAGraphNode)
     check = function.options["slow_path_cudagraph_asserts"]
     above = [] if parent is None else parent.path_refs
-    plan = InputPlan.of(function, inputs, above, demoted)
+    plan = InputPlan(function, inputs, above, demoted)
     live_before = [r for r in above if not r.expired()]
     persistent = reference_persistent(function, plan, inputs)
     in_pool = {i: TensorSpec.of(inputs[i]) for i in plan.managed}

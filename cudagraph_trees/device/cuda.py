@@ -106,7 +106,15 @@ class CudaPool:
         self.index = index
         self.device = torch.device("cuda", index)
         self._native = native.load()
-        with torch.cuda.device(index):
+
+        def begin(_: list[Input]) -> list[Output]:
+            if initial_bytes:
+                # Freed at once; the segment stays in the pool.
+                torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
+            return []
+
+        with torch.cuda.device(index), warnings.catch_warnings(), name_graphs("keeps the pool"):
+            warnings.simplefilter("ignore")  # "the graph is empty"
             torch.cuda.synchronize()
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream())
@@ -117,28 +125,8 @@ class CudaPool:
             with torch.cuda.stream(self.stream):
                 room = torch.empty(1, device=self.device)
             # The allocator keeps a pool for as long as a graph that was captured into it.
-            self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-            caller, before = torch.cuda.current_stream(), GeneratorStates(self.device)
-            try:
-                self._capture_nothing(self._keep_alive, initial_bytes)
-            except BaseException:
-                self._end_failed_capture(self._keep_alive, caller, ())
-                before.restore()
-                raise
+            self._keep_alive: object = self.capture(begin, [])
             del room
-
-    def _capture_nothing(self, graph: torch.cuda.CUDAGraph, initial_bytes: int) -> None:
-        with (
-            warnings.catch_warnings(),
-            name_graphs("keeps the pool"),
-            torch.cuda.graph(
-                graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
-            ),
-        ):
-            warnings.simplefilter("ignore")  # "the graph is empty"
-            if initial_bytes:
-                # Freed at once; the segment stays in the pool.
-                torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:

@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -40,17 +38,6 @@ from ..spec import FunctionSpec
 from .liveness import StorageWeakRefWrapper, address_of, live_by_address
 
 
-class CheckInvariantStatus(Enum):
-    """Whether a recording fits a call, and if not, why: torch's names, and their sentences."""
-
-    SUCCESS = "it fits"
-    CudagraphManagedIdxMismatch = "cudagraph managed tensor data pointer changed"
-    StaticInputIdxMismatch = "static input data pointer changed"
-    ExpectedDeadIndicesBeforeGraphMismatch = "expected dead indices before graph are live"
-    CopiedInputSizeMismatch = "a copied input has other sizes"
-
-
-@dataclass(slots=True)
 class InputPlan:
     """What a recording does with each input, see Note [Kinds of inputs].
 
@@ -63,48 +50,39 @@ class InputPlan:
         outputs: for each input the live output of the path that it lies in, or None.
     """
 
-    managed: list[int]
-    static: list[int]
-    copied: list[int]
-    checked: list[int]
-    pointers: list[int | None]
-    outputs: list[StorageWeakRefWrapper | None]
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         function: FunctionSpec,
         inputs: Sequence[Input],
         path: Sequence[StorageWeakRefWrapper],
         demoted: frozenset[int],
-    ) -> InputPlan:
-        """Decide for each input of a call that is about to be recorded after outputs of ``path``;
-        ``demoted`` inputs are copied although they may lie in one."""
+    ) -> None:
+        """For a call that is about to be recorded after outputs of ``path``; ``demoted`` inputs are
+        copied although they may lie in one."""
         managed_addresses = {r.address for r in path}
         live = live_by_address(path)
         declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
-        managed, static, copied = [], [], []
-        pointers: list[int | None] = [None] * len(inputs)
-        outputs: list[StorageWeakRefWrapper | None] = [None] * len(inputs)
+        self.managed: list[int] = []
+        self.static: list[int] = []
+        self.copied: list[int] = []
+        self.pointers: list[int | None] = [None] * len(inputs)
+        self.outputs: list[StorageWeakRefWrapper | None] = [None] * len(inputs)
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
                 continue
             address = address_of(x)
-            outputs[i] = live.get(address)
+            self.outputs[i] = live.get(address)
             misaligned = i in aligned and compat.is_misaligned(x)
-            if (
-                address in managed_addresses
-                and (i not in demoted or i in declared)
-                and not misaligned
-            ):
-                managed.append(i)
+            is_managed = address in managed_addresses and (i not in demoted or i in declared)
+            if is_managed and not misaligned:
+                self.managed.append(i)
             elif i in declared:
-                static.append(i)
+                self.static.append(i)
             else:
-                copied.append(i)
+                self.copied.append(i)
                 continue
-            pointers[i] = x.data_ptr()
-        checked = sorted(managed + static)
-        return InputPlan(managed, static, copied, checked, pointers, outputs)
+            self.pointers[i] = x.data_ptr()
+        self.checked = sorted(self.managed + self.static)
 
     def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
         """Inputs of a recording: buffers in the pool for copied ones, filled. ``inputs`` are

@@ -80,13 +80,12 @@ class OutputCache:
         slots: what needs no work: cached tensors, persistent ones, numbers.
         twins: see Note [Cached outputs]; None where there is none.
         missing: slots whose cached tensor is gone.
-        build: outputs that share a storage: they are built anew each time.
+        build: outputs that share a storage, or have none and a user can get hold of them: they are
+            built anew each time.
         seen: cached outputs that a user can get hold of.
         clean: looks at these, in C++ of our own where that was built.
         fixed: outputs that are the same tensor each time, over memory outside the pool, and not
             the user's.
-        empty: outputs without memory that a user can get hold of: a new tensor each time costs
-            less than to find out what the last one's holder did to it, and no memory.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
         nbytes: of the storage of each output.
@@ -129,15 +128,14 @@ class OutputCache:
         self.build: list[int] = []
         self.seen: list[int] = []
         self.fixed: list[int] = []
-        self.empty: list[int] = []
         for i, t in enumerate(self.persistent):
             # What requires a gradient as soon as it was recorded is a user's own tensor, most often
             # a parameter that is saved for the backward: its hooks are the user's.
             if t is None or t.requires_grad:
                 continue
             if not t.numel() and not address_of(t) and function.is_visible(i):
-                self.empty.append(i)
-                self.persistent[i] = None  # its holder's graph of autograd would live with it
+                # Its holder's graph of autograd would live with it, and it costs no memory.
+                self.persistent[i] = None
             else:
                 self.fixed.append(i)
         self.clean: Clean = marked
@@ -202,13 +200,6 @@ class OutputCache:
         for i in self.fixed:
             if out[i].requires_grad:  # type: ignore[union-attr]
                 out[i]._backward_hooks = None  # type: ignore[union-attr]
-        for i in self.empty:
-            spec = self.specs[i]
-            assert isinstance(spec, TensorSpec)
-            with torch.inference_mode(False):
-                out[i] = torch.empty_strided(
-                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
-                )
         for i in self.build:
             out[i] = self._rebuild(i, out)
         return out
@@ -234,8 +225,6 @@ class OutputCache:
             fixed, ref = self.persistent[i], self.refs[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
-            elif i in self.empty:
-                self.slots[i] = None
             elif fixed is not None:
                 self.slots[i] = fixed
             elif self.cacheable[i]:
@@ -327,12 +316,14 @@ class OutputCache:
         t.grad = None
         detach_in_place(t)
 
-    # ---- outputs that share a storage
-
     def _rebuild(self, i: int, out: list[Output]) -> torch.Tensor:
         spec, ref, alias = self.specs[i], self.refs[i], self.alias[i]
         assert isinstance(spec, TensorSpec)
-        assert ref is not None
+        if ref is None:
+            with torch.inference_mode(False):
+                return torch.empty_strided(
+                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+                )
         storage: torch.UntypedStorage | None = None
         if isinstance(alias, StorageWeakRefWrapper):
             storage = compat.storage_from_weak(alias.pointer)

@@ -174,20 +174,12 @@ def _() -> None:
 
 @sabotage("static inputs are not compared, managed ones are")
 def _() -> None:
-    _wrap(
-        inputs.InputPlan,
-        "of",
-        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "managed")),
-    )
+    _wrap(capture, "InputPlan", lambda plan: lambda *a: _checks(plan(*a), "managed"))
 
 
 @sabotage("managed inputs are not compared, static ones are")
 def _() -> None:
-    _wrap(
-        inputs.InputPlan,
-        "of",
-        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "static")),
-    )
+    _wrap(capture, "InputPlan", lambda plan: lambda *a: _checks(plan(*a), "static"))
 
 
 def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:

@@ -79,7 +79,6 @@ def add_cached_tensor(t: torch.Tensor) -> None:
 
 
 def remove_cached_tensor(t: torch.Tensor) -> None:
-    """``t`` is cached no more."""
     try:
         _C._remove_cached_tensor(t)
     except RuntimeError:
@@ -117,13 +116,11 @@ def can_swap_storage() -> bool:
 
 
 def torch_version() -> tuple[int, int]:
-    """The version of torch, ``(major, minor)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def current_compile_id() -> object:
-    """Dynamo's number of the compilation that runs, None outside."""
     from torch._guards import CompileContext
 
     return CompileContext.current_compile_id()
@@ -251,7 +248,6 @@ def warn_many_shapes(cache: dict[Any, Any], key: Any, limit: int | None) -> bool
 
 
 def describe_inputs(inputs: Sequence[Any]) -> str:
-    """Torch's line about the inputs of a recording."""
     from torch._inductor.cudagraph_trees import format_inputs_log
 
     return str(format_inputs_log(list(inputs)))
@@ -273,7 +269,6 @@ def timed(name: str, compile_id: object, *, backward: bool) -> AbstractContextMa
 
 
 def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
-    """Dynamo's callbacks around a recording."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
     return callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id))
@@ -301,7 +296,6 @@ def is_misaligned(t: torch.Tensor) -> bool:
 
 
 def align_inputs(inputs: list[Any], checked: Sequence[int]) -> None:
-    """Replace misaligned tensors in ``inputs`` by aligned copies."""
     from torch._inductor.utils import copy_misaligned_inputs
 
     copy_misaligned_inputs(inputs, checked)

@@ -84,7 +84,6 @@ class TreeManagerContainer:
             manager.function_died(function)
 
     def shut_down(self) -> None:
-        """Shut the manager down, if there is one."""
         with capturing():
             manager, self.tree_manager = self.tree_manager, None
             if manager is not None:
@@ -103,7 +102,6 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 
 def family() -> Family:
-    """The family of the calling thread."""
     own: Family | None = getattr(_local, "family", None)
     if own is not None:
         return own
@@ -158,7 +156,6 @@ def get_manager(
 
 
 def all_managers() -> list[CUDAGraphTreeManager]:
-    """The managers of all threads and devices."""
     containers = [c for f in list(_families) for c in list(f.containers.values())]
     return [c.tree_manager for c in containers if c.tree_manager is not None]
 

@@ -96,7 +96,6 @@ def _first_error(error: BaseException) -> BaseException:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether it was want of device memory that made a warm-up or a recording fail."""
     return isinstance(_first_error(error), torch.OutOfMemoryError)
 
 

@@ -66,7 +66,6 @@ class CUDAGraphTreeManager:
 
     @property
     def pool(self) -> CudaPool:
-        """The pool that is used now."""
         return self.owner.pool
 
     # ---- functions
@@ -205,7 +204,6 @@ class CUDAGraphTreeManager:
     def _refusal_here(
         self, function: FunctionSpec, inputs: list[Input], *, again: bool = False
     ) -> Why | None:
-        """Why a call runs without a graph at this place of the tree; None if it need not."""
         if self.owner.no_room:
             return Why(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
@@ -304,7 +302,6 @@ class CUDAGraphTreeManager:
             self._warn_if_stuck(node, function)
 
     def _end_step(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Give the outputs of the step their ends, and forget the path."""
         node, step = self.path.node, self.path.step
         assert node is not None
         pool, ledger = self.pool, self.ledger
@@ -338,11 +335,9 @@ class CUDAGraphTreeManager:
     # ---- what is there
 
     def nodes(self) -> Iterator[CUDAGraphNode]:
-        """All recordings, see ``RecordingTree.nodes``."""
         return self.tree.nodes()
 
     def entries(self) -> list[LedgerEntry]:
-        """The ledger, replays included."""
         return self.ledger.entries(self.nodes())
 
     def shutdown(self) -> None:

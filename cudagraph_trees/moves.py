@@ -129,8 +129,6 @@ class _Known:
 
 
 class Moves:
-    """What is known about the static inputs of one manager's functions."""
-
     def __init__(self) -> None:
         self._known: dict[FunctionSpec, _Known] = {}
 
@@ -206,7 +204,6 @@ class Moves:
             found.nodes.append(weakref.ref(node))
 
     def forget(self, function: FunctionSpec) -> None:
-        """What is known about ``function`` is of no use any more."""
         self._known.pop(function, None)
 
 

@@ -87,15 +87,12 @@ class Node:
 
     @property
     def parent(self) -> Node | None:
-        """The node before it, None for a root."""
         return None if self._parent is None else self._parent()
 
     def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
-        """All live outputs of the path."""
         return (r for r in self.live_after if not r.expired())
 
     def all_outputs_are_dead(self) -> bool:
-        """Whether nobody holds any output of the path."""
         return not (self.find_live(self.live_after) and held(self.live_after, self.path_refs))
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
@@ -314,7 +311,6 @@ class CUDAGraphNode(Node):
         self.pool.restore(self.checkpoint, [s._cdata for s in live.values()], dead)
 
     def release(self) -> None:
-        """Drop the recording, and what it holds."""
         self.output_cache.clear()
         self.output_cache.persistent.clear()
         self.launch = released
@@ -358,7 +354,6 @@ class RecordingTree:
         self.roots: dict[FunctionSpec, list[CUDAGraphNode]] = {}
 
     def after(self, parent: Node | None) -> dict[FunctionSpec, list[CUDAGraphNode]]:
-        """The recordings that follow ``parent``, or the roots if it is None."""
         return self.roots if parent is None else parent.children
 
     def add(self, node: CUDAGraphNode) -> bool:
@@ -376,12 +371,10 @@ class RecordingTree:
         return list(_walk([node]))
 
     def forget(self, function: FunctionSpec) -> None:
-        """``function`` is gone, and its recordings with it."""
         # A new one: a collector may have come by in the midst of a walk over it.
         self.roots = {f: nodes for f, nodes in self.roots.items() if nodes or f is not function}
 
     def clear(self) -> None:
-        """Forget all recordings, which were released."""
         self.roots.clear()
 
     def nodes(self) -> Iterator[CUDAGraphNode]:

@@ -38,8 +38,6 @@ from .spec import CompilationMode, FunctionSpec
 
 
 class ExecutionState(Enum):
-    """See Note [The four states]."""
-
     NONE = auto()
     WARMUP = auto()
     RECORDING = auto()
@@ -94,7 +92,6 @@ class TreePath:
             self.generation = self._now()
 
     def returned(self, function: FunctionSpec) -> None:
-        """A call of ``function`` has returned, in whatever way it ran."""
         if function.mode is _FORWARD:
             self.pending_backward = True
         elif function.mode is _BACKWARD:
@@ -139,7 +136,6 @@ class TreePath:
             self.step += 1
 
     def ran(self, node: Node) -> None:
-        """``node`` was warmed up or recorded."""
         self.node = node
         recorded = isinstance(node, CUDAGraphNode)
         self.state = ExecutionState.RECORDING if recorded else ExecutionState.WARMUP
@@ -150,6 +146,5 @@ class TreePath:
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        """The path is over: the next node is a root."""
         self.node = None
         self.state = _NONE

@@ -122,7 +122,6 @@ class PoolOwner:
     # ---- limits
 
     def check_budget(self, function: FunctionSpec) -> None:
-        """``function`` may have had something allocated from the pool."""
         limit = self.budget
         if limit is not None and not self.over_budget and self.pool.reserved_bytes() > limit:
             self.over_budget, self._over_by = True, function
@@ -210,13 +209,13 @@ class PoolOwner:
             self._left = [r for r in node.path_refs if not r.expired()]
 
     def give_back_unneeded(self, function: FunctionSpec) -> None:
-        """``function`` is about to run without a graph: see Note [A pool that nobody needs]."""
+        # See Note [A pool that nobody needs].
         grown = function.state.pool_growth
         if grown and not function.state.recordings and grown >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
-        """``backward`` was warmed up: see Note [Room for the optimizer]."""
+        # See Note [Room for the optimizer].
         if backward.number in self._stood_back or next(self.tree.nodes(), None) is not None:
             return
         path = path_to(self.path.node)

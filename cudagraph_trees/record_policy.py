@@ -73,7 +73,6 @@ class RecordPolicy:
         return None
 
     def give_up(self, function: FunctionSpec, why: str) -> None:
-        """``function`` runs without a graph from now on, and each time the ledger says ``why``."""
         function.state.failures, function.state.given_up = MAX_FAILURES, why
 
     def stop(self, function: FunctionSpec, why: str) -> None:
@@ -111,7 +110,6 @@ class RecordPolicy:
     # ---- places
 
     def forget_recordings(self) -> None:
-        """All recordings are gone: what was learned from them is, too."""
         for function in self._functions:
             function.state.places.clear()
 

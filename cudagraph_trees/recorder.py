@@ -188,7 +188,6 @@ class Recorder:
             return outputs
 
     def record(self, function: FunctionSpec, inputs: list[Input], why: Why) -> list[Output]:
-        """Record after the node that ran last."""
         if (outputs := self._record(function, inputs, why)) is None:
             outputs = self._record(function, inputs, why, last=True)
             assert outputs is not None
@@ -289,16 +288,12 @@ class Recorder:
         self, function: FunctionSpec, run: Model, inputs: list[Input]
     ) -> list[Output]:
         """Run what cannot be run twice, see Note [Memory that a pool cannot reach]."""
-        owner, device, state = self._owner, self._owner.device, function.state
+        device, state = self._owner.device, function.state
         if state.needs:
             fits = state.needs <= device.unclaimed_bytes()
             fits = fits or state.needs <= device.available_bytes()
-            made = not fits and owner.make_room(function)
-            outputs = list(run(inputs))
-            if made:
-                owner.count_room(function)
-            return outputs
-        if not owner.make_room(function):
+            return list(run(inputs)) if fits else self._run_after_making_room(function, run, inputs)
+        if not self._owner.make_room(function):
             # What is cached would be taken for what it needs.
             device.empty_cache()
         available = device.available_bytes()
@@ -323,12 +318,17 @@ class Recorder:
                 lost = True
             if lost:
                 raise  # Not above, see Note [Whoever holds an error].
-        made = owner.make_room(function)
+        return self._run_after_making_room(function, run, inputs)
+
+    def _run_after_making_room(
+        self, function: FunctionSpec, run: Model, inputs: list[Input]
+    ) -> list[Output]:
+        made = self._owner.make_room(function)
         if not made:
-            owner.device.empty_cache()
+            self._owner.device.empty_cache()
         outputs = list(run(inputs))
         if made:
-            owner.count_room(function)
+            self._owner.count_room(function)
         return outputs
 
     def mark_warmup_incomplete(self) -> None:

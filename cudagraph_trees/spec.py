@@ -20,8 +20,6 @@ NAMED = 5
 
 
 class CompilationMode(Enum):
-    """Which part of a training or inference step a function is."""
-
     FORWARD = auto()
     BACKWARD = auto()
     INFERENCE = auto()
@@ -69,7 +67,6 @@ class GraphSpec:
     options: TreeOptions = field(default_factory=TreeOptions)
 
     def is_visible(self, i: int) -> bool:
-        """Whether a user may hold output ``i``."""
         return self.user_outputs is None or i in self.user_outputs
 
     def graph_input(self, i: int) -> int | None:
@@ -86,7 +83,6 @@ class GraphSpec:
         return None if at is None or self.record is None else self.record.inputs[at]
 
     def output_value(self, i: int) -> GraphValue | None:
-        """The same of output ``i``."""
         at = self.graph_output(i)
         return None if at is None or self.record is None else self.record.outputs[at]
 
@@ -291,7 +287,6 @@ class FunctionSpec(GraphSpec):
         return str(getattr(placeholder, "name", f"input {i}"))
 
     def copy_from_now_on(self, which: Sequence[int]) -> None:
-        """Static inputs become loose ones."""
         self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
         self.loose = tuple(sorted({*self.loose, *which}))
 

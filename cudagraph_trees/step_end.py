@@ -75,7 +75,6 @@ class ParameterRefs:
         )
 
     def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Keep those that a replay is called with."""
         self._keep(inputs, function.leaves)
 
     def _keep(self, inputs: list[Input], which: Sequence[int]) -> None:
@@ -203,7 +202,6 @@ class StepEnd:
     ledger: TreeLedger
 
     def end(self) -> None:
-        """Give every live output of the step its end, see Note [The end of a step]."""
         owners = {
             r: (n, i)
             for n in path_to(self.node)
@@ -284,7 +282,6 @@ def _lying_in(values: Iterable[Input], pointer: int) -> list[torch.Tensor]:
 
 
 def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
-    """Let go of tensors that only the trees held."""
     # The list's reference, and the argument's.
     held = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
     handed_out[:] = held

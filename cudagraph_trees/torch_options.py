@@ -20,8 +20,6 @@ from . import _torch_compat as compat
 
 
 class Verdict(Enum):
-    """What becomes of an option of torch."""
-
     HONOURED = "these trees do what it says"
     ALWAYS = "these trees do that in any case; there is nothing to switch"
     COMPILER = "it tells Inductor, Dynamo or AOTAutograd how to compile, and is left to them"
@@ -115,5 +113,4 @@ class TreeOptions:
 
     @property
     def pool_initial(self) -> int:
-        """Bytes that a pool starts with."""
         return int((self["cudagraph_initial_mempool_allocation_gb"] or 0) * (1 << 30))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..capture_lock import capturing
 from ..device.protocol import Segment
@@ -66,11 +67,8 @@ class PoolParts:
         return self.live + self.free
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    node: int | str
-    requested: int
-    block: int
+Live: TypeAlias = tuple["int | str", int, int]
+"""A live block: the node that it belongs to, bytes asked for, bytes of the block."""
 
 
 def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
@@ -89,7 +87,7 @@ def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str])
     """What the bytes of segments without workspaces are; ``owners`` of known blocks by address."""
     segments = list(segments)
     blocks = [b for s in segments for b in s.blocks if b.live]
-    known = [_Live(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
+    known = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)
     return _parts(known, sum(s.nbytes for s in segments), unattributed=unknown)
 
@@ -130,7 +128,7 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
             if made is not None:
                 owner = next(n for n in path if made in n.outputs_weakrefs)
                 sizes = owner.sizes.get(node.specs[storage.inputs[0]].address, sizes)
-        live.append(_Live(owner.number, *sizes))
+        live.append((owner.number, *sizes))
     with capturing():
         reserved = node.pool.reserved_bytes()
     return _parts(live, reserved, workspace)
@@ -141,25 +139,25 @@ def _rounded(nbytes: int) -> int:
 
 
 def _parts(
-    live: Iterable[_Live], reserved: int, workspace: int = 0, unattributed: int = 0
+    live: Iterable[Live], reserved: int, workspace: int = 0, unattributed: int = 0
 ) -> PoolParts:
     nodes: dict[int | str, int] = {}
     rounding = 0
-    for x in live:
-        nodes[x.node] = nodes.get(x.node, 0) + x.requested
-        rounding += x.block - x.requested
+    for node, requested, block in live:
+        nodes[node] = nodes.get(node, 0) + requested
+        rounding += block - requested
     used = sum(nodes.values()) + rounding + workspace + unattributed
     return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
 
 
 def _outputs_among(
     refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode]
-) -> Iterable[_Live]:
+) -> Iterable[Live]:
     """These outputs of a path, by address: what several nodes returned is the first one's."""
     wanted = set(refs)
-    out: dict[int, _Live] = {}
+    out: dict[int, Live] = {}
     for n in path:
         for r in n.outputs_weakrefs:
             if r in wanted and r is not None and r.address not in out:
-                out[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
+                out[r.address] = (n.number, *n.sizes.get(r.address, (0, 0)))
     return out.values()

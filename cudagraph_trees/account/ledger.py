@@ -32,7 +32,6 @@ class Measurement:
         self._before = pool.reserved_bytes()
 
     def grown(self) -> int:
-        """Bytes that the pool has grown by."""
         return self._reserved() - self._before
 
     def detail(self) -> dict[str, int]:
@@ -54,7 +53,7 @@ class TreeLedger:
         # its node on the path since, with the function and all that it holds.
         self._path = weakref.ref(path)
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
-        self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
+        self._retired: list[LedgerEntry] = []
         # A collector run inside the lock may shut the manager down, which writes here.
         self._lock = threading.RLock()
 
@@ -82,14 +81,13 @@ class TreeLedger:
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep what was counted in a node that goes away."""
         with self._lock:
-            for e in self._counted(node):
-                self._replayed[(node.number, e.kind, e.reason)] = e
+            self._retired += self._counted(node)
 
     def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
         """All entries by time, with one for the replays of each of ``nodes``."""
         replays = [e for n in nodes for e in self._counted(n)]
         with self._lock:
-            out = [*self._entries.values(), *self._replayed.values(), *replays]
+            out = [*self._entries.values(), *self._retired, *replays]
         return sorted(out, key=lambda e: e.time_ns)
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:

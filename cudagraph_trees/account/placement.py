@@ -81,7 +81,6 @@ def placed(
 
 
 def _placement_of(node: CUDAGraphNode) -> Placement | None:
-    """The placement of a recording that knows its program, else None."""
     function, program = node.wrapped_function, node.program
     if function.record is None or program is None:
         return None

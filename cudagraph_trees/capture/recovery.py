@@ -142,7 +142,6 @@ class InputBackup:
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
-        """Before a recording."""
         out = InputBackup._of(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}

@@ -40,7 +40,6 @@ set_storage_message: Callable[[int, str], None] = bind("_set_storage_data_ptr_ac
 
 
 def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
-    """Exchange their memory."""
     a._swap_data_ptr_(b)  # type: ignore[attr-defined]
 
 

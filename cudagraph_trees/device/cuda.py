@@ -50,7 +50,6 @@ from .protocol import (
 
 
 def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:
-    """Those among the inputs of a call, each once."""
     return list({id(x): x for x in inputs if isinstance(x, torch.Generator)}.values())
 
 
@@ -200,7 +199,6 @@ class CudaPool:
         caller: torch.cuda.Stream,
         generators: Sequence[torch.Generator],
     ) -> None:
-        """Put streams, the allocator and generators back after a capture that failed."""
         with torch.cuda.stream(self.stream):
             # It has begun, and what failed is a question that torch asked about it.
             if torch.cuda.is_current_stream_capturing():
@@ -226,7 +224,6 @@ class CudaPool:
                     out.append(AllocatorEvent(action == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
-        """The allocator's books as they are now."""
         return allocator.pool_checkpoint(self.index, self.handle)
 
     def restore(
@@ -326,7 +323,6 @@ class CudaPool:
         return contains
 
     def live_addresses(self) -> set[int]:
-        """Addresses of all allocated blocks."""
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
     def only_live(self, addresses: set[int]) -> bool:
@@ -334,7 +330,6 @@ class CudaPool:
         return allocator.pool_has_only(self.index, self.handle, addresses)
 
     def segments(self) -> list[Segment]:
-        """Everything the pool holds, by address."""
         out = []
         for s in allocator.memory_snapshot(self.handle):
             blocks = []
@@ -363,15 +358,12 @@ def _frames(stack: Iterable[dict[str, Any]]) -> Frames:
 
 
 class CudaDevice:
-    """A CUDA device, as the manager sees it."""
-
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise ValueError(f"graph trees run on cuda devices, not on {device}")
         self.device = device
 
     def create_pool(self, initial_bytes: int) -> CudaPool:
-        """A fresh one."""
         return CudaPool(self.device.index, initial_bytes)
 
     def empty_cache(self) -> int:
@@ -398,5 +390,4 @@ class CudaDevice:
         return self.unclaimed_bytes() + cached
 
     def synchronize(self) -> None:
-        """Wait until everything enqueued on the device is done."""
         torch.cuda.synchronize(self.device)

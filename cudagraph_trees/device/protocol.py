@@ -66,7 +66,6 @@ class TensorSpec:
 
     @staticmethod
     def of(t: torch.Tensor) -> TensorSpec:
-        """The description of ``t`` as it is now."""
         storage = t.untyped_storage()
         return TensorSpec(
             address=storage.data_ptr(),

@@ -114,25 +114,14 @@ class Copies:
     Attributes:
         buffers: targets of the grouped copy.
         sources: takes its sources from a list of inputs.
-        odd: whether there are inputs that it cannot copy as they are.
+        odd: buffers whose elements overlap, which it cannot copy, by input.
     """
 
     def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
         """Args: ``buffers`` are by input, with the strides of that."""
-        self._overlapping: list[tuple[int, torch.Tensor]] = []
-        self._expanded: list[tuple[int, list[int], torch.Tensor]] = []
-        plain = []
-        for i in copied:
-            dims = _expanded_dims(buffers[i])  # in which all elements are one
-            indexed = _index_expanded(buffers[i], dims)
-            if compat.internal_overlap(indexed) != 0:
-                self._overlapping.append((i, buffers[i]))
-            elif dims:
-                self._expanded.append((i, dims, indexed))
-            else:
-                plain.append(i)
+        self.odd = {i: buffers[i] for i in copied if compat.internal_overlap(buffers[i]) != 0}
+        plain = [i for i in copied if i not in self.odd]
         self._shapes = [(i, buffers[i].shape) for i in copied]
-        self.odd = bool(self._overlapping or self._expanded)
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
         self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(
@@ -140,7 +129,6 @@ class Copies:
         )
 
     def copy(self, inputs: list[Input]) -> None:
-        """Fill all of them from the inputs of a call."""
         if self.odd:
             self.copy_odd(inputs)
         if self.buffers:
@@ -151,11 +139,12 @@ class Copies:
         return all(inputs[i].shape == shape for i, shape in self._shapes)
 
     def copy_odd(self, inputs: list[Input]) -> None:
-        """Fill those that the grouped copy leaves out."""
-        for i, buffer in self._overlapping:
-            copy_bytes(buffer, inputs[i])
-        for i, dims, indexed in self._expanded:
-            indexed.copy_(_index_expanded(inputs[i], dims))
+        """Copy the whole extent of each, the only copy with a meaning if elements overlap."""
+        for i, buffer in self.odd.items():
+            t = inputs[i]
+            if t.numel():
+                extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+                buffer.as_strided((extent,), (1,)).copy_(t.as_strided((extent,), (1,)))
 
 
 def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
@@ -197,23 +186,3 @@ def inputs_again(
         storages[spec.address] = storage
         out[i] = pool.tensor_at(spec, storage)
     return out
-
-
-def _expanded_dims(t: torch.Tensor) -> list[int]:
-    return [d for d in range(t.dim()) if t.stride(d) == 0 and t.size(d) != 1]
-
-
-def _index_expanded(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """One element of each of ``dims``: writing it writes them all."""
-    for d in dims:
-        t = t.narrow(d, 0, 1)
-    return t
-
-
-def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy the whole extent of ``source``, the only copy with a meaning if elements overlap. Both
-    have the same sizes, strides and type."""
-    if source.numel() == 0:
-        return
-    extent = sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) + 1
-    to.as_strided((extent,), (1,)).copy_(source.as_strided((extent,), (1,)))

@@ -79,7 +79,6 @@ class StorageWeakRefWrapper:
         return t is not None and _count(self.pointer) == self.own and self.has(t)
 
     def has(self, t: torch.Tensor) -> bool:
-        """Whether a tensor lies in the storage."""
         return bool(t.untyped_storage()._cdata == self.pointer)
 
     def rebind(self, of: torch.Tensor) -> None:

@@ -205,7 +205,6 @@ class OutputCache:
         return out
 
     def message(self, i: int) -> OverwrittenMessage:
-        """The error for output ``i`` when its memory was reused."""
         found = self.messages[i]
         if found is None:
             found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
@@ -238,7 +237,6 @@ class OutputCache:
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:
-        """Make the cached tensor of output ``i``."""
         spec, ref = self.specs[i], self.refs[i]
         assert isinstance(spec, TensorSpec)
         assert ref is not None

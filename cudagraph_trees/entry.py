@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,28 +34,38 @@ Runner = Callable[[list[Input]], "list[Output]"]
 
 class ShapeDispatcher:
     """Hands each call of a compiled graph to the function for its integers, which it wraps when
-    they first come, once per thread family."""
+    they first come, once per thread family.
+
+    Args:
+        model, static_input_idxs, device: of ``cudagraphify_impl``.
+        keywords: those as well; read when it is first called, or ``prepare``d.
+    """
 
     def __init__(
         self,
-        spec: GraphSpec,
-        inputs: Sequence[Input],
+        model: Model,
         static_input_idxs: Sequence[int],
         device: int | torch.device,
+        keywords: Mapping[str, Any],
     ) -> None:
-        self.spec = spec
-        self.model = spec.model
+        self.model = model
         self._static = static_input_idxs
         self._device = device
-        # The code was compiled for inputs like these; later ones may be aligned otherwise.
-        self._checked = set(compat.alignment_checked_inputs(inputs, static_input_idxs))
-        ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
-        self._get_ints: Callable[[list[Input]], Any] | None = (
-            operator.itemgetter(*ints) if ints else None
-        )
+        self._keywords = keywords
+        self._prepared = False
+        self._get_ints: Callable[[list[Input]], Any] | None = None
         # Runners by family, by integers. A family is known by its ``id`` while it lives.
         self._runners: dict[int, dict[Any, Runner]] = {}
         self._warned = self._limited = False
+
+    def prepare(self, inputs: list[Input]) -> None:
+        """Find out from inputs of any call which are integers."""
+        self.spec = GraphSpec.of(self.model, self._keywords)
+        # The code was compiled for inputs like these; later ones may be aligned otherwise.
+        self._checked = set(compat.alignment_checked_inputs(inputs, self._static))
+        ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
+        self._get_ints = operator.itemgetter(*ints) if ints else None
+        self._prepared = True
 
     def __call__(self, inputs: list[Input]) -> list[Output]:
         key = None if self._get_ints is None else self._get_ints(inputs)
@@ -72,6 +82,9 @@ class ShapeDispatcher:
         return self._first_call(key, inputs)
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
+        if not self._prepared:
+            self.prepare(inputs)
+            return self(inputs)
         spec, options = self.spec, self.spec.options
         sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
@@ -158,7 +171,9 @@ def cudagraphify_impl(
         device_index: number of a CUDA device, or a ``torch.device``.
         **keywords: see ``GraphSpec.of``.
     """
-    return ShapeDispatcher(GraphSpec.of(model, keywords), inputs, static_input_idxs, device_index)
+    wrapped = ShapeDispatcher(model, static_input_idxs, device_index, keywords)
+    wrapped.prepare(inputs)
+    return wrapped
 
 
 def cudagraphify(

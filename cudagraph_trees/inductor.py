@@ -13,32 +13,11 @@ from typing import Any
 
 from . import _torch_compat as compat
 from .container import get_container, get_manager, reset_cudagraph_trees
-from .device.protocol import Input, Model, Output
-from .entry import cudagraphify, cudagraphify_impl
+from .device.protocol import Input, Model
+from .entry import ShapeDispatcher, cudagraphify, cudagraphify_impl
 from .torch_options import TreeOptions
 
 OnWrap = Callable[[Model, dict[str, Any]], Model]
-
-
-def _wrap_for_inductor(
-    model: Model, static_input_idxs: Sequence[int], options: dict[str, Any]
-) -> Callable[[list[Input]], list[Output]]:
-    """In the place of ``compile_fx.cudagraphify``, with one layer less."""
-    options.setdefault("compile_id", compat.current_compile_id())
-    wrapped: Callable[[list[Input]], list[Output]] | None = None
-    lock = threading.Lock()
-
-    def first(inputs: list[Input]) -> list[Output]:
-        nonlocal wrapped
-        with lock:
-            if wrapped is None:
-                wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
-        return wrapped(inputs)
-
-    def run(inputs: list[Input]) -> list[Output]:
-        return (wrapped or first)(inputs)
-
-    return run
 
 
 class InductorTrees:
@@ -138,7 +117,9 @@ def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
         options["torch_options"] = TreeOptions.of_this_compilation()
         if used.on_wrap is not None:
             model = used.on_wrap(model, options)
-        return _wrap_for_inductor(model, static_input_idxs, options)
+        options.setdefault("compile_id", compat.current_compile_id())
+        # Not prepared: the options are complete when it is first called.
+        return ShapeDispatcher(model, static_input_idxs, options["device_index"], options)
 
     return entry
 

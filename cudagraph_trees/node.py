@@ -129,16 +129,12 @@ class CUDAGraphNode(Node):
         sizes: by address, (bytes asked for, bytes of the block) of its outputs.
         specs: where the storages of copied and managed inputs are, by input.
         same_addresses: whether a call's inputs lie where it reads them; None if none matters.
-        find_live: which of some outputs are held.
         dead_before, dead_after: outputs of the path that must be dead when it is replayed, and
             those that must die when it takes its inputs.
         copies: fills the buffers of its copied inputs, None if there are none.
         keep_inputs: inputs that an output is an alias of: they live until it is made.
-        program: its allocation program, None if that is not known.
-        workspaces: storages of the program that a library keeps until it is told to drop them.
-        addresses: of the program's storages.
-        recorded_ns: when it was recorded.
-        replays: how often it was replayed.
+        program, workspaces, addresses: its allocation program, None if that is not known; which of
+            its storages a library keeps until it is told to drop them; where they lie.
         marginal_bytes: what the pool took from the device for it.
     """
 

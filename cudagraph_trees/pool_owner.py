@@ -77,12 +77,7 @@ class PoolOwner:
 
     Attributes:
         functions: those that were wrapped and can still be called.
-        path: what ran last.
-        tree: the recordings.
-        policy: why functions are not recorded where.
-        ledger: everything that was done.
-        pool: the one that is used now.
-        budget: the limit on it, bytes; None for none.
+        pool: the one that is used now; of no more than ``budget`` bytes, if that is not None.
         over_budget: the pool is above it, until the step ends.
         resting: the pool was given back; nothing is recorded until the step ends.
         restored: how often the allocator's books were restored.
@@ -108,10 +103,10 @@ class PoolOwner:
         self.restored = 0
         self.no_room = ""
         self._rooms = 0
-        # Functions for whose sake there is no room, by number.
+        # By number: functions for whose sake there is no room, and backwards after which the pool
+        # was given back for the optimizer's state; then bytes that the pool needs, and the
+        # functions with which the next step begins.
         self._cramped: frozenset[int] = frozenset()
-        # Backwards after which the pool was given back for the optimizer's state, by number; then
-        # bytes that the pool needs, and the functions with which the next step begins.
         self._stood_back: set[int] = set()
         self._needed = 0
         self._needed_by: frozenset[int] = frozenset()
@@ -211,7 +206,9 @@ class PoolOwner:
     def give_back_unneeded(self, function: FunctionSpec) -> None:
         # See Note [A pool that nobody needs].
         grown = function.state.pool_growth
-        if grown and not function.state.recordings and grown >= self._reserved_bytes() >> 6:
+        if grown == 0 or any(n.wrapped_function is function for n in self.tree.nodes()):
+            return
+        if grown >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
@@ -299,7 +296,7 @@ class PoolOwner:
         self.path.end()
         self.policy.forget_recordings()
         for f in self.functions:
-            f.state.pool_growth = f.state.recordings = 0
+            f.state.pool_growth = 0
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
             self.pool.damaged = True  # until there is another one
             self.pool.release()
@@ -322,7 +319,6 @@ class PoolOwner:
             if node not in running:
                 for n in self.tree.remove(node):
                     self._release(n, reason)
-                    n.wrapped_function.state.recordings -= 1
 
     def _release(self, node: CUDAGraphNode, reason: str) -> None:
         self.ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)

@@ -233,7 +233,6 @@ class Recorder:
             owner.device.synchronize()
             node.marginal_bytes = measured.grown()
             state.pool_growth += node.marginal_bytes
-            state.recordings += 1
             keep_placement(node)
             self._ledger.add(
                 # One that was in the way may have been dropped meanwhile.

@@ -31,7 +31,6 @@ class GraphSpec:
 
     Attributes:
         model: the boxed callable, see Note [Who does what: manager and device].
-        mode: forward, backward or inference.
         constants: device tensors baked into the code.
         placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
         mutated_input_idxs: inputs that the code writes to.
@@ -42,12 +41,9 @@ class GraphSpec:
         compile_id: Dynamo's.
         record: the graph in the profile, if memprof's backend compiled it.
         partition: number of this partition of the graph, None if it has only one.
-        graph_inputs: for each input, which input of the whole graph it is, None for what
-            another partition makes. None where this is the whole graph.
-        graph_outputs: for each output, which output of the whole graph it is, None for what
-            only another partition reads. None where this is the whole graph.
+        graph_inputs, graph_outputs: which input or output of the whole graph each is, None for what
+            another partition makes or reads. None where this is the whole graph.
         clone_outputs: outputs that are held beyond their step get memory of their own.
-        options: torch's options for it.
     """
 
     model: Model
@@ -94,10 +90,10 @@ class GraphSpec:
     def _whole(
         self, mapping: tuple[int | None, ...] | None, i: int, known: Sequence[object]
     ) -> int | None:
-        if mapping is not None:
-            found = mapping[i] if i < len(mapping) else None
+        if mapping is None and self.partition is None:
+            found: int | None = i
         else:
-            found = i if self.partition is None else None
+            found = mapping[i] if mapping is not None and i < len(mapping) else None
         return found if found is not None and found < len(known) else None
 
     @staticmethod
@@ -147,8 +143,7 @@ class GraphSpec:
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
-        """For the integers among ``inputs``, which are those of its first call. Outputs that are
-        held are to be cloned if the graph or ``clone_outputs`` says so."""
+        """For the integers among ``inputs``, which are those of its first call."""
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
         makes_state = self.mode is CompilationMode.INFERENCE and any(
             isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
@@ -186,8 +181,8 @@ class Why:
 
 @dataclass(slots=True)
 class PlaceState:
-    """What is known of a function after one recording, or at a root; it outlives the recordings
-    that were tried there.
+    """What is known of a function after one recording, or at a root, whatever becomes of what was
+    recorded there.
 
     Attributes:
         looked: its inputs were looked at.
@@ -214,16 +209,13 @@ class FunctionState:
         failures: how often its warm-up or recording failed.
         given_up: why it runs without a graph for good, "" if it does not.
         pool_growth: bytes that this pool took from the device for it.
-        recordings: how many this pool has of it.
         places: by the number of the recording before it, None at a root.
-        needs: bytes that it may have needed when it was warmed up apart, never fewer than it did; 0
-            if it was not.
+        needs: bytes that it took, or more, when it was warmed up apart; 0 if it was not.
         short_of_memory: a warm-up or recording failed for want of memory.
-        warned_stuck: it was said that no step ever ends.
-        warned_inputs: it was said why its inputs cannot be recorded.
-        warned_limit: places of which it was said that it was recorded too often.
+        warned_stuck, warned_inputs, warned_limit: it was said that no step ever ends, why its
+            inputs cannot be recorded, and at which places it was recorded too often.
         host_inputs, host_outputs: random states that were tensors of the host in a call that was
-            no replay, by number. See Note [Random state on two devices].
+            no replay, see Note [Random state on two devices].
     """
 
     warmed_up: bool = False
@@ -231,7 +223,6 @@ class FunctionState:
     failures: int = 0
     given_up: str = ""
     pool_growth: int = 0
-    recordings: int = 0
     places: defaultdict[int | None, PlaceState] = field(
         default_factory=lambda: defaultdict(PlaceState)
     )
@@ -254,13 +245,10 @@ class FunctionSpec(GraphSpec):
         key: values of the integer inputs.
         makes_state: it updates parameters, so that what it returns is an optimizer's state, which
             lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
-        static_input_idxs: inputs whose address is expected to stay. Inputs that turn out to
-            keep moving become ``loose`` ones.
-        loose: tensors among the inputs that are not static.
+        static_input_idxs: inputs whose address is expected to stay.
+        loose: tensors among the inputs that are not static, or turned out to keep moving.
         alignment_checked: inputs that the code takes for aligned and that may not be.
-        leaves: ``loose`` ones that may be leaves whose gradient is held beyond its step, see
-            ``ParameterRefs``.
-        state: what its manager knows of it.
+        leaves: ``loose`` ones that may be leaves, see ``ParameterRefs``.
     """
 
     number: int

@@ -80,9 +80,7 @@ class InputBackup:
 
     Attributes:
         inputs: what is no tensor; None for tensors.
-        generators: where they stood.
-        specs: descriptions of the tensors, by input.
-        weak: the tensors, weakly.
+        specs, weak: the tensors, by input: descriptions, and weak references.
         in_pool: those that lie in the pool.
         pool: where a recording is made, None before what runs kernels.
         refs: before a recording, the storages of those in the pool; before a call without a graph
@@ -127,9 +125,8 @@ class InputBackup:
         """Before a forward runs without a graph that writes to nothing that outlives the call.
 
         Small inputs are copied; others are had again if the program holds them. The call may
-        overwrite what it alone holds, as what an earlier part of its graph has made for it, so none
-        is kept from dying, and a tensor that the trees hold to hand it out again counts as dead:
-        one of ``path``, the outputs of the path that runs.
+        overwrite what it alone holds, so none is kept from dying, and outputs of the ``path`` that
+        only the trees hold count as dead.
         """
         live = {r.address: r for r in path if not r.expired()}
         out = InputBackup._of(inputs, live.keys(), device)

@@ -73,8 +73,7 @@ class OutputCache:
         alias: by output, whose storage it shares: that of an output further up the path, or, by
             number, of an earlier output of the same call; None if of neither.
         specs: by output: where a tensor lies, the value of anything else.
-        persistent: by output: the tensor to hand out each time, if its memory is a static
-            input's, or otherwise outside the pool, or there is none.
+        persistent: by output: the tensor to hand out each time, if its memory is outside the pool.
         cacheable: by output: nothing on any path shares its storage, so that one tensor
             object can stand for all replays.
         slots: what needs no work: cached tensors, persistent ones, numbers.
@@ -82,10 +81,8 @@ class OutputCache:
         missing: slots whose cached tensor is gone.
         build: outputs that share a storage, or have none and a user can get hold of them: they are
             built anew each time.
-        seen: cached outputs that a user can get hold of.
-        clean: looks at these, in C++ of our own where that was built.
-        fixed: outputs that are the same tensor each time, over memory outside the pool, and not
-            the user's.
+        seen: cached outputs that a user can get hold of; ``clean`` looks at these.
+        fixed: persistent ones that are not the user's own.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
         nbytes: of the storage of each output.

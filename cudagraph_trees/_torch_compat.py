@@ -68,22 +68,22 @@ internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_over
 set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enabled
 
 
-def add_cached_tensor(t: torch.Tensor) -> None:
-    """``t`` is cached from here on. Torch's own trees turn the facility off when they are reset,
-    whoever else uses it: turning it on costs microseconds, so that comes only then."""
-    try:
-        _C._add_cached_tensor(t)
-    except RuntimeError:
-        _C._set_cached_tensors_enabled(True)
-        _C._add_cached_tensor(t)
+def _cached(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """Torch's own trees turn the facility off when they are reset, whoever else uses it: turning it
+    on costs microseconds, so that comes only then."""
+
+    def changed(t: torch.Tensor) -> None:
+        try:
+            change(t)
+        except RuntimeError:
+            _C._set_cached_tensors_enabled(True)
+            change(t)
+
+    return changed
 
 
-def remove_cached_tensor(t: torch.Tensor) -> None:
-    try:
-        _C._remove_cached_tensor(t)
-    except RuntimeError:
-        _C._set_cached_tensors_enabled(True)
-        _C._remove_cached_tensor(t)
+add_cached_tensor = _cached(_C._add_cached_tensor)
+remove_cached_tensor = _cached(_C._remove_cached_tensor)
 
 
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:

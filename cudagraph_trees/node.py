@@ -25,13 +25,7 @@ from . import _torch_compat as compat
 from .device.cuda import CudaPool, released
 from .device.protocol import Input, Output, TensorSpec
 from .replay.inputs import Copies, InputPlan, inputs_again, same_addresses
-from .replay.liveness import (
-    OutputRefs,
-    StorageWeakRefWrapper,
-    address_of,
-    find_live,
-    held,
-)
+from .replay.liveness import OutputRefs, StorageWeakRefWrapper, address_of, find_live, held
 from .replay.outputs import OutputCache
 from .spec import FunctionSpec
 
@@ -103,19 +97,9 @@ class Node:
 
 class CUDAWarmupNode(Node):
     """A run that is not recorded. Only warm-ups follow it, because the addresses of its outputs are
-    accidental."""
+    accidental. ``held_parent`` keeps the path, as the tree does of recordings."""
 
-    def __init__(
-        self,
-        function: FunctionSpec,
-        number: int,
-        step: int,
-        parent: Node | None,
-        refs: OutputRefs,
-        outputs: list[Output],
-    ) -> None:
-        super().__init__(function, number, step, parent, refs, outputs)
-        self._held_parent = parent  # a recording is held by its tree
+    held_parent: Node | None = None
 
 
 class CUDAGraphNode(Node):

@@ -51,22 +51,15 @@ class RandomStates:
         """Before ``function`` runs: random states among its inputs come to the host, in place."""
         self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
         known = function.state.host_inputs
-        on_path: set[int] | None = None
         for i, t in enumerate(inputs):
             if not _may_be_state(t):
                 continue
-            if t.is_cpu:
-                known.add(i)
-                continue
-            original = self._original(t)
-            if original is None:
-                if on_path is None:
-                    on_path = self._on_path()
-                if i not in known and address_of(t) not in on_path:
+            if not t.is_cpu:
+                original = self._original(t)
+                if original is None and i not in known and not self._is_on_path(t):
                     continue
-                original = t.cpu()
+                inputs[i] = t.cpu() if original is None else original
             known.add(i)
-            inputs[i] = original
 
     def ran(self, function: FunctionSpec, outputs: list[Output], device: torch.device) -> None:
         """After ``function`` ran: what it returned on the host is noted, and in a checkpoint
@@ -94,14 +87,14 @@ class RandomStates:
                 return original
         return None
 
-    def _on_path(self) -> set[int]:
-        """Addresses of what recordings of the path have instead of a tensor on the host."""
-        return {
-            r.address
+    def _is_on_path(self, t: torch.Tensor) -> bool:
+        """Whether a recording of the path has it instead of a tensor on the host."""
+        address = address_of(t)
+        return any(
+            (r := n.outputs_weakrefs[i]) is not None and r.address == address and not r.expired()
             for n in path_to(self._path.node)
             for i in n.wrapped_function.state.host_outputs
-            if (r := n.outputs_weakrefs[i]) is not None and not r.expired()
-        }
+        )
 
 
 def _may_be_state(t: Input | Output) -> TypeGuard[torch.Tensor]:

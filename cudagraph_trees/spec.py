@@ -82,6 +82,11 @@ class GraphSpec:
         at = self.graph_output(i)
         return None if at is None or self.record is None else self.record.outputs[at]
 
+    def placeholder(self, i: int, otherwise: str) -> str:
+        """The compiler's name of input ``i``, or what it is called ``otherwise``."""
+        known = self.placeholders[i] if i < len(self.placeholders) else None
+        return str(getattr(known, "name", otherwise))
+
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
         """The same as ``TreeDetail.outputs``: empty if none is known."""
         found = self.graph_output(i)
@@ -269,10 +274,7 @@ class FunctionSpec(GraphSpec):
 
     def _name_of_input(self, i: int) -> str:
         value = self.input_value(i)
-        if value is not None:
-            return value.fqn or value.name
-        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
-        return str(getattr(placeholder, "name", f"input {i}"))
+        return self.placeholder(i, f"input {i}") if value is None else value.fqn or value.name
 
     def copy_from_now_on(self, which: Sequence[int]) -> None:
         self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)

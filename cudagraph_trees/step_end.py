@@ -182,15 +182,9 @@ def is_stuck(node: Node, function: FunctionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """The end of a step.
-
-    Attributes:
-        node, step: that ran last in it, and its number.
-        inputs, next_function: the call that begins the new step; outputs among ``inputs`` are
-            replaced.
-        given: what the graph was given that this call is a part of, see Note [Graphs in parts].
-        parameters: whose gradients may lie in the pool.
-    """
+    """The end of ``step``, in which ``node`` ran last; ``inputs`` and ``next_function`` are the call
+    that begins the new one, and outputs among the inputs are replaced. ``given`` is what the graph
+    was given that this call is a part of; gradients of ``parameters`` may lie in the pool."""
 
     node: Node
     step: int
@@ -202,11 +196,9 @@ class StepEnd:
     ledger: TreeLedger
 
     def end(self) -> None:
+        path = path_to(self.node)
         owners = {
-            r: (n, i)
-            for n in path_to(self.node)
-            for i, r in enumerate(n.outputs_weakrefs)
-            if r is not None
+            r: (n, i) for n in path for i, r in enumerate(n.outputs_weakrefs) if r is not None
         }
         by_pointer: dict[int, list[tuple[Node, int]]] = {}
         for r in held(list(owners)):
@@ -222,10 +214,8 @@ class StepEnd:
         # No name in here keeps one of them alive.
         handed_out = [t for t in (_take(n, i, pointer) for n, i in outputs) if t is not None]
         gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
-        clone = any(
-            f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
-            for f, i in ((n.wrapped_function, i) for n, i in outputs)
-        )
+        functions = [(n.wrapped_function, i) for n, i in outputs]
+        clone = any(f.clone_outputs and f.is_visible(i) for f, i in functions)
         mutated = self.next_function.mutated_input_idxs
         written = _lying_in((self.inputs[i] for i in mutated), pointer)
         given = _lying_in((ref() for ref in self.given), pointer)
@@ -262,15 +252,11 @@ class StepEnd:
         if _count(pointer) == 0:
             return
         message = OverwrittenMessage(function, index, node.number)
+        text = message.text(self.step, self.next_function.label)
         self.pool.release_storage(pointer)
-        self.pool.invalidate(
-            handed_out[0] if handed_out else None,
-            pointer,
-            message.text(self.step, self.next_function.label),
-        )
+        self.pool.invalidate(handed_out[0] if handed_out else None, pointer, text)
         reason = f"output {index} is held beyond its step; its use raises"
-        cause = TreeCause.HELD
-        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=cause, outputs=of)
+        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=TreeCause.HELD, outputs=of)
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:

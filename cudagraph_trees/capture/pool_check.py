@@ -36,8 +36,6 @@ CALLS = 4
 
 def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
     """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
-    if pool.only_live(set(known)):
-        return
     kept = memory_kept(pool, known, options)
     if missing := set(known) - pool.live_addresses():
         raise UntrackedMemory(
@@ -51,12 +49,11 @@ def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> 
 
 def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
     """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing."""
-    known = set(known)
-    if pool.only_live(known):
+    if pool.live_addresses() <= set(known):
         return ""
     # A tensor in a reference cycle is dead, only not collected yet.
     gc.collect()
-    addresses = pool.live_addresses() - known
+    addresses = pool.live_addresses() - set(known)
     if not addresses:
         return ""
     blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]

@@ -123,10 +123,7 @@ def _owner(function: FunctionSpec, line: int, name: str | None) -> str | None:
 
 def _input_name(function: FunctionSpec, i: int) -> str:
     value = function.input_value(i)
-    if value is not None:
-        return value.name
-    placeholder = function.placeholders[i] if i < len(function.placeholders) else None
-    return str(getattr(placeholder, "name", f"input_{i}"))
+    return function.placeholder(i, f"input_{i}") if value is None else value.name
 
 
 def _input_category(function: FunctionSpec, i: int) -> Category:

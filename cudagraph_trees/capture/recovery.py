@@ -26,7 +26,6 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -74,7 +73,6 @@ def _let_go_of_frames(error: BaseException) -> None:
     gc.collect()
 
 
-@dataclass(slots=True)
 class InputBackup:
     """What it takes to make a call again.
 
@@ -91,29 +89,19 @@ class InputBackup:
         written: addresses of storages that the call writes to.
     """
 
-    inputs: list[Input]
-    generators: GeneratorStates
-    specs: dict[int, TensorSpec]
-    weak: dict[int, TensorWeakRef]
-    in_pool: set[int]
-    pool: CudaPool | None = None
-    refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
-    kept: list[torch.Tensor] = field(default_factory=list)
-    buffers: dict[int, TensorSpec] = field(default_factory=dict)
-    storages: dict[int, torch.Tensor] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
-
-    @staticmethod
-    def _of(inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> InputBackup:
+    def __init__(self, inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> None:
         tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-        specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
-        return InputBackup(
-            inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
-            generators=GeneratorStates(device, inputs),
-            specs=specs,
-            weak={i: TensorWeakRef(x) for i, x in tensors.items()},
-            in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
-        )
+        self.inputs = [None if i in tensors else x for i, x in enumerate(inputs)]
+        self.generators = GeneratorStates(device, inputs)
+        self.specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
+        self.weak = {i: TensorWeakRef(x) for i, x in tensors.items()}
+        self.in_pool = {i for i, spec in self.specs.items() if spec.address in pool_addresses}
+        self.pool: CudaPool | None = None
+        self.refs: dict[int, StorageWeakRefWrapper] = {}
+        self.kept: list[torch.Tensor] = []
+        self.buffers: dict[int, TensorSpec] = {}
+        self.storages: dict[int, torch.Tensor] = {}
+        self.written: set[int] = set()
 
     @staticmethod
     def plain(
@@ -129,7 +117,7 @@ class InputBackup:
         only the trees hold count as dead.
         """
         live = {r.address: r for r in path if not r.expired()}
-        out = InputBackup._of(inputs, live.keys(), device)
+        out = InputBackup(inputs, live.keys(), device)
         out.refs = {i: live[out.specs[i].address] for i in out.in_pool}
         static = set(function.static_input_idxs) - out.in_pool
         out._copy(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
@@ -139,7 +127,7 @@ class InputBackup:
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
-        out = InputBackup._of(inputs, pool_addresses, pool.device)
+        out = InputBackup(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
         if function.mode is CompilationMode.BACKWARD:
@@ -152,7 +140,7 @@ class InputBackup:
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], device: torch.device
     ) -> InputBackup:
         """Before a warm-up on ``device``, which does not write ``too_much_to_copy``."""
-        out = InputBackup._of(inputs, pool_addresses, device)
+        out = InputBackup(inputs, pool_addresses, device)
         written = {i for i in function.mutated_input_idxs if i in out.specs}
         out.written = {out.specs[i].address for i in written}
         left = out._copy(written, inputs, MAX_BACKUP_BYTES)

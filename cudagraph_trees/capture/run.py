@@ -49,7 +49,9 @@ def warm_up_node(
         else None
         for o in outputs
     ]
-    return CUDAWarmupNode(function, number, step, parent, refs, outputs), outputs
+    node = CUDAWarmupNode(function, number, step, parent, refs, outputs)
+    node.held_parent = parent
+    return node, outputs
 
 
 def capture_node(

@@ -43,17 +43,13 @@ def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
     a._swap_data_ptr_(b)  # type: ignore[attr-defined]
 
 
-begin_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind(
-    "_cuda_beginAllocateCurrentThreadToPool"
-)
-end_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_endAllocateToPool")
-release_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_releasePool")
+OnPool = Callable[[int, tuple[int, int]], None]
+begin_allocate_to_pool: OnPool = bind("_cuda_beginAllocateCurrentThreadToPool")
+end_allocate_to_pool: OnPool = bind("_cuda_endAllocateToPool")
+release_pool: OnPool = bind("_cuda_releasePool")
 pool_checkpoint: Callable[[int, tuple[int, int]], Any] = bind("_cuda_getCheckpointState")
 restore_pool: Callable[[int, Any, list[int], list[int]], None] = bind(
     "_cuda_setCheckpointPoolState"
-)
-pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
-    "_cuda_checkPoolLiveAllocations"
 )
 raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")

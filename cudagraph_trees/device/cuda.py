@@ -22,7 +22,6 @@ generator that it got as an input, calls the operator, and, unless that raises, 
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -310,24 +309,14 @@ class CudaPool:
 
     def extent(self) -> Callable[[int], bool]:
         """Whether an address lies in a segment that the pool has now. Not hot."""
-        segments = sorted(
-            (s["address"], s["address"] + s["total_size"])
+        segments = [
+            range(s["address"], s["address"] + s["total_size"])
             for s in allocator.memory_snapshot(self.handle)
-        )
-        begins = [begin for begin, _ in segments]
-
-        def contains(address: int) -> bool:
-            i = bisect.bisect_right(begins, address) - 1
-            return i >= 0 and address < segments[i][1]
-
-        return contains
+        ]
+        return lambda address: any(address in segment for segment in segments)
 
     def live_addresses(self) -> set[int]:
         return {b.address for s in self.segments() for b in s.blocks if b.live}
-
-    def only_live(self, addresses: set[int]) -> bool:
-        """Whether exactly the blocks at ``addresses`` are allocated. Cheap."""
-        return allocator.pool_has_only(self.index, self.handle, addresses)
 
     def segments(self) -> list[Segment]:
         out = []

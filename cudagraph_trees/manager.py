@@ -175,31 +175,29 @@ class CUDAGraphTreeManager:
                 return self.call(function, inputs)
         if owner.resting:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
-        if (refused := self._refusal_here(function, inputs)) is not None:
-            return self.recorder.run_plainly(function, inputs, refused)
         known, options = function.state, function.options
-        if (
+        warms_up = (
             (not known.warmed_up and not options["skip_cudagraph_warmup"])
             or path.state is _WARMUP
             or options["force_cudagraphs_warmup"]
-        ):
-            if (refused := self._refusal_now(function, inputs)) is not None:
-                return self.recorder.run_plainly(function, inputs, refused)
-            return self.recorder.warm_up(function, inputs)
-        if why := self.policy.input_elsewhere(function, inputs, self.pool.device):
-            return self.recorder.run_plainly(function, inputs, Why(why))
-        misfit = Why("first recording")
-        if path.state is not _RECORDING:
-            node = path.node
-            self._try_end(function, inputs)
-            if node is not path.node and function in self.tree.roots:
-                return self.call(function, inputs)
-            refused, misfit = self._misfit(function, inputs)
-            if refused is not None:
-                return self.recorder.run_plainly(function, inputs, refused)
-        if (refused := self._refusal_now(function, inputs)) is not None:
+        )
+        why = Why("first recording")
+        refused = self._refusal_here(function, inputs)
+        if refused is None and not warms_up:
+            refused = self.policy.input_elsewhere(function, inputs, self.pool.device)
+            if refused is None and path.state is not _RECORDING:
+                node = path.node
+                self._try_end(function, inputs)
+                if node is not path.node and function in self.tree.roots:
+                    return self.call(function, inputs)
+                refused, why = self._misfit(function, inputs)
+        if refused is None:
+            refused = self._refusal_now(function, inputs)
+        if refused is not None:
             return self.recorder.run_plainly(function, inputs, refused)
-        return self.recorder.record(function, inputs, misfit)
+        if warms_up:
+            return self.recorder.warm_up(function, inputs)
+        return self.recorder.record(function, inputs, why)
 
     def _refusal_here(
         self, function: FunctionSpec, inputs: list[Input], *, again: bool = False

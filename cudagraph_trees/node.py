@@ -134,14 +134,12 @@ class CUDAGraphNode(Node):
         outputs: list[Output],
         plan: InputPlan,
         specs: dict[int, TensorSpec],
-        buffers: list[Input],
         persistent: dict[int, StorageWeakRefWrapper],
         live_before: list[StorageWeakRefWrapper],
     ) -> None:
         """Of a capture that has just ended, see Note [What is decided when].
 
-        Args: ``buffers`` have one for each copied input, by input; ``persistent`` is that of
-        ``reference_persistent``.
+        Args: ``persistent`` is that of ``reference_persistent``.
         """
         above = [] if parent is None else parent.path_refs
         cache = OutputCache(function, number, outputs, above, persistent, pool)
@@ -178,7 +176,8 @@ class CUDAGraphNode(Node):
             [] if parent is None else [r for r in parent.live_after if r not in were_live]
         )
         self.dead_after = [r for r in live_before if r.expired()]
-        self.copies = Copies(plan.copied, buffers) if plan.copied else None
+        buffers = {i: pool.tensor_at(specs[i]) for i in plan.copied}
+        self.copies = Copies(buffers) if buffers else None
         self.keep_inputs = [i for i, r in enumerate(plan.outputs) if r in aliased]
         self.program: AllocationProgram | None = None
         self.workspaces: frozenset[int] = frozenset()

@@ -149,8 +149,8 @@ class RecordPolicy:
 
     def input_elsewhere(
         self, function: FunctionSpec, inputs: list[Input], device: torch.device
-    ) -> str:
-        """Why these inputs cannot be recorded; "" if all tensors are on ``device``.
+    ) -> Why | None:
+        """Why these inputs cannot be recorded; None if all tensors are on ``device``.
 
         A float is elsewhere, too: unlike an integer it does not select the function.
 
@@ -169,8 +169,8 @@ class RecordPolicy:
                     function.state.warned_inputs = True
                     message = f"skipping cudagraphs due to {reason}"
                     compat.announce_skip(message, function.options.or_error)
-                return reason
-        return ""
+                return Why(reason)
+        return None
 
     # ---- recording again
 

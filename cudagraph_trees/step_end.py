@@ -182,7 +182,7 @@ def is_stuck(node: Node, function: FunctionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """The end of ``step``, in which ``node`` ran last; ``inputs`` and ``next_function`` are the call
+    """The end of ``step``, in which ``node`` ran last. ``inputs`` and ``next_function`` are a call
     that begins the new one, and outputs among the inputs are replaced. ``given`` is what the graph
     was given that this call is a part of; gradients of ``parameters`` may lie in the pool."""
 

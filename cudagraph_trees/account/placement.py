@@ -33,17 +33,15 @@ def keep(record: GraphRecord, placement: Placement) -> None:
 
 
 def keep_placement(node: CUDAGraphNode) -> None:
-    """Tell the graph's record, if there is one, where a recording has its memory."""
+    """Tell the graph's record, if there is one, where a recording that knows its program has its
+    memory."""
     record = node.wrapped_function.record
-    if record is None:
+    if record is None or node.program is None:
         return
     try:
-        placement = _placement_of(node)
+        keep(record, _placement_of(node, node.program))
     except Exception:
         compat.log.warning("no placement of %s", node.wrapped_function.label, exc_info=True)
-        return
-    if placement is not None:
-        keep(record, placement)
 
 
 def placed(
@@ -80,10 +78,7 @@ def placed(
     return sorted((*out, *open_.values()), key=_PLACE)
 
 
-def _placement_of(node: CUDAGraphNode) -> Placement | None:
-    function, program = node.wrapped_function, node.program
-    if function.record is None or program is None:
-        return None
+def _placement_of(node: CUDAGraphNode, program: AllocationProgram) -> Placement:
     blocks, end = _blocks(node), len(program.events) + 1
     passed = {b.address for b in blocks if not b.begin}
     # Outputs of earlier recordings that lie there all the time, and are no inputs.
@@ -97,7 +92,7 @@ def _placement_of(node: CUDAGraphNode) -> Placement | None:
                 blocks.append(replace(made[r.address], begin=0, end=end, node=earlier.number))
     return Placement(
         pool=str(node.pool.device),
-        key=function.key,
+        key=node.wrapped_function.key,
         node=node.number,
         segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
         lines=tuple(e.line for e in program.events),

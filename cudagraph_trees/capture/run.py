@@ -95,9 +95,6 @@ def capture_node(
         recording = plan.allocate(inputs, pool)
     specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
     copies.update({i: specs[i] for i in plan.copied})
-    buffers: list[Input] = [
-        pool.tensor_at(TensorSpec.of(x)) if i in specs else None for i, x in enumerate(recording)
-    ]
     if check:
         known = {a for i in plan.copied if (a := address_of(recording[i]))}
         known.update(r.address for r in above if not r.expired())
@@ -112,7 +109,6 @@ def capture_node(
             outputs=outputs,
             plan=plan,
             specs=specs,
-            buffers=buffers,
             persistent=persistent,
             live_before=live_before,
         )

@@ -95,7 +95,7 @@ class InputPlan:
                     recording[i] = torch.empty_strided(
                         t.size(), t.stride(), dtype=t.dtype, device=t.device
                     )
-                Copies(self.copied, recording).copy(inputs)
+                Copies({i: recording[i] for i in self.copied}).copy(inputs)
         inputs.clear()
         return recording
 
@@ -117,11 +117,11 @@ class Copies:
         odd: buffers whose elements overlap, which it cannot copy, by input.
     """
 
-    def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
+    def __init__(self, buffers: dict[int, torch.Tensor]) -> None:
         """Args: ``buffers`` are by input, with the strides of that."""
-        self.odd = {i: buffers[i] for i in copied if compat.internal_overlap(buffers[i]) != 0}
-        plain = [i for i in copied if i not in self.odd]
-        self._shapes = [(i, buffers[i].shape) for i in copied]
+        self.odd = {i: t for i, t in buffers.items() if compat.internal_overlap(t) != 0}
+        plain = [i for i in buffers if i not in self.odd]
+        self._shapes = [(i, t.shape) for i, t in buffers.items()]
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
         self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(

@@ -198,13 +198,13 @@ def _() -> None:
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(node, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _set(node, "Copies", _OnceCopied)
 
 
 class _OnceCopied:
     odd, buffers = False, ()
 
-    def __init__(self, plan: inputs.InputPlan) -> None:
+    def __init__(self, buffers: Any) -> None:
         pass
 
     def fit(self, inputs: Any) -> bool:

@@ -114,6 +114,7 @@ class OutputCache:
         self.specs: list[TensorSpec | int | None] = []
         self.persistent: list[torch.Tensor | None] = []
         self.cacheable: list[bool] = []
+        self.fixed: list[int] = []
         self._classify(outputs, live_by_address(above), persistent)
         n = len(outputs)
         self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in self.specs]
@@ -124,17 +125,6 @@ class OutputCache:
         self.missing: list[int] = []
         self.build: list[int] = []
         self.seen: list[int] = []
-        self.fixed: list[int] = []
-        for i, t in enumerate(self.persistent):
-            # What requires a gradient as soon as it was recorded is a user's own tensor, most often
-            # a parameter that is saved for the backward: its hooks are the user's.
-            if t is None or t.requires_grad:
-                continue
-            if not t.numel() and not address_of(t) and function.is_visible(i):
-                # Its holder's graph of autograd would live with it, and it costs no memory.
-                self.persistent[i] = None
-            else:
-                self.fixed.append(i)
         self.clean: Clean = marked
         self.ready = False
 
@@ -176,6 +166,13 @@ class OutputCache:
                     cacheable = True
                 self.refs.append(StorageWeakRefWrapper(o) if fixed is None else None)
                 self.specs.append(TensorSpec.of(o))
+                # What requires a gradient as soon as it was recorded is a user's own tensor, most
+                # often a parameter that is saved for the backward: its hooks are the user's.
+                if fixed is not None and not fixed.requires_grad:
+                    if o.numel() or address or not self.function.is_visible(i):
+                        self.fixed.append(i)
+                    else:  # its holder's graph of autograd would live with it
+                        fixed = None
             else:
                 self.refs.append(None)
                 self.specs.append(o)
@@ -210,27 +207,23 @@ class OutputCache:
     # ---- slots
 
     def _fill(self) -> None:
-        """Make the cached tensors that are missing. Nobody else holds them yet."""
-        self.build = []
-        self.seen = []
+        """Make all cached tensors. Nobody else holds them yet."""
+        self.build, self.seen = [], []
         if (built := native.load()) is not None:
             self.clean = built.clean
-        if not self.slots:
-            self.slots[:] = [None] * len(self.specs)
+        self.slots += [None] * len(self.specs)
         for i, spec in enumerate(self.specs):
-            fixed, ref = self.persistent[i], self.refs[i]
+            fixed = self.persistent[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
             elif fixed is not None:
                 self.slots[i] = fixed
             elif self.cacheable[i]:
-                if ref is not None and ref.cache is None:
-                    self._fill_slot(i)
+                self._fill_slot(i)
                 if self.function.is_visible(i):
                     self.seen.append(i)
             else:
                 self.build.append(i)
-        self.missing.clear()
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:

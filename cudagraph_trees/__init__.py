@@ -9,12 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .container import (
-        get_container,
-        get_manager,
-        mark_warmup_incomplete,
-        reset_cudagraph_trees,
-    )
+    from .container import get_container, get_manager, mark_warmup_incomplete, reset_cudagraph_trees
     from .entry import cudagraphify, cudagraphify_impl, tell_what_is_given
     from .inductor import InductorTrees, use_in_inductor
     from .settings import TreeSettings, configure

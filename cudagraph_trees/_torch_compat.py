@@ -1,8 +1,4 @@
-"""Every private or version-dependent name of torch that graph trees use.
-
-The CPU build of torch lacks most CUDA functions: they are bound here by name and
-raise when called there, so that the package imports anywhere.
-"""
+"""Every private or version-dependent name of torch that graph trees use."""
 
 from __future__ import annotations
 
@@ -27,7 +23,8 @@ graphs_log: logging.Logger = _logging.getArtifactLogger(
 
 
 def bind(name: str) -> Callable[..., Any]:
-    """``torch._C.<name>``, or a function that says that this build lacks it."""
+    """``torch._C.<name>``, or a function that says that this build lacks it: so that the package
+    imports anywhere."""
     found = getattr(_C, name, None)
     if found is not None:
         return found  # type: ignore[no-any-return]
@@ -43,14 +40,12 @@ def bind(name: str) -> Callable[..., Any]:
 # ---- storages and tensors
 
 
-def likeness(
-    t: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int
-) -> torch.Tensor:
-    """``reinterpret_tensor``, of which the same is true."""
+def likeness(t: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """``reinterpret_tensor``, a normal one in inference mode as well."""
     if not torch.is_inference_mode_enabled():
-        return reinterpret_tensor(t, shape, stride, offset)
+        return reinterpret_tensor(t, shape, stride, 0)
     with torch.inference_mode(False):
-        return reinterpret_tensor(t, shape, stride, offset)
+        return reinterpret_tensor(t, shape, stride, 0)
 
 
 storage_use_count: Callable[[int], int] = _C._storage_Use_Count
@@ -73,31 +68,27 @@ internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_over
 set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enabled
 
 
-def add_cached_tensor(t: torch.Tensor) -> None:
-    """``t`` is cached from here on.
+def _cached(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """Torch's own trees turn the facility off when they are reset, whoever else uses it: turning it
+    on costs microseconds, so that comes only then."""
 
-    Torch's own trees turn the facility off when they are reset, whoever else uses it.
-    Turning it on costs microseconds, so that is done only when it turns out to be off.
-    """
-    try:
-        _C._add_cached_tensor(t)
-    except RuntimeError:
-        _C._set_cached_tensors_enabled(True)
-        _C._add_cached_tensor(t)
+    def changed(t: torch.Tensor) -> None:
+        try:
+            change(t)
+        except RuntimeError:
+            _C._set_cached_tensors_enabled(True)
+            change(t)
+
+    return changed
 
 
-def remove_cached_tensor(t: torch.Tensor) -> None:
-    """``t`` is cached no more."""
-    try:
-        _C._remove_cached_tensor(t)
-    except RuntimeError:
-        _C._set_cached_tensors_enabled(True)
-        _C._remove_cached_tensor(t)
+add_cached_tensor = _cached(_C._add_cached_tensor)
+remove_cached_tensor = _cached(_C._remove_cached_tensor)
 
 
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
     """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
-    other = likeness(twin, tuple(twin.shape), twin.stride(), 0)
+    other = likeness(twin, tuple(twin.shape), twin.stride())
     remove_cached_tensor(tensor)
     add_cached_tensor(other)
     return other
@@ -125,13 +116,11 @@ def can_swap_storage() -> bool:
 
 
 def torch_version() -> tuple[int, int]:
-    """The version of torch, ``(major, minor)``."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def current_compile_id() -> object:
-    """Dynamo's number of the compilation that runs, None outside."""
     from torch._guards import CompileContext
 
     return CompileContext.current_compile_id()
@@ -141,11 +130,8 @@ def current_compile_id() -> object:
 
 
 def stash_in_tls(key: str, value: object) -> None:
-    """Put ``value`` where autograd carries it to its threads.
-
-    Torch before 2.12 takes a reference that it was not given, and drops it when the entry is
-    replaced or its thread ends: it is given one here.
-    """
+    """Put ``value`` where autograd carries it to its threads. Torch before 2.12 drops a reference
+    that it was not given when the entry is replaced or its thread ends: it is given one here."""
     if torch_version() < (2, 12):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     _C._stash_obj_in_tls(key, value)
@@ -170,12 +156,9 @@ is_in_tls: Callable[[str], bool] = _C._is_key_in_tls
 
 
 def step_counters() -> tuple[Any, Any]:
-    """``(MarkStepBox, GenerationTracker)`` of torch.
-
-    ``MarkStepBox.mark_step_counter`` moves when a user calls
-    ``torch.compiler.cudagraph_mark_step_begin()``; ``GenerationTracker.generation`` with
-    every call of something that ``torch.compile`` returned.
-    """
+    """``(MarkStepBox, GenerationTracker)`` of torch: ``mark_step_counter`` of the first moves with
+    ``torch.compiler.cudagraph_mark_step_begin()``, ``generation`` of the second with every call of
+    something that ``torch.compile`` returned."""
     from torch._dynamo.mutation_guard import GenerationTracker
     from torch._inductor.cudagraph_trees import MarkStepBox
 
@@ -183,9 +166,9 @@ def step_counters() -> tuple[Any, Any]:
 
 
 def also_tell_of_incomplete_warm_ups(ours: Callable[[], None]) -> None:
-    """Call ``ours`` as well when a program calls
-    ``torch.compiler.cudagraph_mark_warmup_incomplete()`` (torch 2.15), which knows of torch's
-    own trees only. Idempotent, and for good: warm-ups come when nobody compiles any more."""
+    """Call ``ours`` as well, from now on, when a program calls
+    ``torch.compiler.cudagraph_mark_warmup_incomplete()`` (torch 2.15), which knows of torch's own
+    trees only."""
     import torch._inductor.cudagraph_trees as trees
 
     theirs: Callable[[], None] | None = getattr(trees, "mark_warmup_incomplete", None)
@@ -232,18 +215,15 @@ def _with_option(name: str, value: object) -> AbstractContextManager[Any]:
 
 
 def count_copied_inputs(n: int) -> None:
-    """Torch's own counter of inputs that a recording has to copy."""
+    """Torch's counter of inputs that recordings copy."""
     from torch._dynamo.utils import counters
 
     counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
 
 
 def announce_skip(message: str, or_error: bool) -> None:
-    """Log and count as torch does when graphs are not used.
-
-    Raises:
-        RuntimeError: ``or_error``; ``message`` is its text.
-    """
+    """Log and count as torch does when graphs are not used; with ``or_error``, raise a
+    ``RuntimeError``."""
     from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
     with _with_option("cudagraph_or_error", or_error):
@@ -268,15 +248,13 @@ def warn_many_shapes(cache: dict[Any, Any], key: Any, limit: int | None) -> bool
 
 
 def describe_inputs(inputs: Sequence[Any]) -> str:
-    """Torch's line about the inputs of a recording."""
     from torch._inductor.cudagraph_trees import format_inputs_log
 
     return str(format_inputs_log(list(inputs)))
 
 
 def timed(name: str, compile_id: object, *, backward: bool) -> AbstractContextManager[Any]:
-    """Torch's measurement of what wrapping and recording take: in ``compile_times()``, and an event
-    of the structured log (``TORCH_TRACE``, tlparse)."""
+    """Torch's measurement of what wrapping and recording take, also for ``TORCH_TRACE``."""
     from torch._dynamo.utils import dynamo_timed
     from torch._guards import CompileId
 
@@ -291,7 +269,6 @@ def timed(name: str, compile_id: object, *, backward: bool) -> AbstractContextMa
 
 
 def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
-    """Dynamo's callbacks around a recording."""
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
     return callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id))
@@ -319,7 +296,6 @@ def is_misaligned(t: torch.Tensor) -> bool:
 
 
 def align_inputs(inputs: list[Any], checked: Sequence[int]) -> None:
-    """Replace misaligned tensors in ``inputs`` by aligned copies."""
     from torch._inductor.utils import copy_misaligned_inputs
 
     copy_misaligned_inputs(inputs, checked)

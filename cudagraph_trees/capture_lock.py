@@ -5,10 +5,10 @@ of a thread: a ``synchronize()`` in one thread breaks a capture in another.
 
 Note [What finalizers may wait for]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A manager goes when the last function that it wraps dies, and the garbage collector may find
-that out anywhere: in the midst of a capture, or in a thread that has some other lock, for
-which a thread that captures may be waiting. So a finalizer waits for nothing. What it has to
-do is done at once if nobody captures, and else by the thread that does, when it is through.
+The garbage collector may find out anywhere that a function has died: in the midst of a capture, or
+in a thread that has a lock for which one that captures is waiting. So a finalizer waits for
+nothing. What it has to do is done at once if nobody captures, and else by the thread that does,
+when it is through.
 """
 
 from __future__ import annotations

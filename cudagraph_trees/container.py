@@ -3,23 +3,18 @@
 Note [Thread families]
 ~~~~~~~~~~~~~~~~~~~~~~
 Autograd runs the backward of CUDA operators on threads of its own, and a backward must find
-the manager of its forward. Torch carries some thread-local state over to these threads. The
-*family* lies there: each user thread makes one when it first needs it, and the threads that
-work for it find the same. Two user threads have two families and share no pool, since each
-may overwrite outputs when its own step ends.
-
-Resetting replaces the family, so that whatever was kept for the old one is not found again.
+the manager of its forward. Torch carries some thread-local state over to these threads, and there
+lies the *family* of the user's thread. Two user threads have two families and share no pool, since
+each may overwrite outputs when its own step ends. Resetting replaces the family.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -29,23 +24,18 @@ from . import _torch_compat as compat
 from .account import history
 from .capture_lock import capturing, when_nobody_captures
 from .device.cuda import CudaDevice
+from .device.protocol import Input, Output
 from .manager import CUDAGraphTreeManager
 from .settings import current_settings, override
-from .spec import FunctionSpec
+from .spec import FunctionSpec, GraphSpec
 
 _KEY = "memprof_tree_family"
 
 
 class TreeManagerContainer:
-    """Keeps the manager of one device while a wrapped function lives.
-
-    When the last one dies, the manager goes, and outputs that are still held own their memory from
-    then on.
-
-    Attributes:
-        tree_manager: None before the first function and after the last.
-        live_cudagraphify_fns: number of wrapped functions.
-    """
+    """Keeps the manager of one device while a wrapped function lives, of which there are
+    ``live_cudagraphify_fns``: ``tree_manager``, None before the first and after the last. Outputs
+    that are held then own their memory from there on."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,8 +43,8 @@ class TreeManagerContainer:
         self.live_cudagraphify_fns = 0
 
     def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
-        """The manager, made if there is none: with ``pool_initial`` bytes, if the settings do not
-        say more."""
+        """The manager, made if there is none: with ``pool_initial`` bytes, or what the settings
+        say."""
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
@@ -66,38 +56,34 @@ class TreeManagerContainer:
             self.tree_manager.owner.ask_for_initial(pool_initial)
             return self.tree_manager
 
-    @contextmanager
-    def in_use(self) -> Iterator[CUDAGraphTreeManager]:
-        """The manager, which stays within the block even if the last function dies there."""
+    def wrap(
+        self,
+        spec: GraphSpec,
+        inputs: list[Input],
+        static: Sequence[int],
+        alignment_checked: Sequence[int],
+    ) -> Callable[[list[Input]], list[Output]]:
+        """What calls ``spec.function`` of these in the manager. That stays for as long as the
+        result does, and so does what it has of the function."""
         with capturing():
             manager = self.get_tree_manager()
+            function = manager.add(spec, inputs, static, alignment_checked)
             self.live_cudagraphify_fns += 1
-        try:
-            yield manager
-        finally:
-            when_nobody_captures(self._function_died)
-
-    def add_strong_reference(self, wrapped: Callable[..., Any], function: FunctionSpec) -> None:
-        """The manager stays for as long as ``wrapped`` does, and so does what it has of
-        ``function``."""
-        with capturing():
-            self.live_cudagraphify_fns += 1
-            died = partial(self._function_died, self.tree_manager, function)
+        wrapped = partial(manager.call, function)
+        died = partial(self._function_died, manager, function)
         # At exit there is nothing to hand back, and perhaps no device any more.
         weakref.finalize(wrapped, when_nobody_captures, died).atexit = False
+        return wrapped
 
-    def _function_died(
-        self, manager: CUDAGraphTreeManager | None = None, function: FunctionSpec | None = None
-    ) -> None:
+    def _function_died(self, manager: CUDAGraphTreeManager, function: FunctionSpec) -> None:
         """See Note [What finalizers may wait for]."""
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()
-        elif function is not None and manager is not None and manager is self.tree_manager:
+        elif manager is self.tree_manager:
             manager.function_died(function)
 
     def shut_down(self) -> None:
-        """Shut the manager down, if there is one."""
         with capturing():
             manager, self.tree_manager = self.tree_manager, None
             if manager is not None:
@@ -116,7 +102,6 @@ _families: weakref.WeakSet[Family] = weakref.WeakSet()
 
 
 def family() -> Family:
-    """The family of the calling thread."""
     own: Family | None = getattr(_local, "family", None)
     if own is not None:
         return own
@@ -171,23 +156,13 @@ def get_manager(
 
 
 def all_managers() -> list[CUDAGraphTreeManager]:
-    """The managers of all threads and devices."""
-    return [
-        c.tree_manager
-        for f in list(_families)
-        for c in list(f.containers.values())
-        if c.tree_manager is not None
-    ]
+    containers = [c for f in list(_families) for c in list(f.containers.values())]
+    return [c.tree_manager for c in containers if c.tree_manager is not None]
 
 
 def ask_for_pool(*, budget: int | None, initial: int) -> None:
-    """Code that is compiled now asks for this of its pool, which it shares with other code: pools
-    that there are may reserve no more than that, and those of the calling thread have begun.
-
-    Args:
-        budget: bytes, None if nothing was asked for.
-        initial: bytes, 0 if nothing was asked for.
-    """
+    """Code that is compiled now asks for this of its pool, as of ``override``: pools that there are
+    may reserve no more than that, and those of the calling thread have begun."""
     override(pool_budget=budget, pool_initial=initial)
     for manager in all_managers():
         manager.owner.lower_budget(budget)
@@ -207,13 +182,9 @@ def mark_warmup_incomplete() -> None:
 
 @on_reset
 def reset_cudagraph_trees() -> None:
-    """Drop all recordings of the calling thread's family.
-
-    Outputs that are held stay valid. Functions go on working: they are warmed up and
-    recorded again. The step counter starts again.
-    """
-    old = family()
-    for container in list(old.containers.values()):
+    """Drop all recordings of the calling thread's family, and begin to count steps anew. Outputs
+    that are held stay valid, and functions go on working: they are recorded again."""
+    for container in list(family().containers.values()):
         container.shut_down()
     _new_family()
     compat.step_counters()[0].mark_step_counter = 0
@@ -222,9 +193,8 @@ def reset_cudagraph_trees() -> None:
 
 @on_fork
 def _after_fork() -> None:
-    """Let go of everything in a forked child, without a call of the device, which is not there for
-    it: managers are kept from their destructors, and out of reach of the finalizers of their
-    functions."""
+    """Let go of everything without a call of the device, which a forked child has not: managers
+    are kept from their destructors, and out of reach of the finalizers of their functions."""
     for f in list(_families):
         for container in f.containers.values():
             _abandoned.append(container.tree_manager)

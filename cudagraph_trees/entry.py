@@ -3,15 +3,13 @@
 Note [Graphs in parts]
 ~~~~~~~~~~~~~~~~~~~~~~
 Inductor cuts a graph that cannot be captured whole: the trees run its partitions, and generated
-code runs what is between them. So the call that begins a step is one of a partition, and what the
-graph was given and something else of it reads, a later partition or the code in between, is not
-among its inputs. It may lie in an output of the step that ends all the same (``g(a, f(x))``), and
-nobody could replace it: generated code has it in a variable of its own.
+code runs what is between them. So the call that begins a step is one of a partition, and what only
+a later part of the graph reads is not among its inputs. It may lie in an output of the step that
+ends all the same (``g(a, f(x))``), and nobody could replace it there.
 
-So whoever calls such a graph says before what it was given, and what lies in a live output stays
-the tensor that it is: it moves out of the pool, see Note [The end of a step]. It is referred to
-weakly, so that it can die as soon as the graph has read it. Graphs that are one partition and
-nothing else need none of that, which is most of them.
+So whoever calls such a graph says before what it was given, and what lies in a live output moves
+out of the pool, see Note [The end of a step]. It is referred to weakly, so that it can die as soon
+as the graph has read it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +27,6 @@ from . import _torch_compat as compat
 from .container import Family, family, get_container, get_manager
 from .device.protocol import Input, Model, Output
 from .manager import CUDAGraphTreeManager, ManagerGone
-from .replay.liveness import path_refs
 from .spec import CompilationMode, GraphSpec
 
 Runner = Callable[[list[Input]], "list[Output]"]
@@ -37,28 +34,38 @@ Runner = Callable[[list[Input]], "list[Output]"]
 
 class ShapeDispatcher:
     """Hands each call of a compiled graph to the function for its integers, which it wraps when
-    they first come, once per thread family."""
+    they first come, once per thread family.
+
+    Args:
+        model, static_input_idxs, device: of ``cudagraphify_impl``.
+        keywords: those as well; read when it is first called, or ``prepare``d.
+    """
 
     def __init__(
         self,
-        spec: GraphSpec,
-        inputs: Sequence[Input],
+        model: Model,
         static_input_idxs: Sequence[int],
         device: int | torch.device,
+        keywords: Mapping[str, Any],
     ) -> None:
-        self.spec = spec
-        self.model = spec.model
+        self.model = model
         self._static = static_input_idxs
         self._device = device
-        # The code was compiled for inputs like these; later ones may be aligned otherwise.
-        self._checked = set(compat.alignment_checked_inputs(inputs, static_input_idxs))
-        ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
-        self._get_ints: Callable[[list[Input]], Any] | None = (
-            operator.itemgetter(*ints) if ints else None
-        )
+        self._keywords = keywords
+        self._prepared = False
+        self._get_ints: Callable[[list[Input]], Any] | None = None
         # Runners by family, by integers. A family is known by its ``id`` while it lives.
         self._runners: dict[int, dict[Any, Runner]] = {}
         self._warned = self._limited = False
+
+    def prepare(self, inputs: list[Input]) -> None:
+        """Find out from inputs of any call which are integers."""
+        self.spec = GraphSpec.of(self.model, self._keywords)
+        # The code was compiled for inputs like these; later ones may be aligned otherwise.
+        self._checked = set(compat.alignment_checked_inputs(inputs, self._static))
+        ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
+        self._get_ints = operator.itemgetter(*ints) if ints else None
+        self._prepared = True
 
     def __call__(self, inputs: list[Input]) -> list[Output]:
         key = None if self._get_ints is None else self._get_ints(inputs)
@@ -75,6 +82,9 @@ class ShapeDispatcher:
         return self._first_call(key, inputs)
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
+        if not self._prepared:
+            self.prepare(inputs)
+            return self(inputs)
         spec, options = self.spec, self.spec.options
         sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
@@ -114,18 +124,10 @@ class ShapeDispatcher:
         """The function for the integers among ``inputs``. It goes, with what is known of it, when
         nobody holds the result."""
         checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
-        static = tuple(compat.aligned_static_inputs(inputs, self._static))
+        static = compat.aligned_static_inputs(inputs, self._static)
         # What is written to must not be a copy: it runs without a graph where it is misaligned.
         compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated_input_idxs)))
-        container = get_container(self._device)
-        with container.in_use() as manager:
-            clone = manager.settings.outputs == "clone"
-            function = self.spec.function(
-                next(manager.function_numbers), inputs, static, sorted(checked), clone_outputs=clone
-            )
-            runner = manager.wrap(function, inputs)
-            container.add_strong_reference(runner, function)
-        return runner
+        return get_container(self._device).wrap(self.spec, inputs, static, sorted(checked))
 
     def _of_family(self, of: Family) -> dict[Any, Runner]:
         runners = self._runners.get(id(of))
@@ -168,25 +170,17 @@ def cudagraphify_impl(
         static_input_idxs: inputs whose address is expected to stay.
         device_index: number of a CUDA device, or a ``torch.device``.
         **keywords: see ``GraphSpec.of``.
-
-    Raises:
-        ValueError: it cannot be a backward and an inference graph.
     """
-    return ShapeDispatcher(GraphSpec.of(model, keywords), inputs, static_input_idxs, device_index)
+    wrapped = ShapeDispatcher(model, static_input_idxs, device_index, keywords)
+    wrapped.prepare(inputs)
+    return wrapped
 
 
 def cudagraphify(
     model: Model, inputs: list[Input], static_input_idxs: Sequence[int] = (), **options: Any
 ) -> tuple[Runner, list[Output]]:
-    """Wrap ``model`` and call it for the first time.
-
-    Args:
-        model, static_input_idxs, **options: of ``cudagraphify_impl``.
-        inputs: of the first call. Emptied.
-
-    Returns:
-        The wrapped function, and what the first call returned.
-    """
+    """Wrap ``model`` as ``cudagraphify_impl`` does and call it for the first time, with ``inputs``,
+    which are emptied. Returns the wrapped function, and what the call returned."""
     wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
     return wrapped, wrapped(inputs)
 
@@ -215,7 +209,7 @@ def _in_outputs(manager: CUDAGraphTreeManager, inputs: Sequence[Input]) -> list[
     node = manager.path.node
     if node is None or not manager.path.step_may_begin():
         return []
-    live = {r.pointer for r in path_refs(node.path_weakrefs) if not r.expired()}
+    live = {r.pointer for r in node.path_refs if not r.expired()}
     if not live:
         return []
     return [

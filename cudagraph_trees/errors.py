@@ -26,14 +26,12 @@ def output_origin(function: FunctionSpec, index: int) -> str:
 
 
 class OverwrittenMessage:
-    """The error for one output, all but the numbers of the steps."""
+    """The error for output ``index`` of a node, all but the numbers of the steps."""
 
     def __init__(self, function: FunctionSpec, index: int, node: int) -> None:
-        """Args: ``node`` is the number of the recording, negative for a warm-up."""
         gradient = function.mode is CompilationMode.BACKWARD
-        traces, trace = function.stack_traces, None
-        if traces is not None and index < len(traces):
-            trace = traces[index]
+        traces = function.stack_traces or ()
+        trace = traces[index] if index < len(traces) else None
         origin = output_origin(function, index)
         self._before = (
             f"Error: accessing {'gradient ' if gradient else ''}tensor output of CUDAGraphs that "
@@ -98,16 +96,12 @@ def _first_error(error: BaseException) -> BaseException:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether it was want of device memory that made a warm-up or a recording fail."""
     return isinstance(_first_error(error), torch.OutOfMemoryError)
 
 
 def why_it_failed(error: BaseException) -> str:
-    """The error that made a warm-up or a recording fail, on one line, and the line that raised it.
-
-    The line is the last one outside of torch, Triton and these trees: of a custom operator, or of
-    generated code.
-    """
+    """The error that made a warm-up or a recording fail, on one line, and the last line outside of
+    torch, Triton and these trees that raised it: of a custom operator, or of generated code."""
     error = _first_error(error)
     said = str(error)
     if not isinstance(error, UntrackedMemory):

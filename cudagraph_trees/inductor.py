@@ -1,63 +1,23 @@
 """``use_in_inductor()``: plain ``torch.compile(mode="reduce-overhead")`` on these trees.
 
-Inductor and Dynamo reach torch's trees through names in ``torch._inductor.cudagraph_trees``,
-looked up at each use. Replacing the names replaces the trees; what was wrapped before keeps
-the trees that it has.
+Inductor and Dynamo look names of torch's trees up at each use. Replacing the names replaces the
+trees; what was wrapped before keeps the trees that it has.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _torch_compat as compat
 from .container import get_container, get_manager, reset_cudagraph_trees
-from .device.protocol import Input, Model, Output
-from .entry import cudagraphify, cudagraphify_impl
+from .device.protocol import Input, Model
+from .entry import ShapeDispatcher, cudagraphify, cudagraphify_impl
 from .torch_options import TreeOptions
 
 OnWrap = Callable[[Model, dict[str, Any]], Model]
-
-
-def _wrap_for_inductor(
-    model: Model, static_input_idxs: Sequence[int], options: dict[str, Any]
-) -> Callable[[list[Input]], list[Output]]:
-    """In the place of ``compile_fx.cudagraphify``, with one layer less."""
-    options.setdefault("compile_id", compat.current_compile_id())
-    wrapped: Callable[[list[Input]], list[Output]] | None = None
-    lock = threading.Lock()
-
-    def first(inputs: list[Input]) -> list[Output]:
-        nonlocal wrapped
-        with lock:
-            if wrapped is None:
-                wrapped = cudagraphify_impl(model, inputs, static_input_idxs, **options)
-        return wrapped(inputs)
-
-    def run(inputs: list[Input]) -> list[Output]:
-        return (wrapped or first)(inputs)
-
-    return run
-
-
-class _Replaced:
-    """Names of torch that stand for something of ours, or for what they stood for."""
-
-    def __init__(self, ours: Callable[[], Iterable[tuple[object, str, object]]]) -> None:
-        self._ours = ours
-        self._theirs: list[tuple[object, str, object]] = []
-
-    def switch(self, on: bool) -> None:
-        """Put ours in the place of the names, or theirs back. Idempotent."""
-        if on and not self._theirs:
-            for module, name, ours in self._ours():
-                if hasattr(module, name):
-                    self._theirs.append((module, name, getattr(module, name)))
-                    setattr(module, name, ours)
-        while self._theirs and not on:
-            setattr(*self._theirs.pop())
 
 
 class InductorTrees:
@@ -95,13 +55,29 @@ class InductorTrees:
         self.undo()
 
 
+Names = list[tuple[object, str, Any]]
+"""Module, name, and what it stands for."""
+
 _lock = threading.RLock()
 _in_use: list[InductorTrees] = []
+_theirs_of_the_compiler: Names = []
+_theirs_of_the_trees: Names = []
 
 
 def _switch() -> None:
-    _COMPILER.switch(bool(_in_use))
-    _TREES.switch(any(used.thread is None for used in _in_use))
+    """Put ours in the place of torch's names, or theirs back."""
+    everywhere = any(used.thread is None for used in _in_use)
+    for on, theirs, ours in (
+        (bool(_in_use), _theirs_of_the_compiler, _names_of_the_compiler),
+        (everywhere, _theirs_of_the_trees, _names_of_the_trees),
+    ):
+        if on and not theirs:
+            for module, name, replacement in ours():
+                if hasattr(module, name):
+                    theirs.append((module, name, getattr(module, name)))
+                    setattr(module, name, replacement)
+        while theirs and not on:
+            setattr(*theirs.pop())
 
 
 def _in_use_here() -> InductorTrees | None:
@@ -112,26 +88,24 @@ def _in_use_here() -> InductorTrees | None:
     return next((used for used in reversed(_in_use) if used.thread in here), None)
 
 
-def _names_of_the_compiler() -> Iterable[tuple[object, str, object]]:
+def _names_of_the_compiler() -> Names:
     import torch._inductor.compile_fx as compile_fx
     import torch._inductor.output_code as output_code
 
-    yield compile_fx, "cudagraphify", _inductor_entry(compile_fx.cudagraphify)
-    name = "maybe_handle_backward_generation"
-    yield output_code, name, _backward_entry(getattr(output_code, name))
+    backward = _backward_entry(output_code.maybe_handle_backward_generation)
+    return [
+        (compile_fx, "cudagraphify", _inductor_entry(compile_fx.cudagraphify)),
+        (output_code, "maybe_handle_backward_generation", backward),
+    ]
 
 
-def _names_of_the_trees() -> Iterable[tuple[object, str, object]]:
+def _names_of_the_trees() -> Names:
     import torch._inductor.cudagraph_trees as trees
 
-    for ours in (cudagraphify_impl, cudagraphify, get_container, get_manager):
-        yield trees, ours.__name__, ours
-    name = "reset_cudagraph_trees"
-    yield trees, name, functools.partial(_reset_both, getattr(trees, name))
-
-
-_COMPILER = _Replaced(_names_of_the_compiler)
-_TREES = _Replaced(_names_of_the_trees)
+    same = (cudagraphify_impl, cudagraphify, get_container, get_manager)
+    reset = functools.partial(_reset_both, trees.reset_cudagraph_trees)
+    names: Names = [(trees, ours.__name__, ours) for ours in same]
+    return [*names, (trees, "reset_cudagraph_trees", reset)]
 
 
 def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +117,9 @@ def _inductor_entry(theirs: Callable[..., Any]) -> Callable[..., Any]:
         options["torch_options"] = TreeOptions.of_this_compilation()
         if used.on_wrap is not None:
             model = used.on_wrap(model, options)
-        return _wrap_for_inductor(model, static_input_idxs, options)
+        options.setdefault("compile_id", compat.current_compile_id())
+        # Not prepared: the options are complete when it is first called.
+        return ShapeDispatcher(model, static_input_idxs, options["device_index"], options)
 
     return entry
 

@@ -6,7 +6,6 @@ none of them knows it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,13 +19,13 @@ from .capture_lock import capturing
 from .device.cuda import CudaDevice, CudaPool
 from .device.protocol import Input, Output
 from .moves import Moves, copyable, nbytes_of
-from .node import CUDAGraphNode, CUDAWarmupNode, Node, number_of, path_addresses, path_to
+from .node import CUDAGraphNode, Node, number_of, path_addresses, path_to
 from .path import ExecutionState
 from .pool_owner import PoolOwner
-from .record_policy import Misfit, Place, Refusal, cause_of
+from .record_policy import cause_of, misfit_of
 from .recorder import Recorder
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .spec import CompilationMode, FunctionSpec, GraphSpec, Why
 from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
 
 _EXECUTION = ExecutionState.EXECUTION
@@ -42,7 +41,6 @@ class CUDAGraphTreeManager:
     """All recordings that share one pool, and the calls that they serve.
 
     Attributes:
-        owner: of the pool, with ``functions``, ``path``, ``tree``, ``policy`` and ``ledger``.
         dead: functions that nobody can call any more, and that were not let go of altogether.
         given: what the graph that runs was given and lay in live outputs when it was called, see
             Note [Graphs in parts].
@@ -63,29 +61,34 @@ class CUDAGraphTreeManager:
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
-        self.function_numbers = itertools.count()
+        self._function_numbers = itertools.count()
         compat.set_cached_tensors_enabled(True)
 
     @property
     def pool(self) -> CudaPool:
-        """The pool that is used now."""
         return self.owner.pool
 
     # ---- functions
 
-    def wrap(self, function: FunctionSpec, inputs: list[Input]) -> functools.partial[list[Output]]:
-        """``call`` of a function. ``inputs`` are those of its first call."""
-        self.functions[function] = FunctionState()
+    def add(
+        self,
+        spec: GraphSpec,
+        inputs: list[Input],
+        static: Sequence[int],
+        alignment_checked: Sequence[int],
+    ) -> FunctionSpec:
+        """The function of a graph for ``inputs``, those of its first call."""
+        clone = self.settings.outputs == "clone"
+        number = next(self._function_numbers)
+        function = spec.function(number, inputs, static, alignment_checked, clone_outputs=clone)
+        self.functions.add(function)
         self.policy.added(function)
         self.parameters.remember(function, inputs)
-        return functools.partial(self.call, function)
+        return function
 
     def function_died(self, function: FunctionSpec) -> None:
-        """Nobody can call ``function`` any more: its model, constants and recordings go.
-
-        From a finalizer: a call may be under way. What is on the path that runs stays in the tree,
-        without its graph, until the path ends.
-        """
+        """Nobody can call ``function`` any more: its model, constants and recordings go. What is on
+        the path that runs stays in the tree, without its graph, until the path ends."""
         function.let_go()
         for node in path_to(self.path.node):
             if node.wrapped_function is function and isinstance(node, CUDAGraphNode):
@@ -106,8 +109,8 @@ class CUDAGraphTreeManager:
             in_use = {n.wrapped_function for n in path_to(self.path.node)}
             buried = self.dead - in_use
             for function in buried:
-                self.functions.pop(function, None)
-                self.policy.forget_function(function)
+                self.functions.discard(function)
+                self.policy.ran_with_graph(function)
                 self.moves.forget(function)
                 self.tree.forget(function)
             self.dead -= buried
@@ -118,11 +121,8 @@ class CUDAGraphTreeManager:
     # ---- one call
 
     def call(self, function: FunctionSpec, inputs: list[Input]) -> list[Output]:
-        """Run a function in the way that is right now. ``inputs`` is emptied.
-
-        This is the hot path: after a replay, or at the beginning, it looks for a recording
-        that fits and replays it. Everything else is ``_call_slowly``.
-        """
+        """Run a function in the way that is right now; ``inputs`` are emptied. Hot: after a replay,
+        or at the beginning, it looks for a recording that fits and replays it."""
         path = self.path
         node = path.node
         if node is None or path.state is _EXECUTION:
@@ -145,7 +145,7 @@ class CUDAGraphTreeManager:
                         self._end_step(function, inputs)
                         node = None
             if node is not None:
-                children = node.children  # type: ignore[union-attr]
+                children = node.children
             else:
                 children = {} if self.owner.over_budget else self.tree.roots
             for child in children.get(function, ()):
@@ -165,114 +165,92 @@ class CUDAGraphTreeManager:
         if not self.alive:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
         path, owner = self.path, self.owner
-        if path.state is _RECORDING or path.state is _WARMUP:
+        if path.state in (_RECORDING, _WARMUP) or owner.over_budget or self.dead:
             self._try_end(function, inputs)
-            if path.node is None and not owner.over_budget and self.tree.roots.get(function):
-                return self.call(function, inputs)
-        if owner.over_budget:
-            self._try_end(function, inputs)
-            if path.node is None:
+            if path.node is None and owner.over_budget:
                 owner.enforce_budget()
-        if self.dead:
-            self._try_end(function, inputs)
-            self._bury()
+            if self.dead:
+                self._bury()
+            if path.node is None and self.tree.roots.get(function):
+                return self.call(function, inputs)
         if owner.resting:
             owner.rested()  # of those that run without a graph, too: the last step's memory goes
-        if (refused := self._refusal_here(function, inputs)) is not None:
-            return self.recorder.run_plainly(function, inputs, refused)
-        known, options = self.functions[function], function.options
-        if (
+        known, options = function.state, function.options
+        warms_up = (
             (not known.warmed_up and not options["skip_cudagraph_warmup"])
             or path.state is _WARMUP
             or options["force_cudagraphs_warmup"]
-        ):
-            if (refused := self._refusal_now(function, inputs)) is not None:
-                return self.recorder.run_plainly(function, inputs, refused)
-            return self.recorder.warm_up(function, inputs)
-        if why := self.policy.input_elsewhere(function, inputs, self.pool.device):
-            return self.recorder.run_plainly(function, inputs, Refusal(why))
-        misfit = Misfit()
-        if path.state is not _RECORDING:
-            found = self._misfit_or_refusal(function, inputs)
-            if found is None:
-                return self.call(function, inputs)
-            if isinstance(found, Refusal):
-                return self.recorder.run_plainly(function, inputs, found)
-            misfit = found
-        if (refused := self._refusal_now(function, inputs)) is not None:
+        )
+        why = Why("first recording")
+        refused = self._refusal_here(function, inputs)
+        if refused is None and not warms_up:
+            refused = self.policy.input_elsewhere(function, inputs, self.pool.device)
+            if refused is None and path.state is not _RECORDING:
+                node = path.node
+                self._try_end(function, inputs)
+                if node is not path.node and function in self.tree.roots:
+                    return self.call(function, inputs)
+                refused, why = self._misfit(function, inputs)
+        if refused is None:
+            refused = self._refusal_now(function, inputs)
+        if refused is not None:
             return self.recorder.run_plainly(function, inputs, refused)
-        return self.recorder.record(function, inputs, misfit)
+        if warms_up:
+            return self.recorder.warm_up(function, inputs)
+        return self.recorder.record(function, inputs, why)
 
-    def _refusal_here(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
-        """Why a call runs without a graph at this place of the tree; None if it need not."""
+    def _refusal_here(
+        self, function: FunctionSpec, inputs: list[Input], *, again: bool = False
+    ) -> Why | None:
         if self.owner.no_room:
-            return Refusal(self.owner.no_room)
+            return Why(self.owner.no_room)
         if (refused := self.policy.refusal(function)) is not None:
             return refused
-        if refused := self.policy.refusal_at(function, inputs, self.path.node):
+        if refused := self.policy.refusal_at(function, inputs, self.path.node, again=again):
             return refused
-        if self.policy.exceeds_limit(self._place(function)):
-            return Refusal("it was recorded too often at this place")
+        if self.policy.exceeds_limit(function, self.path.node):
+            return Why("it was recorded too often at this place")
         return None
 
-    def _misfit_or_refusal(
-        self, function: FunctionSpec, inputs: list[Input]
-    ) -> Misfit | Refusal | None:
-        """After a replay, or at a root: why no recording fits, and so another one is made, or why
-        none is; None if a step has ended, so that one at the root may fit."""
-        path, policy = self.path, self.policy
-        node = path.node
-        assert not isinstance(node, CUDAWarmupNode)
+    def _misfit(self, function: FunctionSpec, inputs: list[Input]) -> tuple[Why | None, Why]:
+        """After a replay, or at a root: why a call runs without a graph, None if it need not; and
+        why no recording fits."""
+        node, policy = self.path.node, self.policy
         existing = self.tree.after(node).get(function, [])
-        misfit = Misfit.of(existing, function, inputs)
+        misfit, counts = misfit_of(existing, function, inputs)
         if existing:
             compat.graphs_log.debug(
                 "[%s] Re-recording function=%s, mode=%s, reason=%s",
                 *(function.compile_id, function.label, function.mode.name, misfit.reason),
             )
-        if node is not None and function in self.tree.roots:
-            self._try_end(function, inputs)
-            if path.node is None:
-                return None
-        place = self._place(function)
-        if function.mutated_input_idxs and (
-            refused := policy.refusal_at(function, inputs, path.node, again=True)
-        ):
-            return refused
+        if refused := self._refusal_here(function, inputs, again=bool(function.mutated_input_idxs)):
+            return refused, misfit
+        place = function.state.places[number_of(node)]
         if existing:
-            for reason in policy.demote(place, existing[-1], inputs):
-                self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=place[0])
-        if misfit.counts:
-            policy.recorded_again(place)
-            if policy.exceeds_limit(place):
-                policy.warn_of_limit(place, misfit.reason)
-                why = f"re-recording limit reached: {misfit.reason}"
-                return policy.known_refusal(place) or Refusal(why)
-        self._try_end(function, inputs)
-        place = self._place(function)
-        if refused := policy.known_refusal(place):
-            return refused
-        return Refusal(misfit.reason) if policy.exceeds_limit(place) else misfit
+            for reason in policy.demote(function, node, existing[-1], inputs):
+                self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=number_of(node))
+        place.misfits += counts
+        if policy.exceeds_limit(function, node):
+            policy.warn_of_limit(function, node, misfit.reason)
+            return place.refusal or Why(f"re-recording limit reached: {misfit.reason}"), misfit
+        return place.refusal, misfit
 
-    def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
-        """Why a call must not be warmed up or recorded now; None if nothing speaks against it.
-
-        Raises:
-            RuntimeError: inputs keep moving, and ``cudagraph_or_error`` is on.
-        """
+    def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
+        """Why a call must not be warmed up or recorded now; None if nothing speaks against it. If
+        inputs keep moving, and ``cudagraph_or_error`` is on, it raises."""
         if self.pool.damaged:
             self.owner.give_back("the pool was damaged")
         if self.pool.damaged:
-            return Refusal("there is no pool")
+            return Why("there is no pool")
         if not self.owner.rested():
-            return Refusal("the pool was given back in this step", this_once=True)
+            return Why("the pool was given back in this step", this_once=True)
         if self.path.node is None and self.owner.lacks_room(function):
-            return Refusal(self.owner.no_room)
+            return Why(self.owner.no_room)
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.
         with capturing():
             return self._refusal_for_moves(function, inputs)
 
-    def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Refusal | None:
+    def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
         node, owner = self.path.node, self.owner
         step = self.path.step + (node is None)
         above = path_addresses(node)
@@ -297,16 +275,13 @@ class CUDAGraphTreeManager:
         owner.give_back(why)
         message = f"skipping cudagraphs of {function.label} due to {why}"
         compat.announce_skip(message, function.options.or_error)
-        return Refusal(why, cause)
-
-    def _place(self, function: FunctionSpec) -> Place:
-        return number_of(self.path.node), function
+        return Why(why, cause)
 
     def ran_unwrapped(self, function: FunctionSpec, reason: str) -> None:
         """A function is about to run that is not one of the manager's, and ``reason`` is why."""
         self.path.ran_without_graph()
         if function.mode is CompilationMode.BACKWARD:
-            self.path.release_step()
+            self.path.pending_backward = False
         self.policy.ran_plainly(function)
         self.ledger.add(LedgerKind.SKIP, function, reason)
 
@@ -325,7 +300,6 @@ class CUDAGraphTreeManager:
             self._warn_if_stuck(node, function)
 
     def _end_step(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Give the outputs of the step their ends, and forget the path."""
         node, step = self.path.node, self.path.step
         assert node is not None
         pool, ledger = self.pool, self.ledger
@@ -333,7 +307,7 @@ class CUDAGraphTreeManager:
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:
-        state = self.functions[function]
+        state = function.state
         if state.warned_stuck or not self.path.generation_moved() or not is_stuck(node, function):
             return
         state.warned_stuck = True
@@ -354,16 +328,14 @@ class CUDAGraphTreeManager:
 
     def set_to_running_backward(self) -> None:
         """A backward runs that is not in the tree: none is pending any more."""
-        self.path.release_step()
+        self.path.pending_backward = False
 
     # ---- what is there
 
     def nodes(self) -> Iterator[CUDAGraphNode]:
-        """All recordings, see ``RecordingTree.nodes``."""
         return self.tree.nodes()
 
     def entries(self) -> list[LedgerEntry]:
-        """The ledger, replays included."""
         return self.ledger.entries(self.nodes())
 
     def shutdown(self) -> None:

@@ -5,8 +5,7 @@ Note [Inputs that keep moving]
 A recording has the addresses of its static inputs baked in. Mostly they move once, if at all
 (``load_state_dict(assign=True)``, another adapter), and recording again is right. Some move in
 every step: FSDP gathers parameters into new memory, an offloader brings them back somewhere else,
-a program sets ``p.data``. Recording again costs about as much as ten calls, so that then each
-step would cost many times what it costs without graphs, and each recording has memory.
+a program sets ``p.data``. Recording again costs about as much as ten calls, and has memory.
 
 What a single call says is little: code that several modules share is called with the parameters
 of each in turn, and each deserves its recording. So the places of all static inputs of a call are
@@ -24,14 +23,12 @@ call brings a place that is new and a sighting of an earlier step has gone, the 
 moving. So nothing is recorded for their sake from the fourth step on, and a program whose allocator
 has come to rest by then keeps its graphs.
 
-A storage that is there and has no memory says it at once: it is filled before each use and freed
-after it, as FSDP does with each block's parameters. The next block's call sees that, in the first
-step. To wait whether the allocator comes to rest costs memory that is never made up for: what is
-freed in a pool is not there for the optimizer's state, say.
+A storage that is there and has no memory says it at once, in the first step: it is filled before
+each use and freed after it, as FSDP does with each block's parameters. To wait whether the
+allocator comes to rest costs memory that the optimizer's state, say, needs.
 
 Then, if they are small, they become copied inputs: ``SMALL_BYTES`` or a share of ``SMALL_SHARE``
-of all static inputs. A copy reads and writes its bytes once, the graph reads all of them at least
-once, so that this costs a few percent of the time, and as little of the memory. Otherwise nothing
+of all static inputs, which costs a few percent of the time and of the memory. Otherwise nothing
 of the compiled graph is recorded any more (``RecordPolicy.stop``), its backward and other sizes
 included: what a forward without a graph saves is somewhere else in each step.
 """
@@ -40,6 +37,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,11 +83,9 @@ class _Spot:
         parameter = id(t) if isinstance(t, torch.nn.Parameter) else 0
         return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
 
-    def left(self, ours: Mapping[int, int], now: Mapping[int, int]) -> bool:
-        """Whether the tensor, or the memory that it had, is not there any more: ``ours`` is that of
-        ``_held_by``, ``now`` the ``data_ptr()`` of the call's parameters, by ``id()``."""
-        if self.pinned(ours):
-            return True
+    def left(self, now: Mapping[int, int]) -> bool:
+        """Whether the tensor, or the memory that it had, is not there any more: ``now`` has the
+        ``data_ptr()`` of the call's parameters, by ``id()``."""
         storage = compat.storage_from_weak(self.storage.pointer)
         if storage is None or storage.data_ptr() != self.storage.address:
             return True
@@ -101,7 +97,7 @@ class _Spot:
         return self.storage.address != 0 and storage is not None and storage.data_ptr() == 0
 
     def pinned(self, ours: Mapping[int, int]) -> bool:
-        """Whether only recordings hold the memory."""
+        """Whether only recordings hold the memory, ``ours`` tensors of them over each storage."""
         held = ours.get(self.storage.pointer, 0)
         others = compat.storage_use_count(self.storage.pointer) - compat.wrapper_references - held
         return held > 0 and others == 0
@@ -123,14 +119,8 @@ class _Sighting:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one function.
-
-    Attributes:
-        sightings: by key; the latest last.
-        gone: recordings for what has gone; the latest last.
-        debt: see Note [Inputs that keep moving].
-        moved: inputs of the sightings that went since there was none.
-    """
+    """What is known of one function: sightings, and recordings for what has gone, the latest last;
+    and inputs of the sightings that went since there was no ``debt``."""
 
     sightings: dict[_Key, _Sighting] = field(default_factory=dict)
     gone: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
@@ -139,8 +129,6 @@ class _Known:
 
 
 class Moves:
-    """What is known about the static inputs of one manager's functions."""
-
     def __init__(self) -> None:
         self._known: dict[FunctionSpec, _Known] = {}
 
@@ -160,10 +148,14 @@ class Moves:
             recordings: gives all that there are.
 
         Returns:
-            The inputs that keep moving, and recordings that are worthless: for places that have
-            gone long ago, or whose memory they pin.
+            The inputs that keep moving, and recordings for places that have gone long ago, or whose
+            memory nobody else holds.
         """
-        spots = {i: _Spot.of(t) for i, t in _static(function, inputs, managed).items()}
+        spots = {
+            i: _Spot.of(t)
+            for i in sorted(function.static_input_idxs)
+            if isinstance(t := inputs[i], torch.Tensor) and address_of(t) not in managed
+        }
         if not spots:
             return [], []
         key = tuple((i, spot.pointer) for i, spot in spots.items())
@@ -171,23 +163,23 @@ class Moves:
         sightings = known.sightings
         same = sightings.pop(key, None)
         sightings[key] = _Sighting(step, spots, same.nodes if same is not None else [])
-        before = [s for s in (same, *sightings.values()) if s is not None]
-        if freed := {i for s in before for i, spot in s.spots.items() if spot.freed()}:
+        seen = [*([] if same is None else [same]), *sightings.values()]
+        if freed := {i for s in seen for i, spot in s.spots.items() if spot.freed()}:
             return sorted(freed & spots.keys()), []
         if same is not None:
             return [], []
         earlier = [(k, s) for k, s in sightings.items() if s.step < step]
-        ours = _held_by(recordings()) if earlier else {}
+        ours = _held_by(recordings()) if earlier else Counter()
         now = {s.parameter: s.pointer for s in spots.values() if s.parameter}
         worthless: list[weakref.ref[CUDAGraphNode]] = []
         gone = []
         for k, s in earlier:
-            if left := [i for i, spot in s.spots.items() if spot.left(ours, now)]:
+            pinned = {i for i, spot in s.spots.items() if spot.pinned(ours)}
+            if left := pinned | {i for i, spot in s.spots.items() if spot.left(now)}:
                 gone.append(s)
                 del sightings[k]
-                pinned = any(spot.pinned(ours) for spot in s.spots.values())
                 (worthless if pinned else known.gone).extend(s.nodes)
-                known.moved.update(left)
+                known.moved |= left
         if gone:
             paid = sum(s.replays() for s in gone) / len(gone)
             known.debt = max(0, known.debt + COST - paid)
@@ -212,32 +204,20 @@ class Moves:
             found.nodes.append(weakref.ref(node))
 
     def forget(self, function: FunctionSpec) -> None:
-        """What is known about ``function`` holds no more."""
         self._known.pop(function, None)
 
 
-def _static(
-    function: FunctionSpec, inputs: Sequence[Input], managed: set[int]
-) -> dict[int, torch.Tensor]:
-    return {
-        i: t
-        for i in sorted(function.static_input_idxs)
-        if isinstance(t := inputs[i], torch.Tensor) and address_of(t) not in managed
-    }
-
-
-def _held_by(nodes: Iterable[CUDAGraphNode]) -> dict[int, int]:
+def _held_by(nodes: Iterable[CUDAGraphNode]) -> Counter[int]:
     """For storages outside the pool: how many tensors over them only recordings hold."""
-    found: dict[int, int] = {}
+    found: Counter[int] = Counter()
     for node in nodes:
-        held, slots = node.output_plan.persistent, node.output_cache.slots
+        held, slots = node.output_cache.persistent, node.output_cache.slots
         for i in range(len(held)):
             if held[i] is None:
                 continue
             # The list's reference, the argument's and the slot's.
             if _refs(held[i]) == 2 + (i < len(slots) and slots[i] is held[i]):
-                pointer = held[i].untyped_storage()._cdata  # type: ignore[union-attr]
-                found[pointer] = found.get(pointer, 0) + 1
+                found[held[i].untyped_storage()._cdata] += 1  # type: ignore[union-attr]
     return found
 
 

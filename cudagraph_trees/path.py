@@ -13,16 +13,13 @@ The state says what the allocator's books are worth and what may follow.
   they are restored from the node's checkpoint before anything is warmed up or recorded.
 
 A path ends when a new step begins (``step_end``) or when none of its outputs is held any more.
-After a replay the second is looked at only if no child fits: looking costs time, and a child that
-fits says the same.
+After a replay the second is looked at only if no child fits, which says the same.
 
 Note [Generations]
 ~~~~~~~~~~~~~~~~~~
-Within one step everything that is live is respected. When the next step begins, its
-functions run from the root of the tree again and overwrite what the last one left. A
-*generation* is torch's name for a step. Its number is torch's own: it moves with
-``torch.compiler.cudagraph_mark_step_begin()``, and until someone calls that, with every
-call of a function that ``torch.compile`` returned.
+A *generation* is torch's name for a step, whose functions overwrite what the last one left. Its
+number is torch's own: it moves with ``torch.compiler.cudagraph_mark_step_begin()``, and until
+someone calls that, with every call of a function that ``torch.compile`` returned.
 
 A generation that moved by itself does not end a step while a backward is pending:
 training calls several compiled functions before it calls backward once. Waiting for
@@ -36,13 +33,11 @@ from enum import Enum, auto
 
 from . import _torch_compat as compat
 from .device.protocol import Input, Output
-from .node import CalledOff, CUDAGraphNode, CUDAWarmupNode
+from .node import CalledOff, CUDAGraphNode, Node
 from .spec import CompilationMode, FunctionSpec
 
 
 class ExecutionState(Enum):
-    """See Note [The four states]."""
-
     NONE = auto()
     WARMUP = auto()
     RECORDING = auto()
@@ -56,19 +51,19 @@ _BACKWARD = CompilationMode.BACKWARD
 
 
 class TreePath:
-    """Where one manager is in its tree. Every transition of it is a method here.
+    """Where one manager is in its tree.
 
     Attributes:
         node: what ran last, None if there is no path.
         state: see Note [The four states].
         step: number of the step that runs, from 1.
         generation: torch's number of the generation in which something ran last.
-        pending_backward: a forward ran, and since then no backward.
+        pending_backward: a forward ran, and since then no backward in the tree or out of it.
     """
 
     def __init__(self) -> None:
         self._mark, self._tracker = compat.step_counters()
-        self.node: CUDAGraphNode | CUDAWarmupNode | None = None
+        self.node: Node | None = None
         self.state = _NONE
         self.step = 0
         self.generation = -1
@@ -78,7 +73,10 @@ class TreePath:
 
     def generation_moved(self) -> bool:
         """Whether something ran in another generation than this one."""
-        return bool(self.generation != (self._mark.mark_step_counter or self._tracker.generation))
+        return self.generation != self._now()
+
+    def _now(self) -> int:
+        return int(self._mark.mark_step_counter or self._tracker.generation)
 
     def step_may_begin(self) -> bool:
         """Whether a step may begin that overwrites what the last one left. Hot."""
@@ -87,22 +85,13 @@ class TreePath:
             return bool(self.generation != mark)
         return not self.pending_backward and self.generation != self._tracker.generation
 
-    def stay_in_step(self) -> None:
-        """What runs now belongs to the step that runs."""
-        self.generation = self._mark.mark_step_counter or self._tracker.generation
-
     def ran_without_graph(self) -> None:
         """A function ran without a graph: it belongs to the step that runs, unless one may
         begin. Otherwise, a pending backward that comes after it would be taken for a new step."""
         if not self.step_may_begin():
-            self.stay_in_step()
-
-    def release_step(self) -> None:
-        """A backward runs that is not in the tree: none is pending any more."""
-        self.pending_backward = False
+            self.generation = self._now()
 
     def returned(self, function: FunctionSpec) -> None:
-        """A call of ``function`` has returned, in whatever way it ran."""
         if function.mode is _FORWARD:
             self.pending_backward = True
         elif function.mode is _BACKWARD:
@@ -111,15 +100,9 @@ class TreePath:
     # ---- what ran
 
     def replay(self, child: CUDAGraphNode, inputs: list[Input]) -> list[Output] | None:
-        """Replay a recording that fits after the node. Hot.
-
-        Returns:
-            None if it was called off: then it is as if it had not been called, and ``inputs``
-            are there again.
-
-        Raises:
-            Exception: the launch failed. It is as if it had not been called.
-        """
+        """Replay a recording that fits after the node. Hot. If it raises, or is called off, it is
+        as if it had not been called; in the second case ``inputs`` are there again, and the result
+        is None."""
         node, generation = self.node, self.generation
         if node is None:
             self.step += 1
@@ -152,18 +135,16 @@ class TreePath:
         if self.node is None:
             self.step += 1
 
-    def ran(self, node: CUDAGraphNode | CUDAWarmupNode) -> None:
-        """``node`` was warmed up or recorded."""
+    def ran(self, node: Node) -> None:
         self.node = node
-        warm_up = isinstance(node, CUDAWarmupNode)
-        self.state = ExecutionState.WARMUP if warm_up else ExecutionState.RECORDING
-        self.stay_in_step()
+        recorded = isinstance(node, CUDAGraphNode)
+        self.state = ExecutionState.RECORDING if recorded else ExecutionState.WARMUP
+        self.generation = self._now()
 
     def books_restored(self) -> None:
         """The allocator's books were restored after a replay: they are right again."""
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        """The path is over: the next node is a root."""
         self.node = None
         self.state = _NONE

@@ -9,20 +9,17 @@ the old one from then on and stay valid.
 * What comes later in that step would be recorded for addresses in the old pool, which do not come
   back. So nothing is recorded (the pool *rests*) until the next step begins, or, where no step
   ever ends since no backward comes, until nobody holds anything of that step.
-* It happens in the midst of calls that have their results already, or are about to get them
-  without a graph: no call is lost for it. If there is no memory for a pool that begins with
-  ``pool_initial`` bytes, one is made that begins with nothing. If there is none for that, either,
-  the old one stays, *damaged*: nothing is warmed up or recorded in it, and the next call that
-  would be tries again to make one.
+* No call is lost for it. If there is no memory for a pool that begins with ``pool_initial`` bytes,
+  one is made that begins with nothing. If there is none for that, either, the old one stays,
+  *damaged*: the next call that would be warmed up or recorded tries again to make one.
 
 Note [A pool that nobody needs]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-What a pool has taken from the device it keeps for as long as anything is recorded in it, and no
-one else can use it. A function that was warmed up there and is then run without a graph (its
-capture failed, its parameters keep moving, an input is on the host) would need its memory once
-more beside the pool. So before it runs that way for the first time, all recordings are dropped
-and a new pool is begun, if the function's part of the old one is worth it: those that can be
-recorded are recorded again, in a pool of the size that they need.
+What a pool has taken from the device it keeps for as long as anything is recorded in it. A function
+that was warmed up there and is then run without a graph (its capture failed, its parameters keep
+moving, an input is on the host) would need its memory once more beside the pool. So before it runs
+that way for the first time, a new pool is begun, if the function's part of the old one is worth it:
+those that can be recorded are recorded again, in a pool of the size that they need.
 
 Note [Room for the optimizer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -31,27 +28,19 @@ nobody for a pool's. So after the first warm-up of a backward the pool is given 
 has little more left than twice the gradients, which is what Adam makes; of a step with several
 backwards, those of all up to then. When the same functions begin the next step, the state is there,
 and the bytes that a pool needs are known: if the device does not have them, the job goes on without
-graphs, as it would have without memprof. That is decided once: later the pool has what it needs,
-and what another function lacks does not cost this job its graphs. A sixteenth of the pool is
-little, and a thirty-second is added to what it needs: recordings find other pieces free than
-warm-ups did, and took up to 3 % more. So a job that would just have fitted with graphs may run
-without; one that asked for graphs or errors is not stopped for an estimate.
+graphs, as it would have without memprof. That is decided once: later the pool has what it needs. A
+sixteenth of the pool is little, and a thirty-second is added to what it needs: recordings took up
+to 3 % more than warm-ups. A job that asked for graphs or errors is not stopped for an estimate.
 
 Note [Keeping a pool within its budget]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-All recordings share the pool's segments, and each has addresses in them baked in. So no
-segment can be given back while a recording lives that may use it, and dropping one
-recording, say the least recently used one, frees nothing. What works is to drop them all:
-the pool goes, and whatever is used again is recorded again into a new one, which then holds
-the working set and no longer the sizes that were seen once.
-
-What a recording needs is known only when it has been made, so a pool may be above its
-budget until the step ends. Then:
-
-* normally, everything is dropped, as above;
-* if that was done less than ``PATIENCE`` steps ago, the working set itself does not fit.
-  Then the function whose recording went over the limit runs without a graph from now on,
-  as well. Each time that happens one function fewer is recorded, so it comes to an end.
+All recordings share the pool's segments, and each has addresses in them baked in: dropping one,
+say the least recently used, frees nothing. So all are dropped, and whatever is used again is
+recorded again into a new pool, which then holds the working set and no longer the sizes that were
+seen once. What a recording needs is known only when it has been made, so a pool may be above its
+budget until the step ends. If recordings were dropped less than ``PATIENCE`` steps ago, the working
+set itself does not fit: the function whose recording went over the limit runs without a graph from
+then on, as well.
 """
 
 from __future__ import annotations
@@ -68,9 +57,9 @@ from .device.cuda import CudaDevice
 from .node import CUDAGraphNode, Node, RecordingTree, path_to
 from .path import ExecutionState, TreePath
 from .record_policy import RecordPolicy
-from .replay.liveness import StorageWeakRefWrapper, path_refs
+from .replay.liveness import StorageWeakRefWrapper
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .spec import CompilationMode, FunctionSpec
 
 MAX_ROOMS = 3
 """So often the pool is given back for what does not fit beside it."""
@@ -87,13 +76,8 @@ class PoolOwner:
     """Owns the pool and what is recorded in it, and decides when recordings go.
 
     Attributes:
-        functions: those that were wrapped and can still be called, and what is known of them.
-        path: what ran last.
-        tree: the recordings.
-        policy: why functions are not recorded where.
-        ledger: everything that was done.
-        pool: the one that is used now.
-        budget: the limit on it, bytes; None for none.
+        functions: those that were wrapped and can still be called.
+        pool: the one that is used now; of no more than ``budget`` bytes, if that is not None.
         over_budget: the pool is above it, until the step ends.
         resting: the pool was given back; nothing is recorded until the step ends.
         restored: how often the allocator's books were restored.
@@ -103,7 +87,7 @@ class PoolOwner:
     def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
         self.device = device
         self.settings = settings
-        self.functions: dict[FunctionSpec, FunctionState] = {}
+        self.functions: set[FunctionSpec] = set()
         self.path = TreePath()
         self.tree = RecordingTree()
         self.policy = RecordPolicy(self.functions)
@@ -119,10 +103,10 @@ class PoolOwner:
         self.restored = 0
         self.no_room = ""
         self._rooms = 0
-        # Functions for whose sake there is no room, by number.
+        # By number: functions for whose sake there is no room, and backwards after which the pool
+        # was given back for the optimizer's state; then bytes that the pool needs, and the
+        # functions with which the next step begins.
         self._cramped: frozenset[int] = frozenset()
-        # Backwards after which the pool was given back for the optimizer's state, by number; then
-        # bytes that the pool needs, and the functions with which the next step begins.
         self._stood_back: set[int] = set()
         self._needed = 0
         self._needed_by: frozenset[int] = frozenset()
@@ -133,7 +117,6 @@ class PoolOwner:
     # ---- limits
 
     def check_budget(self, function: FunctionSpec) -> None:
-        """``function`` may have had something allocated from the pool."""
         limit = self.budget
         if limit is not None and not self.over_budget and self.pool.reserved_bytes() > limit:
             self.over_budget, self._over_by = True, function
@@ -146,11 +129,7 @@ class PoolOwner:
 
     def enforce_budget(self) -> None:
         """The step has ended, and the pool is above its limit: drop recordings, and perhaps give
-        up a function, see Note [Keeping a pool within its budget].
-
-        Raises:
-            RuntimeError: a function is given up, and ``cudagraph_or_error`` is on for it.
-        """
+        up a function, which raises if ``cudagraph_or_error`` is on for it."""
         with capturing():
             reason = f"the pool has {self.pool.reserved_bytes()} bytes, its budget is {self.budget}"
             function, self._over_by, self.over_budget = self._over_by, None, False
@@ -199,11 +178,11 @@ class PoolOwner:
         self.ledger.add(LedgerKind.CHECKPOINT, function, reason, node=node.number)
 
     def memory_kept(self, function: FunctionSpec, node: Node | None) -> str:
-        """What is allocated in the pool and no output of the path to ``node``, in sentences; "" if
-        nothing. The books must be right. See Note [Memory that a function keeps]."""
+        """``pool_check.memory_kept`` beside the outputs of the path to ``node``, if it is to be
+        checked. The allocator's books must be right."""
         if not function.options["slow_path_cudagraph_asserts"]:
             return ""
-        path = [] if node is None else path_refs(node.path_weakrefs)
+        path = [] if node is None else node.path_refs
         live = {r.address for r in path if not r.expired()}
         return memory_kept(self.pool, live, function.options)
 
@@ -215,26 +194,25 @@ class PoolOwner:
         self.give_back("a function has kept memory of the pool")
 
     def give_back(self, reason: str) -> None:
-        """Start over, in the midst of a path too: its outputs own their memory from then on, and
-        nothing is recorded until the step ends, see Note [Giving the pool back]."""
+        """Start over, in the midst of a path too, see Note [Giving the pool back]."""
         node = self.path.node
         self.resting |= node is not None
         with capturing():
             self.restore_books()
             self.start_over(reason)
         if node is not None:
-            self._left = [r for r in path_refs(node.path_weakrefs) if not r.expired()]
+            self._left = [r for r in node.path_refs if not r.expired()]
 
     def give_back_unneeded(self, function: FunctionSpec) -> None:
-        """``function`` is about to run without a graph: see Note [A pool that nobody needs]."""
-        state = self.functions[function]
-        if not state.pool_growth or state.recordings:
+        # See Note [A pool that nobody needs].
+        grown = function.state.pool_growth
+        if grown == 0 or any(n.wrapped_function is function for n in self.tree.nodes()):
             return
-        if state.pool_growth >= self._reserved_bytes() >> 6:
+        if grown >= self._reserved_bytes() >> 6:
             self.give_back("the pool took memory for a function that now runs without a graph")
 
     def leave_room_for_state(self, backward: FunctionSpec) -> None:
-        """``backward`` was warmed up: see Note [Room for the optimizer]."""
+        # See Note [Room for the optimizer].
         if backward.number in self._stood_back or next(self.tree.nodes(), None) is not None:
             return
         path = path_to(self.path.node)
@@ -274,8 +252,8 @@ class PoolOwner:
 
     def make_room(self, function: FunctionSpec) -> bool:
         """``function`` has not fitted beside the pool, and runs without a graph: the pool's memory
-        goes back to the device, see Note [Memory that a pool cannot reach]. Returns whether there
-        was any; if the call then succeeds, it is to be counted."""
+        goes back to the device. Returns whether there was any; if the call then succeeds,
+        ``count_room`` follows."""
         reserved = self._reserved_bytes()
         if reserved:
             self.give_back(f"{function.label} needs the memory, and runs without a graph")
@@ -289,17 +267,16 @@ class PoolOwner:
             self._nothing_more(why, frozenset({function.number}))
 
     def stand_aside(self, function: FunctionSpec) -> None:
-        """``function`` is about to be warmed up in the general pool. What it needs is not known at
-        first: this pool is given back unless there is much more. Later it is: of two that would be
-        there beside each other, the smaller one goes."""
-        needs, reserved = self.functions[function].needs, self._reserved_bytes()
+        """``function`` is about to be warmed up in the general pool. Where it is not known what it
+        needs, this pool is given back unless there is much more; else the smaller of the two goes.
+        """
+        needs, reserved = function.state.needs, self._reserved_bytes()
         crowded = reserved and self.device.available_bytes() < ROOM_APART * reserved
         if crowded or needs > reserved > 0:
             self.give_back(f"{function.label} is warmed up in the general pool")
 
     def rested(self) -> bool:
-        """Whether recording may go on after ``give_back``: a new step begins, or it is later
-        and nothing is held of the old one."""
+        """Whether recording may go on after ``give_back``."""
         path = self.path
         if self.resting and (
             path.step_may_begin()
@@ -312,21 +289,16 @@ class PoolOwner:
         return not self.resting
 
     def start_over(self, reason: str) -> None:
-        """Drop all recordings and take a new pool.
-
-        The allocator's books must be right: outputs of the current path own their blocks in
-        the old pool and stay valid for as long as they are held.
-        """
+        """Drop all recordings and take a new pool. The allocator's books must be right."""
         for node in list(self.tree.nodes()):
             self._release(node, reason)
         self.tree.clear()
         self.path.end()
         self.policy.forget_recordings()
-        for state in self.functions.values():
-            state.pool_growth = state.recordings = 0
+        for f in self.functions:
+            f.state.pool_growth = 0
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
-            # Until there is another one, whatever becomes of this.
-            self.pool.damaged = True
+            self.pool.damaged = True  # until there is another one
             self.pool.release()
             self.device.empty_cache()
             self._take_pool()
@@ -347,7 +319,6 @@ class PoolOwner:
             if node not in running:
                 for n in self.tree.remove(node):
                     self._release(n, reason)
-                    self.functions[n.wrapped_function].recordings -= 1
 
     def _release(self, node: CUDAGraphNode, reason: str) -> None:
         self.ledger.add(LedgerKind.EVICTION, node.wrapped_function, reason, node=node.number)
@@ -355,7 +326,7 @@ class PoolOwner:
         node.release()
 
     def shut_down(self) -> None:
-        """Drop all recordings and the pool. Outputs that are held own their memory from then on."""
+        """Drop all recordings and the pool, for good."""
         with capturing():
             node = self.path.node
             if self.path.state is ExecutionState.EXECUTION and isinstance(node, CUDAGraphNode):

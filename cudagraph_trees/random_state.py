@@ -3,29 +3,27 @@
 Note [Random state on two devices]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Attention with dropout gives its backward a seed and an offset. Where it runs, they are tensors of
-the host, made without waiting for the device; where it is captured, of the device, so that replays
-can change them (Note [Seed and Offset Device] in ATen's ``attention.cu``). Its backward reads them
-in the same way: by their address on the host where it runs, by a kernel where it is captured. Two
-things follow for calls that are no replays.
+the host; where it is captured, of the device, so that replays can change them (Note [Seed and
+Offset Device] in ATen's ``attention.cu``). Its backward reads them in the same way: by their
+address on the host, or by a kernel. Two things follow for calls that are no replays.
 
 * A backward that runs after a forward was recorded, or replayed, gets addresses of the device that
   it would read on the host. So before such a call whatever is known to be a random state is brought
   to the host: inputs that were on the host in an earlier call of the function, outputs of the path
   whose recording's warm-up had them on the host, and those of which we know the original.
 * A checkpoint that is not reentrant compares what it saved with what the recomputation saves,
-  devices too, and one may be a replay and the other not, in any order. So within such a checkpoint
-  a random state is always one of the device, and its original is kept for as long as that lives: a
-  backward that runs gets the original, without waiting for the device.
+  devices too, and one may be a replay and the other not. So within such a checkpoint a random state
+  is always one of the device, and its original is kept for as long as that lives: a backward that
+  runs gets the original, without waiting for the device.
 
 Compiled autograd's backwards are functions without a gradient of their own, so every function is
-looked after. Not known is a state whose recording is gone by the time that its backward runs, with
-the pool or with the manager (a reset between the two), and one of a function that was never warmed
-up (``skip_cudagraph_warmup``): there the backward must be recorded, as with torch's trees.
+looked after. Not known is a state whose recording is gone by the time that its backward runs, and
+one of a function that was never warmed up (``skip_cudagraph_warmup``): there the backward must be
+recorded, as with torch's trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeGuard
 
 import torch
@@ -34,8 +32,8 @@ from . import _torch_compat as compat
 from .device.protocol import Input, Output
 from .node import path_to
 from .path import TreePath
-from .replay.liveness import StorageWeakRefWrapper, address_of, live_path_outputs
-from .spec import CompilationMode, FunctionSpec, FunctionState
+from .replay.liveness import StorageWeakRefWrapper, address_of
+from .spec import CompilationMode, FunctionSpec
 
 _DTYPES = (torch.int64, torch.uint64)
 _MAX_NUMEL = 2
@@ -45,31 +43,23 @@ _MAX_NUMEL = 2
 class RandomStates:
     """Knows which tensors are random states, for the calls of a manager that are no replays."""
 
-    def __init__(self, functions: Mapping[FunctionSpec, FunctionState], path: TreePath) -> None:
-        self._functions = functions
+    def __init__(self, path: TreePath) -> None:
         self._path = path
         self._originals: list[tuple[StorageWeakRefWrapper, torch.Tensor]] = []
 
     def to_host(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Before ``function`` runs: random states among its inputs come to the host, in place."""
         self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
-        known = self._functions[function].host_inputs
-        on_path: set[int] | None = None
+        known = function.state.host_inputs
         for i, t in enumerate(inputs):
             if not _may_be_state(t):
                 continue
-            if t.is_cpu:
-                known.add(i)
-                continue
-            original = self._original(t)
-            if original is None:
-                if on_path is None:
-                    on_path = self._on_path()
-                if i not in known and address_of(t) not in on_path:
+            if not t.is_cpu:
+                original = self._original(t)
+                if original is None and i not in known and not self._is_on_path(t):
                     continue
-                original = t.cpu()
+                inputs[i] = t.cpu() if original is None else original
             known.add(i)
-            inputs[i] = original
 
     def ran(self, function: FunctionSpec, outputs: list[Output], device: torch.device) -> None:
         """After ``function`` ran: what it returned on the host is noted, and in a checkpoint
@@ -81,7 +71,7 @@ class RandomStates:
             found = [i for i in found if i not in function.user_outputs]
         if not found:
             return
-        self._functions[function].host_outputs.update(found)
+        function.state.host_outputs.update(found)
         if not compat.in_checkpoint():
             return
         for i in found:
@@ -97,16 +87,14 @@ class RandomStates:
                 return original
         return None
 
-    def _on_path(self) -> set[int]:
-        """Addresses of what recordings of the path have instead of a tensor on the host."""
-        nodes = path_to(self._path.node)
-        live = live_path_outputs([n.outputs_weakrefs for n in nodes])
-        return {
-            address
-            for address, (depth, i) in live.items()
-            if (state := self._functions.get(nodes[depth].wrapped_function)) is not None
-            and i in state.host_outputs
-        }
+    def _is_on_path(self, t: torch.Tensor) -> bool:
+        """Whether a recording of the path has it instead of a tensor on the host."""
+        address = address_of(t)
+        return any(
+            (r := n.outputs_weakrefs[i]) is not None and r.address == address and not r.expired()
+            for n in path_to(self._path.node)
+            for i in n.wrapped_function.state.host_outputs
+        )
 
 
 def _may_be_state(t: Input | Output) -> TypeGuard[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memprof.profiler._text import parse_size
 from memprof.profiler.process_hooks import on_reset
@@ -72,27 +73,24 @@ def configure(
 ) -> TreeSettings:
     """Change settings; what is not given stays, and what ``override`` set is no longer in force.
 
-    Returns:
-        The former settings, for ``restore_settings``.
-
     Args:
-        outputs: ``"error"`` or ``"clone"``.
+        outputs, programs: see ``TreeSettings``.
         pool_budget: bytes, or text like ``"8GiB"``; 0 for no limit.
         pool_initial: bytes, or text like ``"1GiB"``.
-        programs: see ``TreeSettings``.
+
+    Returns:
+        The former settings, for ``restore_settings``.
 
     Raises:
         ValueError: a value that makes no sense.
     """
     before = _configured
-    budget = before.pool_budget if pool_budget is None else parse_bytes(pool_budget) or None
-    settings = TreeSettings(
-        outputs=before.outputs if outputs is None else outputs,
-        pool_budget=budget,
-        pool_initial=before.pool_initial if pool_initial is None else parse_bytes(pool_initial),
-        programs=before.programs if programs is None else programs,
-    )
-    restore_settings(settings)
+    initial = None if pool_initial is None else parse_bytes(pool_initial)
+    given = {"outputs": outputs, "pool_initial": initial, "programs": programs}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if pool_budget is not None:
+        changes["pool_budget"] = parse_bytes(pool_budget) or None
+    restore_settings(replace(before, **changes))
     return before
 
 
@@ -103,29 +101,20 @@ def restore_settings(settings: TreeSettings) -> None:
 
 
 def override(*, pool_budget: int | None, pool_initial: int) -> None:
-    """The pool that the options of a compilation ask for, until ``end_override``.
-
-    All compiled code of a thread shares a device's pool: what asks for less holds.
-
-    Args:
-        pool_budget: bytes, None if nothing was asked for.
-        pool_initial: bytes, 0 if nothing was asked for; what asks for most holds.
-    """
+    """The pool that the options of a compilation ask for, in bytes, until ``end_override``: None
+    and 0 ask for nothing. All compiled code of a thread shares a device's pool: the smallest budget
+    holds, and the largest beginning."""
     global _current
-    before = _current
-    budgets = [b for b in (before.pool_budget, pool_budget) if b is not None]
+    budgets = [b for b in (_current.pool_budget, pool_budget) if b is not None]
     budget = min(budgets, default=None)
     if len(set(budgets)) > 1:
         log.warning(
             "pool_budget: %d bytes are asked for, and %d were before; code shares its pool with "
             "all that is compiled in this process, so %d holds",
-            budgets[1],
-            budgets[0],
-            budget,
+            *(budgets[1], budgets[0], budget),
         )
-    _current = replace(
-        before, pool_budget=budget, pool_initial=max(before.pool_initial, pool_initial)
-    )
+    initial = max(_current.pool_initial, pool_initial)
+    _current = replace(_current, pool_budget=budget, pool_initial=initial)
 
 
 @on_reset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
@@ -19,8 +20,6 @@ NAMED = 5
 
 
 class CompilationMode(Enum):
-    """Which part of a training or inference step a function is."""
-
     FORWARD = auto()
     BACKWARD = auto()
     INFERENCE = auto()
@@ -32,7 +31,6 @@ class GraphSpec:
 
     Attributes:
         model: the boxed callable, see Note [Who does what: manager and device].
-        mode: forward, backward or inference.
         constants: device tensors baked into the code.
         placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
         mutated_input_idxs: inputs that the code writes to.
@@ -43,12 +41,9 @@ class GraphSpec:
         compile_id: Dynamo's.
         record: the graph in the profile, if memprof's backend compiled it.
         partition: number of this partition of the graph, None if it has only one.
-        graph_inputs: for each input, which input of the whole graph it is, None for what
-            another partition makes. None where this is the whole graph.
-        graph_outputs: for each output, which output of the whole graph it is, None for what
-            only another partition reads. None where this is the whole graph.
+        graph_inputs, graph_outputs: which input or output of the whole graph each is, None for what
+            another partition makes or reads. None where this is the whole graph.
         clone_outputs: outputs that are held beyond their step get memory of their own.
-        options: torch's options for it.
     """
 
     model: Model
@@ -67,6 +62,9 @@ class GraphSpec:
     clone_outputs: bool = False
     options: TreeOptions = field(default_factory=TreeOptions)
 
+    def is_visible(self, i: int) -> bool:
+        return self.user_outputs is None or i in self.user_outputs
+
     def graph_input(self, i: int) -> int | None:
         """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
         return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
@@ -81,9 +79,13 @@ class GraphSpec:
         return None if at is None or self.record is None else self.record.inputs[at]
 
     def output_value(self, i: int) -> GraphValue | None:
-        """The same of output ``i``."""
         at = self.graph_output(i)
         return None if at is None or self.record is None else self.record.outputs[at]
+
+    def placeholder(self, i: int, otherwise: str) -> str:
+        """The compiler's name of input ``i``, or what it is called ``otherwise``."""
+        known = self.placeholders[i] if i < len(self.placeholders) else None
+        return str(getattr(known, "name", otherwise))
 
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
         """The same as ``TreeDetail.outputs``: empty if none is known."""
@@ -93,21 +95,18 @@ class GraphSpec:
     def _whole(
         self, mapping: tuple[int | None, ...] | None, i: int, known: Sequence[object]
     ) -> int | None:
-        if mapping is not None:
-            found = mapping[i] if i < len(mapping) else None
+        if mapping is None and self.partition is None:
+            found: int | None = i
         else:
-            found = i if self.partition is None else None
+            found = mapping[i] if mapping is not None and i < len(mapping) else None
         return found if found is not None and found < len(known) else None
 
     @staticmethod
     def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
-        """From what Inductor, and memprof's backend, pass to ``cudagraphify``.
-
-        Args:
-            model: the boxed callable.
-            keywords: ``is_backward``, ``is_inference``, ``user_visible_output_idxs``,
-                ``kernel_free_cudagraph`` and ``torch_options``, by default those of now; the other
-                fields under their names. Others are not looked at.
+        """From what Inductor, and memprof's backend, pass to ``cudagraphify``: ``is_backward``,
+        ``is_inference``, ``user_visible_output_idxs``, ``kernel_free_cudagraph`` and
+        ``torch_options``, by default those of now; the other fields under their names. Others are
+        not looked at.
 
         Raises:
             ValueError: it cannot be a backward and an inference graph.
@@ -149,8 +148,7 @@ class GraphSpec:
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
-        """For the integers among ``inputs``, which are those of its first call. Outputs that are
-        held are to be cloned if the graph or ``clone_outputs`` says so."""
+        """For the integers among ``inputs``, which are those of its first call."""
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
         makes_state = self.mode is CompilationMode.INFERENCE and any(
             isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
@@ -174,55 +172,36 @@ class GraphSpec:
         )
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class FunctionSpec(GraphSpec):
-    """One compiled function for one set of integer inputs, in one manager.
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a call runs without a graph, or is recorded again: in words, and in fields of
+    ``TreeDetail``; ``this_once`` if it will be recorded after all, ``failed`` if the ledger knows
+    it already, of a failure."""
+
+    reason: str
+    cause: dict[str, Any] = field(default_factory=dict)
+    this_once: bool = False
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class PlaceState:
+    """What is known of a function after one recording, or at a root, whatever becomes of what was
+    recorded there.
 
     Attributes:
-        number: of the function in its manager, for messages; -1 if it is in none.
-        label: its name in messages and in the ledger.
-        key: values of the integer inputs.
-        makes_state: it updates parameters, so that what it returns is an optimizer's state, which
-            lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
-        static_input_idxs: inputs whose address is expected to stay. Inputs that turn out to
-            keep moving become ``loose`` ones.
-        loose: tensors among the inputs that are not static.
-        alignment_checked: inputs that the code takes for aligned and that may not be.
-        leaves: ``loose`` ones that may be leaves whose gradient is held beyond its step, see
-            ``ParameterRefs``.
+        looked: its inputs were looked at.
+        refusal: why it runs without a graph there, None if nothing speaks against one.
+        misfits: how often none of its recordings fitted, as far as that counts.
+        moved: how often managed inputs were elsewhere.
+        demoted: managed inputs that are copied there, since they kept moving.
     """
 
-    number: int
-    label: str
-    key: tuple[int, ...] = ()
-    makes_state: bool = False
-    static_input_idxs: tuple[int, ...] = ()
-    loose: tuple[int, ...] = ()
-    alignment_checked: tuple[int, ...] = ()
-    leaves: tuple[int, ...] = ()
-
-    def names_of_inputs(self, which: Sequence[int]) -> str:
-        """The user's names of some inputs, else the compiler's; of many, those of the first."""
-        names = [self._name_of_input(i) for i in which[:NAMED]]
-        more = f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
-        return ", ".join(names) + more
-
-    def _name_of_input(self, i: int) -> str:
-        value = self.input_value(i)
-        if value is not None:
-            return value.fqn or value.name
-        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
-        return str(getattr(placeholder, "name", f"input {i}"))
-
-    def copy_from_now_on(self, which: Sequence[int]) -> None:
-        """Static inputs become loose ones."""
-        self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
-        self.loose = tuple(sorted({*self.loose, *which}))
-
-    def let_go(self) -> None:
-        """Nobody can call it any more: what it holds of the program goes."""
-        self.model = _gone
-        self.constants = ()
+    looked: bool = False
+    refusal: Why | None = None
+    misfits: int = 0
+    moved: Counter[int] = field(default_factory=Counter)
+    demoted: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -235,13 +214,13 @@ class FunctionState:
         failures: how often its warm-up or recording failed.
         given_up: why it runs without a graph for good, "" if it does not.
         pool_growth: bytes that this pool took from the device for it.
-        recordings: how many this pool has of it.
-        needs: bytes that it may have needed when it was warmed up apart, never fewer than it did; 0
-            if it was not.
+        places: by the number of the recording before it, None at a root.
+        needs: bytes that it took, or more, when it was warmed up apart; 0 if it was not.
         short_of_memory: a warm-up or recording failed for want of memory.
-        warned_stuck: it was said that no step ever ends.
+        warned_stuck, warned_inputs, warned_limit: it was said that no step ever ends, why its
+            inputs cannot be recorded, and at which places it was recorded too often.
         host_inputs, host_outputs: random states that were tensors of the host in a call that was
-            no replay, by number. See Note [Random state on two devices].
+            no replay, see Note [Random state on two devices].
     """
 
     warmed_up: bool = False
@@ -249,12 +228,62 @@ class FunctionState:
     failures: int = 0
     given_up: str = ""
     pool_growth: int = 0
-    recordings: int = 0
+    places: defaultdict[int | None, PlaceState] = field(
+        default_factory=lambda: defaultdict(PlaceState)
+    )
     needs: int = 0
     short_of_memory: bool = False
     warned_stuck: bool = False
+    warned_inputs: bool = False
+    warned_limit: set[int | None] = field(default_factory=set)
     host_inputs: set[int] = field(default_factory=set)
     host_outputs: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class FunctionSpec(GraphSpec):
+    """One compiled function for one set of integer inputs, in one manager.
+
+    Attributes:
+        number: of the function in its manager, for messages; -1 if it is in none.
+        label: its name in messages and in the ledger.
+        key: values of the integer inputs.
+        makes_state: it updates parameters, so that what it returns is an optimizer's state, which
+            lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
+        static_input_idxs: inputs whose address is expected to stay.
+        loose: tensors among the inputs that are not static, or turned out to keep moving.
+        alignment_checked: inputs that the code takes for aligned and that may not be.
+        leaves: ``loose`` ones that may be leaves, see ``ParameterRefs``.
+    """
+
+    number: int
+    label: str
+    key: tuple[int, ...] = ()
+    makes_state: bool = False
+    static_input_idxs: tuple[int, ...] = ()
+    loose: tuple[int, ...] = ()
+    alignment_checked: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
+    state: FunctionState = field(default_factory=FunctionState)
+
+    def names_of_inputs(self, which: Sequence[int]) -> str:
+        """The user's names of some inputs, else the compiler's; of many, those of the first."""
+        names = [self._name_of_input(i) for i in which[:NAMED]]
+        more = f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
+        return ", ".join(names) + more
+
+    def _name_of_input(self, i: int) -> str:
+        value = self.input_value(i)
+        return self.placeholder(i, f"input {i}") if value is None else value.fqn or value.name
+
+    def copy_from_now_on(self, which: Sequence[int]) -> None:
+        self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
+        self.loose = tuple(sorted({*self.loose, *which}))
+
+    def let_go(self) -> None:
+        """Nobody can call it any more: what it holds of the program goes."""
+        self.model = _gone
+        self.constants = ()
 
 
 def _gone(inputs: list[Input]) -> list[Any]:

@@ -2,19 +2,16 @@
 
 Note [The end of a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-When a new step begins, the memory of the last path is about to be reused, and whoever
-still holds one of its outputs would read something else. Each live output gets one of
-these ends, in this order:
+When a new step begins, the memory of the last path is about to be reused. Each output that is
+still held gets one of these ends, in this order:
 
 * the very call that begins the new step writes to it (a cache that is handed back): it moves
   out of the pool, content and all, so that whoever holds it sees what was written;
 * the call is that of a graph's partition, and the graph was given it: it moves out as well, since
   something else of the graph may read it (Note [Graphs in parts]);
-* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone, so that
-  it computes what the program says;
-* it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a
-  backward returns): it moves out of the pool, content and all, so that accumulating
-  over several backwards is right;
+* it is an argument of that call otherwise (``h = cell(x, h)``): the call gets a clone;
+* it is a gradient (in a leaf's ``.grad``: autograd *steals* the tensor that a backward returns): it
+  moves out, so that accumulating over several backwards is right;
 * outputs are to be cloned (``outputs="clone"``), or are the state that a compiled optimizer makes
   in its first step, as the momentum of ``torch.optim.SGD``: it moves out as well;
 * otherwise its use raises an error that says what happened (``errors``).
@@ -78,7 +75,6 @@ class ParameterRefs:
         )
 
     def remember_leaves(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        """Keep those that a replay is called with."""
         self._keep(inputs, function.leaves)
 
     def _keep(self, inputs: list[Input], which: Sequence[int]) -> None:
@@ -98,17 +94,12 @@ def end_quickly(
     located: bool,
     step: int,
 ) -> bool:
-    """``StepEnd.end`` for the common cases: nothing is held, or ``loss = model(x)`` in a loop.
-
-    In the second the variable still holds the last step's loss while the next step begins.
-    All that is held are tensors that the last step's nodes handed out as they were, none that
-    is to move out, and no argument of the new call, a static one included: their use raises from
+    """``StepEnd.end`` for the common cases: nothing is held, or the last loss is, of ``loss =
+    model(x)`` in a loop. All that is held are tensors that the last step's nodes handed out
+    as they were, none that is to move out, and no argument of the new call: their use raises from
     here on, and the node hands out others. Hot.
 
-    Args:
-        node, step: the replay that ran last, and the number of the step that ends.
-        inputs, next_function: the call that begins the new step.
-        located: a recording that begins a step fits the call: see ``_unlocated``.
+    Args: as of ``StepEnd``; ``located``: a recording that begins a step fits the call.
 
     Returns:
         False if it is another case; nothing was done then.
@@ -155,12 +146,9 @@ def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Se
 
 
 def takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
-    """Whether a call belongs to the step that runs, although one may begin.
-
-    A compiled optimizer takes the gradients that the step's backward has made. In the same step
-    it reads them where they are; in the next one they would have to move out of the pool first.
-    Each function once a step, so that steps do end; and not where the program marks them.
-    """
+    """Whether a call belongs to the step that runs, although one may begin: a compiled optimizer
+    reads the gradients that the step's backward has made where they are. Each function once a step,
+    so that steps do end; and not where the program marks them."""
     if (
         function.mode is not CompilationMode.INFERENCE
         or compat.step_counters()[0].mark_step_counter
@@ -194,17 +182,9 @@ def is_stuck(node: Node, function: FunctionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """The end of one step.
-
-    Attributes:
-        node, step: that ran last in it, and its number.
-        inputs, next_function: the call that begins the new step; outputs among ``inputs`` are
-            replaced.
-        given: what the graph was given that this call is a part of, see Note [Graphs in parts].
-        parameters: whose gradients may lie in the pool.
-        pool: where the outputs lie.
-        ledger: is told.
-    """
+    """The end of ``step``, in which ``node`` ran last. ``inputs`` and ``next_function`` are a call
+    that begins the new one, and outputs among the inputs are replaced. ``given`` is what the graph
+    was given that this call is a part of; gradients of ``parameters`` may lie in the pool."""
 
     node: Node
     step: int
@@ -216,12 +196,9 @@ class StepEnd:
     ledger: TreeLedger
 
     def end(self) -> None:
-        """Give every live output of the step its end, see Note [The end of a step]."""
+        path = path_to(self.node)
         owners = {
-            r: (n, i)
-            for n in path_to(self.node)
-            for i, r in enumerate(n.outputs_weakrefs)
-            if r is not None
+            r: (n, i) for n in path for i, r in enumerate(n.outputs_weakrefs) if r is not None
         }
         by_pointer: dict[int, list[tuple[Node, int]]] = {}
         for r in held(list(owners)):
@@ -237,10 +214,8 @@ class StepEnd:
         # No name in here keeps one of them alive.
         handed_out = [t for t in (_take(n, i, pointer) for n, i in outputs) if t is not None]
         gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
-        clone = any(
-            f.clone_outputs and (f.user_outputs is None or i in f.user_outputs)
-            for f, i in ((n.wrapped_function, i) for n, i in outputs)
-        )
+        functions = [(n.wrapped_function, i) for n, i in outputs]
+        clone = any(f.clone_outputs and f.is_visible(i) for f, i in functions)
         mutated = self.next_function.mutated_input_idxs
         written = _lying_in((self.inputs[i] for i in mutated), pointer)
         given = _lying_in((ref() for ref in self.given), pointer)
@@ -277,15 +252,11 @@ class StepEnd:
         if _count(pointer) == 0:
             return
         message = OverwrittenMessage(function, index, node.number)
+        text = message.text(self.step, self.next_function.label)
         self.pool.release_storage(pointer)
-        self.pool.invalidate(
-            handed_out[0] if handed_out else None,
-            pointer,
-            message.text(self.step, self.next_function.label),
-        )
+        self.pool.invalidate(handed_out[0] if handed_out else None, pointer, text)
         reason = f"output {index} is held beyond its step; its use raises"
-        cause = TreeCause.HELD
-        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=cause, outputs=of)
+        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=TreeCause.HELD, outputs=of)
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:
@@ -296,12 +267,7 @@ def _lying_in(values: Iterable[Input], pointer: int) -> list[torch.Tensor]:
     return [x for x in values if _lies_in(x, pointer)]
 
 
-def _arguments_in(inputs: list[Input], pointer: int) -> list[int]:
-    return [i for i, x in enumerate(inputs) if _lies_in(x, pointer)]
-
-
 def _drop_unheld(handed_out: list[torch.Tensor]) -> None:
-    """Let go of tensors that only the trees held."""
     # The list's reference, and the argument's.
     held = [handed_out[k] for k in range(len(handed_out)) if _refs(handed_out[k]) > 2]
     handed_out[:] = held
@@ -314,8 +280,7 @@ def _known_holders(
     parameters: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Tensors over one storage that are to have other memory: of ``handed_out``, which is emptied,
-    those that are held; ``arguments`` of the call that are to stay the tensors that they are; and
-    gradients of ``parameters``."""
+    those that are held; ``arguments`` of the call; and gradients of ``parameters``."""
     _drop_unheld(handed_out)
     found = {id(t): t for t in (*handed_out, *arguments)}
     handed_out.clear()
@@ -333,10 +298,9 @@ def _copy_out(
     pool: CudaPool, pointer: int, holders: list[torch.Tensor], inputs: list[Input]
 ) -> None:
     """Give holders of an output, and the arguments that lie in it, one copy of it outside of the
-    pool: what the call writes to its arguments, holders see. Another tensor takes the place of an
-    argument that is no holder."""
+    pool. Another tensor takes the place of an argument that is no holder."""
     ours = {id(t) for t in holders}
-    arguments = [i for i in _arguments_in(inputs, pointer) if id(inputs[i]) not in ours]
+    arguments = [i for i, x in enumerate(inputs) if _lies_in(x, pointer) and id(x) not in ours]
     copies = _copies(pool, [*holders, *(inputs[i] for i in arguments)])
     for t, copy in zip(holders, copies, strict=False):
         t.data = copy
@@ -345,10 +309,7 @@ def _copy_out(
 
 
 def _copies(pool: CudaPool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these, which share a storage: over one copy of what they span of it.
-
-    Compiled code relies on their strides, and on where they begin in a block.
-    """
+    """Tensors like these, which share a storage: over one copy of what they span of it."""
     if not tensors:
         return []
     spans = [_span(t) for t in tensors]

@@ -2,11 +2,10 @@
 
 Note [Whose value holds]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-Torch reads most of ``torch._inductor.config.triton`` when a graph is called, so that there
-``torch.compile(options=...)``, which holds while it compiles, does nothing for these. Here what
-was given to one compilation holds for its graphs, for good (``TreeOptions.given``). What was not
-given is read when it matters, as by torch, so that ``config.patch`` around a call works too. The
-exceptions are what torch takes when it compiles (``AT_COMPILATION``), and what a recording has
+Torch reads most of ``torch._inductor.config.triton`` when a graph is called, where
+``torch.compile(options=...)`` does nothing. Here what was given to one compilation holds for its
+graphs, for good (``TreeOptions.given``). What was not given is read when it matters, as by torch.
+The exceptions are what torch takes when it compiles (``AT_COMPILATION``), and what a recording has
 built in (``force_cudagraph_sync``, ``slow_path_cudagraph_asserts``): its value when recorded holds.
 """
 
@@ -21,8 +20,6 @@ from . import _torch_compat as compat
 
 
 class Verdict(Enum):
-    """What becomes of an option of torch."""
-
     HONOURED = "these trees do what it says"
     ALWAYS = "these trees do that in any case; there is nothing to switch"
     COMPILER = "it tells Inductor, Dynamo or AOTAutograd how to compile, and is left to them"
@@ -50,7 +47,7 @@ DECISIONS: Mapping[str, tuple[Verdict, str]] = {
     "triton.cudagraph_unexpected_rerecord_limit": (_OURS, "record_policy"),
     "triton.cudagraph_managed_input_rerecord_limit": (_OURS, "record_policy"),
     "triton.cudagraph_managed_input_rerecord_action": (_OURS, "record_policy"),
-    "triton.force_cudagraph_sync": (_OURS, "recorder.record"),
+    "triton.force_cudagraph_sync": (_OURS, "capture.run.capture_node"),
     "triton.force_cudagraphs_warmup": (_OURS, "manager._call_slowly"),
     "triton.skip_cudagraph_warmup": (_OURS, "manager._call_slowly; the observation of calls"),
     "triton.cudagraph_or_error": (_OURS, "recorder, entry; Inductor"),
@@ -84,11 +81,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
     """Torch's options for the graphs of one compilation, see Note [Whose value holds]:
-    ``options[name]`` is the one of that name in ``config.triton``.
-
-    Attributes:
-        given: values that were given to the compilation, by name.
-    """
+    ``options[name]`` is the one of that name in ``config.triton``. ``given`` are by name, too."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,14 +95,8 @@ class TreeOptions:
 
     @staticmethod
     def of_this_compilation(options: Mapping[str, Any] | None = None) -> TreeOptions:
-        """What holds for the graphs that are compiled now.
-
-        Args:
-            options: as given to ``torch.compile``, with Inductor's names.
-
-        Raises:
-            ValueError: one of them has a value that it cannot have.
-        """
+        """What holds for the graphs that are compiled now; ``options`` as given to
+        ``torch.compile``, with Inductor's names. A ``ValueError`` if one cannot have its value."""
         given = {name: compat.triton_option(name) for name in AT_COMPILATION}
         for name, value in (options or {}).items():
             if name in DECISIONS and DECISIONS[name][0] is Verdict.HONOURED:
@@ -126,5 +113,4 @@ class TreeOptions:
 
     @property
     def pool_initial(self) -> int:
-        """Bytes that a pool starts with."""
         return int((self["cudagraph_initial_mempool_allocation_gb"] or 0) * (1 << 30))

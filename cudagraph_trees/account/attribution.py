@@ -9,28 +9,27 @@ At any instant, what a pool has reserved is exactly the sum of
   split off small remainders;
 * *workspace*: scratch memory of libraries that stays when the line that made it is done;
 * *unattributed*: blocks that are allocated and that nobody knows;
-* *free*: reserved and not allocated, that is, fragmentation or simply a smaller instant
-  than the largest.
+* *free*: reserved and not allocated.
 
-The first four are measured block by block. Free is what the segments hold beyond them. The
-allocator's own books are right only in the states WARMUP and RECORDING; after a replay
-memory is as the replayed node's recording left it, less what died since, so that is what
-is counted then. Inside a replay, the recording's allocation program says what is live at
-each instant. There a block's size is known if it was live when the recording ended, and
-otherwise is the request rounded up to the allocator's 512 bytes: a remainder of a block
-that was not split off counts as free then.
+The allocator's own books are right only in the states WARMUP and RECORDING; after a replay
+memory is as the replayed node's recording left it, less what died since. Inside a replay, the
+recording's allocation program says what is live at each instant. There a block's size is known if
+it was live when the recording ended, and otherwise is the request rounded up to 512 bytes: a
+remainder of a block that was not split off counts as free then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..capture_lock import capturing
 from ..device.protocol import Segment
 from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, path_to
 from ..path import ExecutionState
+from ..replay.liveness import StorageWeakRefWrapper
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""
@@ -68,33 +67,27 @@ class PoolParts:
         return self.live + self.free
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    node: int | str
-    requested: int
-    block: int
+Live: TypeAlias = tuple["int | str", int, int]
+"""A live block: the node that it belongs to, bytes asked for, bytes of the block."""
 
 
 def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
-    """What the pool's bytes are now, between two calls.
-
-    It waits for what another thread warms up or captures.
-    """
+    """What the pool's bytes are now, between two calls. Waits for other threads' captures."""
     with capturing():
         segments, node = manager.pool.segments(), manager.path.node
         if manager.path.state is ExecutionState.EXECUTION:
             assert isinstance(node, CUDAGraphNode)
-            return _parts(_live_outputs(node), sum(s.nbytes for s in segments))
+            live = _outputs_among(node.path_live_weakrefs(), path_to(node))
+            return _parts(live, sum(s.nbytes for s in segments))
         owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
         return explain_blocks(segments, {r.address: n for n, r in owned if not r.expired()})
 
 
 def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str]) -> PoolParts:
-    """What the bytes of segments are, of which no part is a workspace; ``owners`` of known blocks
-    by address."""
+    """What the bytes of segments without workspaces are; ``owners`` of known blocks by address."""
     segments = list(segments)
     blocks = [b for s in segments for b in s.blocks if b.live]
-    known = [_Live(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
+    known = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)
     return _parts(known, sum(s.nbytes for s in segments), unattributed=unknown)
 
@@ -121,14 +114,8 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
     path = path_to(node)
     # Outputs of the path that are no inputs of this node lie there all the time.
     passed = {s.nbytes and node.specs[s.inputs[0]].address for s in program.storages if s.inputs}
-    live: dict[int, _Live] = {}
-    for depth, (n, was_live) in enumerate(
-        zip(path, node.recorded_liveness_before_graph, strict=False)
-    ):
-        for r, alive in zip(node.path_weakrefs[depth], was_live, strict=True):
-            if r is not None and alive and r.address not in passed:
-                live[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
-    inside: list[_Live] = []
+    others = [r for r in node.live_before if r.address not in passed]
+    live = [*_outputs_among(others, path)]
     workspace = 0
     for x in program.live_at(instant):
         storage = x.storage
@@ -137,14 +124,14 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
             continue
         owner, sizes = node, (storage.nbytes, _rounded(storage.nbytes))
         if storage.inputs:
-            where = node.input_plan.live_outputs[storage.inputs[0]]
-            if where is not None:
-                owner = path[where[0]]
+            made = node.input_plan.outputs[storage.inputs[0]]
+            if made is not None:
+                owner = next(n for n in path if made in n.outputs_weakrefs)
                 sizes = owner.sizes.get(node.specs[storage.inputs[0]].address, sizes)
-        inside.append(_Live(owner.number, *sizes))
+        live.append((owner.number, *sizes))
     with capturing():
         reserved = node.pool.reserved_bytes()
-    return _parts([*live.values(), *inside], reserved, workspace)
+    return _parts(live, reserved, workspace)
 
 
 def _rounded(nbytes: int) -> int:
@@ -152,26 +139,25 @@ def _rounded(nbytes: int) -> int:
 
 
 def _parts(
-    live: Iterable[_Live], reserved: int, workspace: int = 0, unattributed: int = 0
+    live: Iterable[Live], reserved: int, workspace: int = 0, unattributed: int = 0
 ) -> PoolParts:
     nodes: dict[int | str, int] = {}
     rounding = 0
-    for x in live:
-        nodes[x.node] = nodes.get(x.node, 0) + x.requested
-        rounding += x.block - x.requested
+    for node, requested, block in live:
+        nodes[node] = nodes.get(node, 0) + requested
+        rounding += block - requested
     used = sum(nodes.values()) + rounding + workspace + unattributed
     return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
 
 
-def _live_outputs(node: CUDAGraphNode) -> list[_Live]:
-    out: dict[int, _Live] = {}
-    path = path_to(node)
-    for (depth, _), r in zip(node.live_indices_after_graph, node.live_after, strict=True):
-        if r.address not in out and not r.expired():
-            n = path[depth]
-            # The node that allocated it, where another returned it as well.
-            while r.address not in n.sizes and depth > 0:
-                depth -= 1
-                n = path[depth]
-            out[r.address] = _Live(n.number, *n.sizes.get(r.address, (0, 0)))
-    return list(out.values())
+def _outputs_among(
+    refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode]
+) -> Iterable[Live]:
+    """These outputs of a path, by address: what several nodes returned is the first one's."""
+    wanted = set(refs)
+    out: dict[int, Live] = {}
+    for n in path:
+        for r in n.outputs_weakrefs:
+            if r in wanted and r is not None and r.address not in out:
+                out[r.address] = (n.number, *n.sizes.get(r.address, (0, 0)))
+    return out.values()

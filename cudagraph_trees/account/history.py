@@ -44,7 +44,6 @@ def ledger_entries() -> dict[EntryKey, LedgerEntry]:
 
 
 def forget_the_dead() -> None:
-    """Drop the ledgers of managers that are gone."""
     with _lock:
         alive = [(ledger, ref) for ledger, ref in _known if ref() is not None]
         _known.clear()
@@ -57,7 +56,6 @@ def forget_all() -> None:
 
 
 def managers() -> list[CUDAGraphTreeManager]:
-    """All managers that live."""
     with _lock:
         return [manager for _, ref in _known if (manager := ref()) is not None]
 

@@ -10,11 +10,12 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
+from ..device.cuda import CudaPool
 from ..node import CUDAGraphNode, number_of
 from ..path import TreePath
 from ..spec import FunctionSpec
@@ -23,28 +24,28 @@ MAX_ENTRIES = 10_000
 
 
 class Measurement:
-    """Time and pool size from here to ``detail``; ``reserved`` says how many bytes the pool has."""
+    """Time, and bytes that a pool has, from here on."""
 
-    def __init__(self, reserved: Callable[[], int]) -> None:
+    def __init__(self, pool: CudaPool) -> None:
         self._start_ns = time.perf_counter_ns()
-        self._reserved = reserved
-        self.pool_before = reserved()
+        self._reserved = pool.reserved_bytes
+        self._before = pool.reserved_bytes()
+
+    def grown(self) -> int:
+        return self._reserved() - self._before
 
     def detail(self) -> dict[str, int]:
         """As keyword arguments of ``TreeLedger.add``."""
         return {
             "duration_ns": time.perf_counter_ns() - self._start_ns,
-            "pool_before": self.pool_before,
+            "pool_before": self._before,
             "pool_after": self._reserved(),
         }
 
 
 class TreeLedger:
-    """The entries of one manager; repeats are counted. At most ``MAX_ENTRIES`` different ones.
-
-    Attributes:
-        device: written to each entry, as is the step of ``path``.
-    """
+    """The entries of one manager, with ``device`` and the step of ``path``; repeats are counted. At
+    most ``MAX_ENTRIES`` different ones."""
 
     def __init__(self, device: str, path: TreePath) -> None:
         self.device = device
@@ -52,20 +53,15 @@ class TreeLedger:
         # its node on the path since, with the function and all that it holds.
         self._path = weakref.ref(path)
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
-        self._replayed: dict[tuple[object, ...], LedgerEntry] = {}
+        self._retired: list[LedgerEntry] = []
         # A collector run inside the lock may shut the manager down, which writes here.
         self._lock = threading.RLock()
 
     def add(
         self, kind: LedgerKind, function: FunctionSpec | None, reason: str, **detail: Any
     ) -> None:
-        """Write one entry. One that differs only in time, step and measurements is a repeat.
-
-        Args:
-            kind, reason: of the entry.
-            function: that it is about, if it is about one.
-            **detail: other fields of ``TreeDetail``.
-        """
+        """Write one entry, about ``function`` if it is about one; ``detail`` are other fields of
+        ``TreeDetail``. One that differs only in time, step and measurements is a repeat."""
         path = self._path()
         step = 0 if path is None else path.step
         entry = self._entry(function, time.time_ns(), kind, reason, step=step, **detail)
@@ -85,14 +81,13 @@ class TreeLedger:
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep what was counted in a node that goes away."""
         with self._lock:
-            for e in self._counted(node):
-                self._replayed[(node.number, e.kind, e.reason)] = e
+            self._retired += self._counted(node)
 
     def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
         """All entries by time, with one for the replays of each of ``nodes``."""
         replays = [e for n in nodes for e in self._counted(n)]
         with self._lock:
-            out = [*self._entries.values(), *self._replayed.values(), *replays]
+            out = [*self._entries.values(), *self._retired, *replays]
         return sorted(out, key=lambda e: e.time_ns)
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:

@@ -33,17 +33,15 @@ def keep(record: GraphRecord, placement: Placement) -> None:
 
 
 def keep_placement(node: CUDAGraphNode) -> None:
-    """Tell the graph's record, if there is one, where a recording has its memory."""
+    """Tell the graph's record, if there is one, where a recording that knows its program has its
+    memory."""
     record = node.wrapped_function.record
-    if record is None:
+    if record is None or node.program is None:
         return
     try:
-        placement = _placement_of(node)
+        keep(record, _placement_of(node, node.program))
     except Exception:
         compat.log.warning("no placement of %s", node.wrapped_function.label, exc_info=True)
-        return
-    if placement is not None:
-        keep(record, placement)
 
 
 def placed(
@@ -52,14 +50,9 @@ def placed(
     addresses: Mapping[int, int],
     input_of: Callable[[int], int | None] = lambda i: i,
 ) -> list[PlacedBlock]:
-    """The storages of ``program`` that have an address, by address.
-
-    Args:
-        graph: id of the graph that runs.
-        program: what it does.
-        addresses: by number of the storage.
-        input_of: from an input of the program to that of the graph, None if it is none.
-    """
+    """The storages of ``program`` that have an address, by address. ``graph`` is the id of what
+    runs, ``addresses`` are by number of the storage; ``input_of`` goes from an input of the
+    program to that of the graph, None if it is none."""
     out: list[PlacedBlock] = []
     open_: dict[int, PlacedBlock] = {}
     end = len(program.events) + 1
@@ -85,25 +78,21 @@ def placed(
     return sorted((*out, *open_.values()), key=_PLACE)
 
 
-def _placement_of(node: CUDAGraphNode) -> Placement | None:
-    """The placement of a recording that knows its program, else None."""
-    function, program = node.wrapped_function, node.program
-    if function.record is None or program is None:
-        return None
+def _placement_of(node: CUDAGraphNode, program: AllocationProgram) -> Placement:
     blocks, end = _blocks(node), len(program.events) + 1
     passed = {b.address for b in blocks if not b.begin}
     # Outputs of earlier recordings that lie there all the time, and are no inputs.
-    before = node.recorded_liveness_before_graph
-    for earlier, refs, live in zip(path_to(node), node.path_weakrefs, before, strict=False):
+    live = set(node.live_before)
+    for earlier in path_to(node)[:-1]:
         last = 0 if earlier.program is None else len(earlier.program.events) + 1
         made = {b.address: b for b in _blocks(earlier) if b.end == last}
-        for r, alive in zip(refs, live, strict=True):
-            if r is not None and alive and r.address in made and r.address not in passed:
+        for r in live.intersection(earlier.outputs_weakrefs):
+            if r.address in made and r.address not in passed:
                 passed.add(r.address)
                 blocks.append(replace(made[r.address], begin=0, end=end, node=earlier.number))
     return Placement(
         pool=str(node.pool.device),
-        key=function.key,
+        key=node.wrapped_function.key,
         node=node.number,
         segments=tuple((s.address, s.nbytes) for s in node.pool.segments()),
         lines=tuple(e.line for e in program.events),

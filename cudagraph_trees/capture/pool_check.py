@@ -3,15 +3,14 @@
 Note [Memory that a function keeps]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A function may keep a tensor that it made in the pool: a cache in a custom operator, a global, a
-workspace. The trees do not know of it, and would record over it. Whose it is can be told only
-right after the run that made it, so the pool is looked at after each warm-up and each recording,
-and it counts as a failure of that function alone. The block stays for as long as somebody holds
-it, and nothing may be recorded beside it: all other recordings move to a new pool. A function that
-kept something once, as one that fills a cache, is warmed up there again and recorded, for the
-cache lies in the old pool, which lives as long as it is used. One that does it again runs without
-a graph from then on, and that time the allocator keeps the lines that asked for the memory, as it
-does from the first warm-up on with ``cudagraph_trees_history_recording``;
-``cudagraph_trees_objgraph`` has pictures drawn of what holds it.
+workspace. The trees would record over it. Whose it is can be told only right after the run that
+made it, so the pool is looked at after each warm-up and each recording, and it counts as a failure
+of that function alone. All other recordings move to a new pool. A function that kept something
+once, as one that fills a cache, is warmed up there again and recorded; the cache lies in the old
+pool, which lives as long as it is used. One that does it again runs without a graph from then on,
+and that time the allocator keeps the lines that asked for the memory, as it does from the first
+warm-up on with ``cudagraph_trees_history_recording``; ``cudagraph_trees_objgraph`` has pictures
+drawn of what holds it.
 """
 
 from __future__ import annotations
@@ -36,55 +35,36 @@ CALLS = 4
 
 
 def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
-    """Check that exactly the blocks at ``known`` addresses are allocated.
-
-    Raises:
-        UntrackedMemory: others are, or some of them are not; ``options`` say how much it says.
-    """
-    missing, extra = _differences(pool, known)
-    if missing:
+    """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
+    kept = memory_kept(pool, known, options)
+    if missing := set(known) - pool.live_addresses():
         raise UntrackedMemory(
             f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
             f"{pool.handle} and are not. This points at aliasing that the compiler "
             "or a custom operator's meta function did not declare."
         )
-    if extra:
-        raise UntrackedMemory(_kept(pool, extra, options))
+    if kept:
+        raise UntrackedMemory(kept)
 
 
 def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
-    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing.
-
-    Args: as of ``check_pool``.
-    """
-    _, extra = _differences(pool, known)
-    return _kept(pool, extra, options) if extra else ""
-
-
-def _differences(pool: CudaPool, known: Collection[int]) -> tuple[set[int], set[int]]:
-    """Addresses that are known and not allocated, and that are allocated and not known."""
-    known = set(known)
-    if pool.only_live(known):
-        return set(), set()
+    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing."""
+    if pool.live_addresses() <= set(known):
+        return ""
     # A tensor in a reference cycle is dead, only not collected yet.
     gc.collect()
-    actual = pool.live_addresses()
-    return known - actual, actual - known
-
-
-def _kept(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
-    return (
+    addresses = pool.live_addresses() - set(known)
+    if not addresses:
+        return ""
+    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
+    lines = [
         f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
         f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "
         "Something that ran in the warm-up or the recording has kept a tensor: a cache "
-        f"in a custom operator, a global, a workspace.\n{describe(pool, addresses, options)}"
-    )
-
-
-def describe(pool: CudaPool, addresses: Collection[int], options: TreeOptions) -> str:
-    """Sentences about the blocks at ``addresses``, and what was drawn of their holders."""
-    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
-    lines = ["They are:", *(f"{_block(b)}." for b in blocks[:SHOWN])]
+        "in a custom operator, a global, a workspace.",
+        "They are:",
+        *(f"{_block(b)}." for b in blocks[:SHOWN]),
+    ]
     if len(blocks) > SHOWN:
         lines.append(f"  And {len(blocks) - SHOWN} more.")
     if not any(b.frames for b in blocks):

@@ -40,11 +40,8 @@ def program_of(
     """The program of one recording, which of its storages are workspaces that a library keeps until
     it is told to drop them, and the address of each storage.
 
-    Args:
-        function: what was recorded.
-        inputs: those in the pool: buffers of copied inputs, and outputs of earlier nodes.
-        outputs: what the recording returned.
-        events: what the allocator did, buffers of copied inputs included.
+    Args: ``inputs`` are those in the pool: buffers of copied inputs, and outputs of earlier nodes;
+    ``outputs`` what the recording returned; ``events`` what the allocator did for all of them.
     """
     device = str(next((t.device for t in outputs if isinstance(t, torch.Tensor)), "cuda"))
     by_output: dict[int, list[int]] = {}
@@ -105,8 +102,8 @@ def program_of(
 
 
 def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
-    """Line of the generated code, and what its text assigns. ``code`` is the path of that code;
-    where it is not known, functions are recognised by their names."""
+    """Line of the generated code, at ``code`` or in functions of such names, and what its text
+    assigns."""
     for file, line, name in e.frames:
         known = file == code if code else not _NOT_GENERATED.search(file)
         if known and _GENERATED.match(name):
@@ -126,10 +123,7 @@ def _owner(function: FunctionSpec, line: int, name: str | None) -> str | None:
 
 def _input_name(function: FunctionSpec, i: int) -> str:
     value = function.input_value(i)
-    if value is not None:
-        return value.name
-    placeholder = function.placeholders[i] if i < len(function.placeholders) else None
-    return str(getattr(placeholder, "name", f"input_{i}"))
+    return function.placeholder(i, f"input_{i}") if value is None else value.name
 
 
 def _input_category(function: FunctionSpec, i: int) -> Category:

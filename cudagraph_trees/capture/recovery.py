@@ -13,8 +13,8 @@ a job that fits a device must fit with its calls being backed up. So:
   there (a forward returns what its backward needs, so one that died may be needed). What a
   backward reads where it lies outside of the pool is kept: a capture takes no memory there;
 * a failed *warm-up* has run kernels. Inputs that died in it may have been overwritten, and inputs
-  that it writes to may have been written to. So copies of both are made before, on the host, of
-  those that are written to first, then of the smallest: up to ``MAX_BACKUP_BYTES`` in all. A larger
+  that it writes to may have been written to. So the storages of both are copied to the host before,
+  of those that are written to first, then the smallest: up to ``MAX_BACKUP_BYTES`` in all. A larger
   input that was needed again and has died cannot be had; then the error goes to the user, and says
   so.
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -65,7 +64,7 @@ def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
     return nbytes if nbytes > MAX_BACKUP_BYTES else 0
 
 
-def let_go_of_frames(error: BaseException) -> None:
+def _let_go_of_frames(error: BaseException) -> None:
     """Frames of a failed run hold its tensors, and those hold blocks of the pool."""
     e: BaseException | None = error
     while e is not None:
@@ -74,50 +73,35 @@ def let_go_of_frames(error: BaseException) -> None:
     gc.collect()
 
 
-@dataclass(slots=True)
 class InputBackup:
     """What it takes to make a call again.
 
     Attributes:
         inputs: what is no tensor; None for tensors.
-        generators: where they stood.
-        specs: descriptions of the tensors, by input.
-        weak: the tensors, weakly.
+        specs, weak: the tensors, by input: descriptions, and weak references.
         in_pool: those that lie in the pool.
-        pool: where a recording is made, None for a warm-up.
+        pool: where a recording is made, None before what runs kernels.
         refs: before a recording, the storages of those in the pool; before a call without a graph
             the path's references to them.
         kept: before a recording, those that it reads where they lie and that may die in it.
         buffers: where a recording has its copies of inputs, once they are made.
-        storages: before what runs kernels, the bytes of storages on the host, by address.
-        backup: copies on the host of what a warm-up writes to, by input.
-        lost: why that could not be copied, "" if it was.
+        storages: before what runs kernels, copies of storages on the host, by address.
+        written: addresses of storages that the call writes to.
     """
 
-    inputs: list[Input]
-    generators: GeneratorStates
-    specs: dict[int, TensorSpec]
-    weak: dict[int, TensorWeakRef]
-    in_pool: set[int]
-    pool: CudaPool | None = None
-    refs: dict[int, StorageWeakRefWrapper] = field(default_factory=dict)
-    kept: list[torch.Tensor] = field(default_factory=list)
-    buffers: dict[int, TensorSpec] = field(default_factory=dict)
-    storages: dict[int, torch.Tensor] = field(default_factory=dict)
-    backup: dict[int, torch.Tensor] = field(default_factory=dict)
-    lost: str = ""
-
-    @staticmethod
-    def _of(inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> InputBackup:
+    def __init__(self, inputs: list[Input], pool_addresses: Set[int], device: torch.device) -> None:
         tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-        specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
-        return InputBackup(
-            inputs=[None if i in tensors else x for i, x in enumerate(inputs)],
-            generators=GeneratorStates(device, inputs),
-            specs=specs,
-            weak={i: TensorWeakRef(x) for i, x in tensors.items()},
-            in_pool={i for i, spec in specs.items() if spec.address in pool_addresses},
-        )
+        self.inputs = [None if i in tensors else x for i, x in enumerate(inputs)]
+        self.generators = GeneratorStates(device, inputs)
+        self.specs = {i: TensorSpec.of(x) for i, x in tensors.items()}
+        self.weak = {i: TensorWeakRef(x) for i, x in tensors.items()}
+        self.in_pool = {i for i, spec in self.specs.items() if spec.address in pool_addresses}
+        self.pool: CudaPool | None = None
+        self.refs: dict[int, StorageWeakRefWrapper] = {}
+        self.kept: list[torch.Tensor] = []
+        self.buffers: dict[int, TensorSpec] = {}
+        self.storages: dict[int, torch.Tensor] = {}
+        self.written: set[int] = set()
 
     @staticmethod
     def plain(
@@ -129,23 +113,21 @@ class InputBackup:
         """Before a forward runs without a graph that writes to nothing that outlives the call.
 
         Small inputs are copied; others are had again if the program holds them. The call may
-        overwrite what it alone holds, as what an earlier part of its graph has made for it, so none
-        is kept from dying, and a tensor that the trees hold to hand it out again counts as dead:
-        one of ``path``, the outputs of the path that runs.
+        overwrite what it alone holds, so none is kept from dying, and outputs of the ``path`` that
+        only the trees hold count as dead.
         """
         live = {r.address: r for r in path if not r.expired()}
-        out = InputBackup._of(inputs, live.keys(), device)
+        out = InputBackup(inputs, live.keys(), device)
         out.refs = {i: live[out.specs[i].address] for i in out.in_pool}
         static = set(function.static_input_idxs) - out.in_pool
-        out._copy_storages(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
+        out._copy(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
         return out
 
     @staticmethod
     def recording(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], pool: CudaPool
     ) -> InputBackup:
-        """Before a recording."""
-        out = InputBackup._of(inputs, pool_addresses, pool.device)
+        out = InputBackup(inputs, pool_addresses, pool.device)
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
         if function.mode is CompilationMode.BACKWARD:
@@ -157,36 +139,29 @@ class InputBackup:
     def warm_up(
         function: FunctionSpec, inputs: list[Input], pool_addresses: set[int], device: torch.device
     ) -> InputBackup:
-        """Before a warm-up on ``device``, or a recording that computes what it records."""
-        out = InputBackup._of(inputs, pool_addresses, device)
+        """Before a warm-up on ``device``, which does not write ``too_much_to_copy``."""
+        out = InputBackup(inputs, pool_addresses, device)
         written = {i for i in function.mutated_input_idxs if i in out.specs}
+        out.written = {out.specs[i].address for i in written}
+        left = out._copy(written, inputs, MAX_BACKUP_BYTES)
         backward = function.mode is CompilationMode.BACKWARD
         static = set() if backward else set(function.static_input_idxs) - out.in_pool
-        left = out._copy_written(written, inputs)
-        out._copy_storages(out.specs.keys() - written - static, inputs, left)
+        out._copy(out.specs.keys() - written - static, inputs, left)
         return out
 
-    def _copy_written(self, written: Set[int], inputs: list[Input]) -> int:
-        """Copy what the function writes to, if it is not too much. Returns the bytes left."""
-        nbytes = sum(self.specs[i].nbytes for i in written)
-        if nbytes > MAX_BACKUP_BYTES:
-            self.lost = f"with {nbytes} bytes too large to have been copied before"
-            return MAX_BACKUP_BYTES
-        self.backup = {i: inputs[i].detach().to("cpu", copy=True) for i in written}
-        return MAX_BACKUP_BYTES - nbytes
-
-    def _copy_storages(self, which: Set[int], inputs: list[Input], left: int) -> None:
-        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes."""
+    def _copy(self, which: Set[int], inputs: list[Input], left: int) -> int:
+        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes.
+        Returns the bytes left."""
         for i in sorted(which, key=lambda i: self.specs[i].nbytes):
             spec = self.specs[i]
             if spec.address in self.storages:
                 continue
             if spec.nbytes > left:
-                return
-            storage = inputs[i].untyped_storage()
-            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-            self.storages[spec.address] = whole.to("cpu", copy=True)
+                break
+            there = _bytes_of(inputs[i].untyped_storage())
+            self.storages[spec.address] = there.to("cpu", copy=True)
             left -= spec.nbytes
+        return left
 
     def give_up(self, error: BaseException) -> None:
         """The call is not made again: put generators back, and let go of what it held."""
@@ -194,11 +169,10 @@ class InputBackup:
             self.generators.restore()
         except Exception as e:
             compat.log.warning("no generator was put back: %s: %s", type(e).__name__, e)
-        let_go_of_frames(error)
+        _let_go_of_frames(error)
 
     def succeeded(self) -> None:
         """The call need not be made again, or is: let go of what was kept for that."""
-        self.backup.clear()
         self.storages.clear()
         self.kept.clear()
 
@@ -208,7 +182,7 @@ class InputBackup:
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.
         """
-        let_go_of_frames(error)
+        _let_go_of_frames(error)
         try:
             self.generators.restore()
             if self.pool is not None:
@@ -242,9 +216,6 @@ class InputBackup:
             self.inputs[i] = found[i]
 
     def _find_after_warm_up(self) -> None:
-        if self.lost:
-            why = f"the failed warm-up may have written to its inputs, {self.lost}. {_WHAT_TO_DO}"
-            raise Unrecoverable(why)
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
@@ -252,22 +223,23 @@ class InputBackup:
             t = self.inputs[i] = ref() if held else None
             if t is not None:
                 storages[self.specs[i].address] = t.untyped_storage()
+        for address in self.written & storages.keys():
+            _bytes_of(storages[address]).copy_(self.storages[address])
         for i, spec in self.specs.items():
             if self.inputs[i] is not None:
                 continue
-            if spec.address not in storages and spec.address in self.storages:
+            if spec.address not in storages:
+                if spec.address not in self.storages:
+                    raise _died(i, spec, "warm-up", "it was too large to have been copied before")
                 copy = self.storages[spec.address].to(spec.device, copy=True)
                 storages[spec.address] = copy.untyped_storage()
             empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
-            if spec.address in storages:
-                storage = storages[spec.address]
-                self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
-            elif i in self.backup:
-                self.inputs[i] = empty.new_empty_strided(spec.shape, spec.stride)
-            else:
-                raise _died(i, spec, "warm-up", "it was too large to have been copied before")
-        for i, copy in self.backup.items():
-            self.inputs[i].copy_(copy)
+            storage = storages[spec.address]
+            self.inputs[i] = empty.set_(storage, spec.offset, spec.shape, spec.stride)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _died(i: int, spec: TensorSpec, what: str, why: str) -> Unrecoverable:

@@ -23,8 +23,7 @@ GENERAL_POOL = (0, 0)
 
 
 def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor over a storage, a normal one in inference mode as well: it is used again by later
-    calls, and nobody may write to a tensor of inference mode outside of it."""
+    """A tensor over a storage, a normal one in inference mode as well: later calls use it again."""
     if not torch.is_inference_mode_enabled():
         return _cuda_tensor(metadata, storage)
     with torch.inference_mode(False):
@@ -41,38 +40,28 @@ set_storage_message: Callable[[int, str], None] = bind("_set_storage_data_ptr_ac
 
 
 def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages."""
     a._swap_data_ptr_(b)  # type: ignore[attr-defined]
 
 
-begin_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind(
-    "_cuda_beginAllocateCurrentThreadToPool"
-)
-end_allocate_to_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_endAllocateToPool")
-release_pool: Callable[[int, tuple[int, int]], None] = bind("_cuda_releasePool")
+OnPool = Callable[[int, tuple[int, int]], None]
+begin_allocate_to_pool: OnPool = bind("_cuda_beginAllocateCurrentThreadToPool")
+end_allocate_to_pool: OnPool = bind("_cuda_endAllocateToPool")
+release_pool: OnPool = bind("_cuda_releasePool")
 pool_checkpoint: Callable[[int, tuple[int, int]], Any] = bind("_cuda_getCheckpointState")
 restore_pool: Callable[[int, Any, list[int], list[int]], None] = bind(
     "_cuda_setCheckpointPoolState"
-)
-pool_has_only: Callable[[int, tuple[int, int], set[int]], bool] = bind(
-    "_cuda_checkPoolLiveAllocations"
 )
 raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
 
 
 def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]) -> None:
-    """Tell ``graph``, before its capture, what it draws from besides the default generator.
-
-    Torch 2.14 and later find that out for themselves.
-
-    Raises:
-        torch.OutOfMemoryError: two small tensors for each do not fit on the current stream.
-            None is registered then: half a registration would end the process when the
-            graph is destroyed.
-    """
+    """Tell ``graph``, before its capture, what it draws from besides the default generator; torch
+    2.14 and later find that out for themselves."""
     if torch_version() >= (2, 14):
         return
+    # Half a registration would end the process when the graph is destroyed: for want of memory,
+    # none is made.
     room = [torch.empty(1, dtype=torch.int64, device=g.device) for g in generators for _ in "ab"]
     del room
     for g in generators:
@@ -97,12 +86,8 @@ def end_failed_capture(
     * in 2.15 always. Doing it twice would abort the process, which is why other versions, of
       which nothing is known, are left alone: all they can do is leak.
 
-    Args:
-        device, pool, stream, generators: with which ``graph`` was to be captured.
-
-    Returns:
-        Whether no more can be captured in the pool: the allocator of pinned memory still
-        captures into it, which Python can neither see nor end.
+    Returns whether no more can be captured in the pool: the allocator of pinned memory still
+    captures into it, which Python can neither see nor end.
     """
     version = torch_version()
     ended_well = _has_pool(graph)
@@ -126,11 +111,8 @@ def end_failed_capture(
 def _end_capture_of_generators(
     device: int, stream: torch.cuda.Stream, generators: Sequence[torch.Generator]
 ) -> None:
-    """Torch 2.11: let the states of generators no longer count as captured.
-
-    Capturing nothing does that. Giving the generators new states would do it as well, but graphs
-    that were captured before, whosever they are, would go on drawing from the old ones.
-    """
+    """Torch 2.11: let the states of generators no longer count as captured. Capturing nothing does
+    that; from new states, graphs that were captured before would not draw."""
     nothing = torch.cuda.CUDAGraph()
     caller = torch.cuda.current_stream(device)
     try:
@@ -157,9 +139,8 @@ def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
-    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one,
-    and costs as much; later ones do more. Whoever has replaced it, as a profiler or a simulated
-    device may, wants to be called."""
+    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one, and
+    costs as much. Whoever has replaced it, as a simulated device may, wants to be called."""
     replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
     if replaced or torch_version() >= (2, 12):
         return graph.replay
@@ -168,14 +149,9 @@ def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def allocator_history() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
-    """Within it the caching allocator writes down what it does, with Python frames.
-
-    A history that the user has switched on goes on as it was; its settings decide whether
-    there are frames then.
-
-    Yields:
-        Gives the events on one device since the beginning, to be called inside.
-    """
+    """Within it the caching allocator writes down what it does, with Python frames, unless the user
+    has switched a history on, which goes on as it was. Yields what gives the events on one device
+    since the beginning, to be called inside."""
     theirs = history_enabled()
     if not theirs:
         torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
@@ -185,8 +161,7 @@ def allocator_history() -> Iterator[Callable[[int], list[dict[str, Any]]]]:
         traces = _device_traces()
         trace = traces[device] if device < len(traces) else []
         before = last[device] if device < len(last) else None
-        # From the end: a bounded history drops entries at its beginning, so that their number
-        # tells nothing. One that is too short for what was asked has dropped some of that too.
+        # From the end: a bounded history drops entries at its beginning.
         for i in range(len(trace) - 1, -1, -1):
             if _identity(trace[i]) == before:
                 return trace[i + 1 :]
@@ -229,23 +204,16 @@ def fresh_cublas_workspaces() -> Iterator[None]:
         _C._cuda_clearCublasWorkspaces()
 
 
-def _optional_mode(name: str) -> AbstractContextManager[Any]:
+def control_flow(mode: str) -> AbstractContextManager[Any]:
+    """Within ``ControlFlowOpWarmupDispatchMode`` ``torch.cond`` and the like warm up all branches,
+    within ``CUDAGraphCaptureControlFlowOpDispatchMode`` they are captured as conditional nodes:
+    where this torch has these modes."""
     try:
         from torch._higher_order_ops import cudagraph_conditional_nodes as nodes
     except ImportError:  # before 2.12
         return contextlib.nullcontext()
-    mode = getattr(nodes, name, None)
-    return contextlib.nullcontext() if mode is None else mode()
-
-
-def control_flow_warm_up() -> AbstractContextManager[Any]:
-    """Lets ``torch.cond`` and the like warm up all branches, where this torch knows how."""
-    return _optional_mode("ControlFlowOpWarmupDispatchMode")
-
-
-def control_flow_capture() -> AbstractContextManager[Any]:
-    """Captures ``torch.cond`` and the like as conditional nodes, where this torch can."""
-    return _optional_mode("CUDAGraphCaptureControlFlowOpDispatchMode")
+    found = getattr(nodes, mode, None)
+    return contextlib.nullcontext() if found is None else found()
 
 
 def publish_current_stream() -> None:

@@ -5,18 +5,15 @@ Note [Random numbers]
 A generator of a CUDA device is a handle to a *state*: a seed and an offset. The handle can be
 pointed to another state, and compiled code does that: what checkpointing recomputes has to draw
 the numbers of its forward, so the code points the device's default generator to the state of a
-generator that it got as an input, calls the operator, and points it back. If the operator
-raises, nobody points it back.
+generator that it got as an input, calls the operator, and, unless that raises, points it back.
 
 * A *warm-up* is the call itself and moves states as the call does. If it fails and the call is
-  made again, they have to be where they were, or the backward draws other numbers than its
-  forward. First each handle is put back, then the content of each state: the content of the
-  default state would otherwise be written over the one that it was swapped for.
+  made again, they have to be where they were. First each handle is put back, then the content of
+  each state: that of the default state would otherwise be written over the one that it was swapped
+  for.
 * A *capture* moves no state of the device. The graph keeps those states that were drawn from, and
-  a replay reads seed and offset from them and moves the offset, as the call itself would have.
-  So there is nothing to put back when it has succeeded, and what another thread has drawn
-  meanwhile is not drawn again. Numbers of the host that the code took for itself are
-  part of the graph from then on.
+  a replay reads seed and offset from them and moves the offset. So there is nothing to put back
+  when it has succeeded. Numbers of the host that the code took are part of the graph.
 * Up to torch 2.13 a capture only knows the default generator and those that were registered with
   the graph before; drawing from any other raises. So those among the inputs are registered.
 * A replay that fails when it is launched has moved the states: a recording puts them back, too,
@@ -25,7 +22,6 @@ raises, nobody points it back.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +38,7 @@ from .protocol import (
     AllocatorEvent,
     Block,
     Checkpoint,
+    Frames,
     Input,
     Model,
     Output,
@@ -52,15 +49,14 @@ from .protocol import (
 
 
 def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:
-    """Those among the inputs of a call, each once."""
     return list({id(x): x for x in inputs if isinstance(x, torch.Generator)}.values())
 
 
 class GeneratorStates:
-    """Where all generators stood that a call may draw from, see Note [Random numbers]."""
+    """Where all generators stood that a call may draw from, see Note [Random numbers]: the default
+    ones of the host and of ``device``, and those in ``inputs``."""
 
     def __init__(self, device: torch.device, inputs: Iterable[Input] = ()) -> None:
-        """Of the default generators of the host and of ``device``, and of those in ``inputs``."""
         found = [torch.default_generator, *generators_among(inputs)]
         found.append(torch.cuda.default_generators[device.index])
         self._before = [
@@ -95,15 +91,12 @@ def released() -> None:
 class CudaPool:
     """Memory that the nodes of one manager share, see Note [Who does what: manager and device].
 
-    One stream serves all warm-ups and captures: the allocator keeps a segment for the
-    stream it was allocated on, so a second stream would not share memory with the first.
-
     Attributes:
-        device: which one it lies on.
         handle: the allocator's name for it, as ``torch.cuda.graph_pool_handle()`` gives.
+        stream: serves all warm-ups and captures: the allocator keeps a segment for the stream that
+            it was allocated on.
         damaged: nothing more can be recorded in it: a failed capture has left it so, or memory in
-            it is held that the manager does not know of. The manager drops what was recorded in
-            it and takes a new one.
+            it is held that the manager does not know of.
     """
 
     def __init__(self, index: int, initial_bytes: int = 0) -> None:
@@ -111,47 +104,32 @@ class CudaPool:
         self.index = index
         self.device = torch.device("cuda", index)
         self._native = native.load()
-        with torch.cuda.device(index):
+
+        def begin(_: list[Input]) -> list[Output]:
+            if initial_bytes:
+                # Freed at once; the segment stays in the pool.
+                torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
+            return []
+
+        with torch.cuda.device(index), warnings.catch_warnings(), name_graphs("keeps the pool"):
+            warnings.simplefilter("ignore")  # "the graph is empty"
             torch.cuda.synchronize()
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream())
             self.handle: Any = torch.cuda.graph_pool_handle()
             self.damaged = False
-            # For the first graph, torch makes two small tensors on its stream. If there is no
-            # memory for them, the graph's destructor ends the process. Where there is room for
-            # this one there is room for them.
+            # For the first graph, torch makes two small tensors on its stream: if they do not fit,
+            # its destructor ends the process. Where this one has room they have.
             with torch.cuda.stream(self.stream):
                 room = torch.empty(1, device=self.device)
             # The allocator keeps a pool for as long as a graph that was captured into it.
-            self._keep_alive: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-            caller, before = torch.cuda.current_stream(), GeneratorStates(self.device)
-            try:
-                self._capture_nothing(self._keep_alive, initial_bytes)
-            except BaseException:
-                self._end_failed_capture(self._keep_alive, caller, ())
-                before.restore()
-                raise
+            self._keep_alive: object = self.capture(begin, [])
             del room
-
-    def _capture_nothing(self, graph: torch.cuda.CUDAGraph, initial_bytes: int) -> None:
-        with (
-            warnings.catch_warnings(),
-            name_graphs("keeps the pool"),
-            torch.cuda.graph(
-                graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
-            ),
-        ):
-            warnings.simplefilter("ignore")  # "the graph is empty"
-            if initial_bytes:
-                # Freed at once; the segment stays in the pool.
-                torch.empty(initial_bytes, dtype=torch.uint8, device=self.device)
 
     @contextlib.contextmanager
     def allocating(self) -> Iterator[None]:
-        """Within it, allocations of the calling thread come out of this pool.
-
-        Work is ordered after what the caller has enqueued, and what follows after it.
-        """
+        """Within it, allocations of the calling thread come out of this pool. Its work is ordered
+        after what the caller has enqueued, and what follows after it."""
         torch.cuda.synchronize()
         caller = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(caller)
@@ -176,23 +154,15 @@ class CudaPool:
             self.allocating(),
         ):
             allocator.publish_current_stream()
-            with allocator.control_flow_warm_up():
+            with allocator.control_flow("ControlFlowOpWarmupDispatchMode"):
                 return list(model(inputs))
 
     def capture(
         self, model: Model, inputs: list[Input], *, kernel_free: bool = False
     ) -> tuple[Callable[[], object], list[Output]]:
-        """Run ``model`` so that it can be repeated, without computing anything.
-
-        Args:
-            model: what to run.
-            inputs: the tensors that replays will read: static and managed ones as they are,
-                copies in the pool for the rest.
-            kernel_free: it launches nothing.
-
-        Returns:
-            What launches it, which alone holds the graph, and what the run returned.
-        """
+        """Run ``model`` on the inputs that replays will read so that it can be repeated, without
+        computing anything. Returns what launches it, which alone holds the graph, and what the run
+        returned. One that is ``kernel_free`` launches nothing."""
         if kernel_free:
             return _nothing, self.warm_up(model, inputs)
         graph = torch.cuda.CUDAGraph()
@@ -212,7 +182,7 @@ class CudaPool:
             try:
                 with capture:
                     allocator.publish_current_stream()
-                    with allocator.control_flow_capture():
+                    with allocator.control_flow("CUDAGraphCaptureControlFlowOpDispatchMode"):
                         outputs: Any = model(inputs)
             except BaseException:
                 self._end_failed_capture(graph, caller, generators)
@@ -228,7 +198,6 @@ class CudaPool:
         caller: torch.cuda.Stream,
         generators: Sequence[torch.Generator],
     ) -> None:
-        """Put streams, the allocator and generators back after a capture that failed."""
         with torch.cuda.stream(self.stream):
             # It has begun, and what failed is a question that torch asked about it.
             if torch.cuda.is_current_stream_capturing():
@@ -246,17 +215,14 @@ class CudaPool:
         out: list[AllocatorEvent] = []
         with allocator.allocator_history() as history:
             yield out
-            segments = [(s.address, s.address + s.nbytes) for s in self.segments()]
+            ours = self.extent()
             for e in history(self.index):
-                if e["action"] not in ("alloc", "free_completed"):
-                    continue
-                address = e["addr"]
-                if any(a <= address < b for a, b in segments):
+                action, address = e["action"], e["addr"]
+                if action in ("alloc", "free_completed") and ours(address):
                     frames = _frames(e["frames"])
-                    out.append(AllocatorEvent(e["action"] == "alloc", address, e["size"], frames))
+                    out.append(AllocatorEvent(action == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
-        """The allocator's books as they are now."""
         return allocator.pool_checkpoint(self.index, self.handle)
 
     def restore(
@@ -265,19 +231,16 @@ class CudaPool:
         """Put the allocator's books back.
 
         Args:
-            checkpoint: taken by ``checkpoint`` of this pool.
             live: storages, one for each block that was live at the checkpoint and still
                 is. From here on they own their block. No two share an address.
-            dead: addresses of the blocks that were live at the checkpoint and are not
-                any more. They are freed.
+            dead: addresses of the blocks that were live then and are no more. They are freed.
         """
         allocator.restore_pool(self.index, checkpoint, [], list(live))
         for address in dead:
             allocator.raw_delete(address)
 
     def release_storage(self, storage: StoragePointer) -> None:
-        """Free the block that ``storage`` owns, if it owns one, and let it dangle: ``invalidate``
-        follows."""
+        """Free the block that ``storage`` owns, if it does: ``invalidate`` follows."""
         if allocator.has_standard_deleter(storage):
             allocator.free_and_remove_deleter(storage)
 
@@ -291,11 +254,8 @@ class CudaPool:
         allocator.set_storage_message(storage, message)
 
     def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
-        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``. Hot.
-
-        It lets go of its storage. Another one like ``twin``, over the same storage, is cached in
-        its place and returned.
-        """
+        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``. Returns another
+        one like ``twin``, over the same storage, that is cached in its place. Hot."""
         if self._native is not None:
             try:
                 other: torch.Tensor = self._native.replace(tensor, twin, message)
@@ -306,11 +266,8 @@ class CudaPool:
 
     def move_out(self, storage: StoragePointer) -> bool:
         """Give a live storage, and so all tensors over it, memory outside the pool with the same
-        content. The block in the pool is freed if ``storage`` owned it.
-
-        Returns:
-            False if this torch cannot do that for it, or it has died meanwhile: nothing changed.
-        """
+        content, and free its block if it owned that. False if this torch cannot do that for it, or
+        it has died meanwhile: nothing changed."""
         source = compat.storage_from_weak(storage)
         if source is None:
             return False  # the garbage collector has come by since it was found alive
@@ -352,28 +309,16 @@ class CudaPool:
 
     def extent(self) -> Callable[[int], bool]:
         """Whether an address lies in a segment that the pool has now. Not hot."""
-        segments = sorted(
-            (s["address"], s["address"] + s["total_size"])
+        segments = [
+            range(s["address"], s["address"] + s["total_size"])
             for s in allocator.memory_snapshot(self.handle)
-        )
-        begins = [begin for begin, _ in segments]
-
-        def contains(address: int) -> bool:
-            i = bisect.bisect_right(begins, address) - 1
-            return i >= 0 and address < segments[i][1]
-
-        return contains
+        ]
+        return lambda address: any(address in segment for segment in segments)
 
     def live_addresses(self) -> set[int]:
-        """Addresses of all allocated blocks."""
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
-    def only_live(self, addresses: set[int]) -> bool:
-        """Whether exactly the blocks at ``addresses`` are allocated. Cheap."""
-        return allocator.pool_has_only(self.index, self.handle, addresses)
-
     def segments(self) -> list[Segment]:
-        """Everything the pool holds, by address."""
         out = []
         for s in allocator.memory_snapshot(self.handle):
             blocks = []
@@ -393,29 +338,25 @@ class CudaPool:
 
     def release(self) -> None:
         """Give up this handle. Memory goes back to the system when the last captured run and the
-        last live block are gone too. Idempotent."""
+        last live block are gone too."""
         self._keep_alive = None
 
 
-def _frames(stack: Iterable[dict[str, Any]]) -> tuple[tuple[str, int, str], ...]:
+def _frames(stack: Iterable[dict[str, Any]]) -> Frames:
     return tuple((f["filename"], f["line"], f["name"]) for f in stack)
 
 
 class CudaDevice:
-    """A CUDA device, as the manager sees it."""
-
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise ValueError(f"graph trees run on cuda devices, not on {device}")
         self.device = device
 
-    def create_pool(self, initial_bytes: int = 0) -> CudaPool:
-        """A fresh pool, see there."""
+    def create_pool(self, initial_bytes: int) -> CudaPool:
         return CudaPool(self.device.index, initial_bytes)
 
     def empty_cache(self) -> int:
-        """Give memory that nobody uses, of released pools and of the general one, back to the
-        system. Returns how many bytes."""
+        """Give memory that nobody uses back to the system. Returns how many bytes."""
         before = torch.cuda.memory_reserved(self.device)
         torch.cuda.empty_cache()
         return before - torch.cuda.memory_reserved(self.device)
@@ -438,5 +379,4 @@ class CudaDevice:
         return self.unclaimed_bytes() + cached
 
     def synchronize(self) -> None:
-        """Wait until everything enqueued on the device is done."""
         torch.cuda.synchronize(self.device)

@@ -2,17 +2,13 @@
 
 Note [Who does what: manager and device]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The *manager* knows functions, nodes, paths, generations and liveness. It decides
-which function runs as warm-up, recording or replay, when a path ends, which outputs
-are live, and what a user who touches a dead output is told. It never looks into
-memory.
+The *manager* knows functions, nodes, paths, generations and liveness: which function runs as
+warm-up, recording or replay, when a path ends, and what a user who touches a dead output is told.
+It never looks into memory. The *device* (``cuda``) knows memory and execution: a pool, with a
+deterministic allocator whose books can be saved and restored, runs in it, and captures of them. It
+never asks whether that is safe.
 
-The *device* (``cuda``) knows memory and execution. It owns a pool: a range of memory with a
-deterministic allocator whose bookkeeping can be saved and restored. It runs a function while
-that function's allocations come out of the pool, turns one run into a CUDA graph, and launches
-it. It never asks whether that is safe: by the time it is called it is.
-
-The contract between the two, which the manager checks and the device relies on:
+The contract between the two:
 
 1. *Bookkeeping follows the first run.* A warm-up or a capture really allocates and
    frees. A replay does not: it touches the same bytes as the captured run and leaves
@@ -22,8 +18,7 @@ The contract between the two, which the manager checks and the device relies on:
    say what memory says. After it, exactly the live storages are allocated.
 3. *A storage handed to ``restore`` as live* frees its block when it dies, as an
    ordinary one does. A storage rebuilt by ``tensor_at`` owns nothing before that.
-4. *``Checkpoint`` objects are opaque*, and stay valid for as long as the pool does:
-   the same one is restored whenever another child of its node is recorded.
+4. *``Checkpoint`` objects are opaque*, and stay valid for as long as the pool does.
 5. *Calls are boxed.* A model takes one list, and empties it so that inputs can die
    while it runs. Whoever calls one and needs the inputs afterwards keeps its own list.
 6. *A failure leaves no trace.* If ``warm_up`` or ``capture`` raises, routing and
@@ -58,14 +53,8 @@ a weak or strong reference to it."""
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """All that is needed to rebuild a tensor over existing memory.
-
-    Attributes:
-        address: of the first byte of its storage.
-        nbytes: of its storage.
-        shape, stride, offset: in elements; ``offset`` from the start of the storage.
-        dtype, device: of the tensor.
-    """
+    """All that is needed to rebuild a tensor over existing memory: ``address`` and ``nbytes`` are
+    those of its storage; ``shape``, ``stride`` and ``offset`` are in elements."""
 
     address: int
     nbytes: int
@@ -77,7 +66,6 @@ class TensorSpec:
 
     @staticmethod
     def of(t: torch.Tensor) -> TensorSpec:
-        """The description of ``t`` as it is now."""
         storage = t.untyped_storage()
         return TensorSpec(
             address=storage.data_ptr(),
@@ -90,35 +78,26 @@ class TensorSpec:
         )
 
 
+Frames: TypeAlias = tuple[tuple[str, int, str], ...]
+"""``(file, line, function)`` of a Python stack, innermost first; () if unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of a segment.
-
-    Attributes:
-        address: of its first byte.
-        nbytes: bytes that the allocator set aside, rounding included.
-        requested: bytes that were asked for; 0 if it is free.
-        live: whether it is allocated.
-        frames: ``(file, line, function)`` of the Python stack that allocated it, innermost first;
-            () if it is free or that is unknown.
-    """
+    """One piece of a segment: ``nbytes`` that the allocator set aside, rounding included, of which
+    ``requested`` were asked for, and the stack that did; none if it is free."""
 
     address: int
     nbytes: int
     requested: int
     live: bool
-    frames: tuple[tuple[str, int, str], ...] = ()
+    frames: Frames = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of memory that the pool got from the system.
-
-    Attributes:
-        address: of its first byte.
-        nbytes: its size; the sizes of ``blocks`` add up to it.
-        blocks: by address, free ones included.
-    """
+    """One piece of memory that the pool got from the system; ``blocks`` by address, free ones
+    included, add up to it."""
 
     address: int
     nbytes: int
@@ -127,16 +106,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvent:
-    """One thing that the pool's allocator did.
-
-    Attributes:
-        alloc: whether it allocated; otherwise it freed.
-        address: of the block.
-        nbytes: bytes that were asked for.
-        frames: ``(file, line, function)`` of the Python stack, innermost first; () if unknown.
-    """
+    """One block that the pool's allocator gave away, or took back, and the stack that asked for
+    it."""
 
     alloc: bool
     address: int
     nbytes: int
-    frames: tuple[tuple[str, int, str], ...] = ()
+    frames: Frames = ()

@@ -2,12 +2,11 @@
 
 Note [Built beside the program]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Compiling against torch's headers takes a compiler ten to twenty seconds, and nobody waits for it:
-the first process that records a graph starts the compiler as a process of its own, with low
-priority, and does in Python what the library will do. Recordings made after the
-library is there use it, those before go on as they are. Where there is no compiler, or it fails,
-that is how it stays until ``KEY.log`` is deleted, which has what the compiler said; ``memprof
-doctor`` says so. What cannot be loaded is taken away, and built anew by the next process.
+Compiling against torch's headers takes ten to twenty seconds, and nobody waits for it: the first
+process that records a graph starts the compiler as a process of its own, with low priority, and
+does in Python what the library will do. Recordings made after the library is there use it. Where
+the compiler fails, that is how it stays until ``KEY.log`` is deleted, which has what it said. What
+cannot be loaded is taken away, and built anew by the next process.
 
 Libraries lie in ``memprof/native`` under ``$MEMPROF_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``;
 ``KEY`` is made of the source, the machine, the versions of torch and Python, and the compiler.
@@ -62,7 +61,7 @@ def load() -> ModuleType | None:
     try:
         if library().exists():
             return _loaded()
-        _begin()
+        _begin("nice")
     except Exception as error:
         compat.log.debug("no native code for graph trees: %s", error)
     return None
@@ -75,7 +74,7 @@ def build(timeout_s: float = 300.0) -> ModuleType:
         RuntimeError: it cannot be built or loaded; the message says why.
     """
     try:
-        _begin(nice="")
+        _begin()
         end = time.monotonic() + timeout_s
         while True:
             building = _lock().exists()  # First: the library comes before this goes.
@@ -126,45 +125,41 @@ def _loaded() -> ModuleType | None:
     return module
 
 
-def _begin(nice: str = "nice") -> None:
-    """Start the compiler, unless somebody has or it has failed before. ``nice`` is the command that
-    gives it low priority; empty where somebody waits for it."""
-    there = library()
+# Puts its command, the compiler, to work and cleans up after it.
+_SCRIPT = """
+("$@" -o "$made" >"$log" 2>&1 && mv "$made" "$there" && rm -f "$log"; rm -f "$made" "$lock") &
+"""
+
+
+def _begin(*priority: str) -> None:
+    """Start the compiler, unless somebody has or it has failed before."""
+    there, lock, log = library(), _lock(), _log()
     if there.exists() or not _compiler():
         return
     there.parent.mkdir(parents=True, exist_ok=True)
-    lock, log, made = _lock(), _log(), there.with_suffix(f".{os.getpid()}.tmp")
-    if _abandoned(lock):
-        lock.unlink(missing_ok=True)
-    elif log.exists() and not lock.exists():
-        return
+    try:
+        if time.time() - lock.stat().st_mtime > _ABANDONED_S:
+            lock.unlink(missing_ok=True)
+    except FileNotFoundError:
+        if log.exists():
+            return
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
-    command = shlex.join([*_compiler(), str(_SOURCE), "-o", str(made), *_OPTIONS, *_paths()])
-    quoted = {name: shlex.quote(str(p)) for name, p in (("made", made), ("there", there))}
-    script = (
-        f"{nice} {command} >{shlex.quote(str(log))} 2>&1"
-        f" && mv {quoted['made']} {quoted['there']} && rm -f {shlex.quote(str(log))};"
-        f" rm -f {quoted['made']} {shlex.quote(str(lock))}"
-    )
+    made = there.with_suffix(f".{os.getpid()}.tmp")
+    files = {"there": there, "lock": lock, "log": log, "made": made}
+    command = [*priority, *_compiler(), str(_SOURCE), *_OPTIONS, *_paths()]
     # Nobody's child: it goes on where this process ends, and is no zombie where it does not.
     subprocess.run(
-        ["/bin/sh", "-c", f"({script}) &"],
+        ["/bin/sh", "-c", _SCRIPT, "sh", *command],
+        env={**os.environ, **{name: str(path) for name, path in files.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         check=True,
     )
-
-
-def _abandoned(lock: Path) -> bool:
-    try:
-        return time.time() - lock.stat().st_mtime > _ABANDONED_S
-    except FileNotFoundError:
-        return False
 
 
 def _lock() -> Path:
@@ -186,7 +181,6 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _paths() -> list[str]:
-    """Options that say where torch and Python are."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     headers = [*include_paths(), sysconfig.get_paths()["include"]]

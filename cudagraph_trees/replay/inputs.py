@@ -2,8 +2,7 @@
 
 Note [Kinds of inputs]
 ~~~~~~~~~~~~~~~~~~~~~~
-A CUDA graph reads addresses. Where an input's value will be at the next replay decides
-what has to be done about it:
+A CUDA graph reads addresses. Where an input's value will be at the next replay decides:
 
 * *static*: parameters, buffers, tensors saved by a forward outside the trees. The caller
   promises that the address stays; it is compared before a replay, and if it has changed,
@@ -16,20 +15,17 @@ what has to be done about it:
   the buffer is not.
 * *passed*: integers (they select the function), generators, opaque objects.
 
-Sizes are not compared: whatever can change them is an integer among the inputs, with one
-exception. What is inside of a tensor subclass, as the values of a jagged tensor, has sizes of
-its own. Torch before 2.15 makes integers of them only where Inductor cuts the code into
-partitions (``graph_partition``, on by default). Where it does not, it is the copy that fails,
-and the replay is called off. None is wrong without failing: a copy into other sizes works only
-where a size is 1, for which Dynamo compiles code of its own.
+Sizes are not compared: whatever can change them is an integer among the inputs, but for what is
+inside of a tensor subclass, as the values of a jagged tensor, which torch before 2.15 makes
+integers of only with ``graph_partition``. There the copy fails, and the replay is called off. None
+is wrong without failing: a copy into other sizes works only where a size is 1, for which Dynamo
+compiles code of its own.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -39,27 +35,9 @@ from .. import native
 from ..device.cuda import CudaPool
 from ..device.protocol import Input, TensorSpec
 from ..spec import FunctionSpec
-from .liveness import (
-    OutputRefs,
-    PathOutputIndex,
-    StorageWeakRefWrapper,
-    address_of,
-    live_path_outputs,
-    path_refs,
-)
+from .liveness import StorageWeakRefWrapper, address_of, live_by_address
 
 
-class CheckInvariantStatus(Enum):
-    """Whether a recording fits a call, and if not, why: torch's names, and their sentences."""
-
-    SUCCESS = "it fits"
-    CudagraphManagedIdxMismatch = "cudagraph managed tensor data pointer changed"
-    StaticInputIdxMismatch = "static input data pointer changed"
-    ExpectedDeadIndicesBeforeGraphMismatch = "expected dead indices before graph are live"
-    CopiedInputSizeMismatch = "a copied input has other sizes"
-
-
-@dataclass(slots=True)
 class InputPlan:
     """What a recording does with each input, see Note [Kinds of inputs].
 
@@ -69,56 +47,46 @@ class InputPlan:
         copied: inputs with a buffer of their own.
         checked: inputs whose address is compared: ``static`` and ``managed``.
         pointers: ``data_ptr()`` of those, None for the rest; one entry an input.
-        live_outputs: for each input the live path output that it lies in, or None.
+        outputs: for each input the live output of the path that it lies in, or None.
     """
 
-    managed: list[int]
-    static: list[int]
-    copied: list[int]
-    checked: list[int]
-    pointers: list[int | None]
-    live_outputs: list[PathOutputIndex | None]
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         function: FunctionSpec,
         inputs: Sequence[Input],
-        path: Sequence[OutputRefs],
-        demoted: frozenset[int] = frozenset(),
-    ) -> InputPlan:
-        """Decide for each input of a call that is about to be recorded."""
-        managed_addresses = {r.address for r in path_refs(path)}
-        live = live_path_outputs(path)
+        path: Sequence[StorageWeakRefWrapper],
+        demoted: frozenset[int],
+    ) -> None:
+        """For a call that is about to be recorded after outputs of ``path``; ``demoted`` inputs are
+        copied although they may lie in one."""
+        managed_addresses = {r.address for r in path}
+        live = live_by_address(path)
         declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
-        managed, static, copied = [], [], []
-        pointers: list[int | None] = [None] * len(inputs)
-        live_outputs: list[PathOutputIndex | None] = [None] * len(inputs)
+        self.managed: list[int] = []
+        self.static: list[int] = []
+        self.copied: list[int] = []
+        self.pointers: list[int | None] = [None] * len(inputs)
+        self.outputs: list[StorageWeakRefWrapper | None] = [None] * len(inputs)
         for i, x in enumerate(inputs):
             if not isinstance(x, torch.Tensor):
                 continue
             address = address_of(x)
-            live_outputs[i] = live.get(address)
+            self.outputs[i] = live.get(address)
             misaligned = i in aligned and compat.is_misaligned(x)
-            if (
-                address in managed_addresses
-                and (i not in demoted or i in declared)
-                and not misaligned
-            ):
-                managed.append(i)
+            is_managed = address in managed_addresses and (i not in demoted or i in declared)
+            if is_managed and not misaligned:
+                self.managed.append(i)
             elif i in declared:
-                static.append(i)
+                self.static.append(i)
             else:
-                copied.append(i)
+                self.copied.append(i)
                 continue
-            pointers[i] = x.data_ptr()
-        checked = sorted(managed + static)
-        return InputPlan(managed, static, copied, checked, pointers, live_outputs)
+            self.pointers[i] = x.data_ptr()
+        self.checked = sorted(self.managed + self.static)
 
     def allocate(self, inputs: list[Input], pool: CudaPool) -> list[Input]:
-        """Inputs of a recording: buffers in the pool for copied ones, filled.
-
-        ``inputs`` is emptied, so that sources can die.
-        """
+        """Inputs of a recording: buffers in the pool for copied ones, filled. ``inputs`` are
+        emptied, so that sources can die."""
         recording = list(inputs)
         if self.copied:
             with pool.allocating():
@@ -127,7 +95,7 @@ class InputPlan:
                     recording[i] = torch.empty_strided(
                         t.size(), t.stride(), dtype=t.dtype, device=t.device
                     )
-                Copies(self.copied, recording).copy(inputs)
+                Copies({i: recording[i] for i in self.copied}).copy(inputs)
         inputs.clear()
         return recording
 
@@ -146,25 +114,14 @@ class Copies:
     Attributes:
         buffers: targets of the grouped copy.
         sources: takes its sources from a list of inputs.
-        odd: whether there are inputs that it cannot copy as they are.
+        odd: buffers whose elements overlap, which it cannot copy, by input.
     """
 
-    def __init__(self, copied: Sequence[int], buffers: Sequence[Input]) -> None:
-        """Args: ``buffers`` has one for each copied input, by input, with the strides of that."""
-        self._overlapping: list[tuple[int, torch.Tensor]] = []
-        self._expanded: list[tuple[int, list[int], torch.Tensor]] = []
-        plain = []
-        for i in copied:
-            dims = _expanded_dims(buffers[i])  # in which all elements are one
-            indexed = _index_expanded(buffers[i], dims)
-            if compat.internal_overlap(indexed) != 0:
-                self._overlapping.append((i, buffers[i]))
-            elif dims:
-                self._expanded.append((i, dims, indexed))
-            else:
-                plain.append(i)
-        self._shapes = [(i, buffers[i].shape) for i in copied]
-        self.odd = bool(self._overlapping or self._expanded)
+    def __init__(self, buffers: dict[int, torch.Tensor]) -> None:
+        """Args: ``buffers`` are by input, with the strides of that."""
+        self.odd = {i: t for i, t in buffers.items() if compat.internal_overlap(t) != 0}
+        plain = [i for i in buffers if i not in self.odd]
+        self._shapes = [(i, t.shape) for i, t in buffers.items()]
         self.buffers = [buffers[i] for i in plain]
         # Of one input a list as well, of several a tuple, which torch takes for a list.
         self.sources: Callable[[list[Input]], list[torch.Tensor]] = operator.itemgetter(
@@ -172,7 +129,6 @@ class Copies:
         )
 
     def copy(self, inputs: list[Input]) -> None:
-        """Fill all of them from the inputs of a call."""
         if self.odd:
             self.copy_odd(inputs)
         if self.buffers:
@@ -183,16 +139,17 @@ class Copies:
         return all(inputs[i].shape == shape for i, shape in self._shapes)
 
     def copy_odd(self, inputs: list[Input]) -> None:
-        """Fill those that the grouped copy leaves out."""
-        for i, buffer in self._overlapping:
-            copy_bytes(buffer, inputs[i])
-        for i, dims, indexed in self._expanded:
-            indexed.copy_(_index_expanded(inputs[i], dims))
+        """Copy the whole extent of each, the only copy with a meaning if elements overlap."""
+        for i, buffer in self.odd.items():
+            t = inputs[i]
+            if t.numel():
+                extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+                buffer.as_strided((extent,), (1,)).copy_(t.as_strided((extent,), (1,)))
 
 
 def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[list[Input]], bool]:
-    """A test of lists of inputs, as fast as this machine can (in C++ of our own where that was
-    built): do those of ``checked`` lie at their ``pointers``? None is not compared."""
+    """A test of lists of inputs, in C++ where that was built: do those of ``checked`` lie at their
+    ``pointers``? None is not compared."""
     built = native.load()
     if built is not None:
         return built.Addresses(pointers, checked).equal  # type: ignore[no-any-return]
@@ -203,11 +160,8 @@ def same_addresses(pointers: list[int | None], checked: list[int]) -> Callable[[
 def reference_persistent(
     function: FunctionSpec, plan: InputPlan, inputs: Sequence[Input]
 ) -> dict[int, StorageWeakRefWrapper]:
-    """Storages that outlive the call, by address: static inputs and constants.
-
-    Weak, because tensors saved by a forward are static inputs of its backward and die in
-    it: their memory may then hold an output.
-    """
+    """Storages that outlive the call, by address: static inputs and constants. Weak, because what a
+    forward saves is a static input of its backward and may die in it."""
     tensors: list[Any] = [inputs[i] for i in plan.static]
     tensors.extend(function.constants)
     return {address_of(t): StorageWeakRefWrapper(t) for t in tensors}
@@ -218,15 +172,9 @@ def inputs_again(
     specs: dict[int, TensorSpec],
     refs: dict[int, StorageWeakRefWrapper],
 ) -> dict[int, torch.Tensor]:
-    """Tensors like inputs in the pool that were let go of, while their bytes are still there.
-
-    One that somebody else holds is over the same storage. What nobody holds lies in a free block:
-    it is copied, once a storage, since nobody would know of a tensor over it. ``specs`` say where
-    they lie, ``refs`` have the storages of some, by input.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for a copy.
-    """
+    """Tensors like inputs in the pool that were let go of, while their bytes are still there: over
+    the same storage if somebody else holds that; otherwise it lies in a free block, and is copied.
+    ``specs`` say where they lie, ``refs`` have the storages of some, by input."""
     out: dict[int, torch.Tensor] = {}
     storages: dict[int, torch.UntypedStorage] = {}
     for i, spec in specs.items():
@@ -238,25 +186,3 @@ def inputs_again(
         storages[spec.address] = storage
         out[i] = pool.tensor_at(spec, storage)
     return out
-
-
-def _expanded_dims(t: torch.Tensor) -> list[int]:
-    return [d for d in range(t.dim()) if t.stride(d) == 0 and t.size(d) != 1]
-
-
-def _index_expanded(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """One element of each of ``dims``: writing it writes them all."""
-    for d in dims:
-        t = t.narrow(d, 0, 1)
-    return t
-
-
-def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy the whole extent of ``source``: the only copy with a meaning if elements overlap.
-
-    Both have the same sizes, strides and type.
-    """
-    if source.numel() == 0:
-        return
-    extent = sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True)) + 1
-    to.as_strided((extent,), (1,)).copy_(source.as_strided((extent,), (1,)))

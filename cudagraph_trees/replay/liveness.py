@@ -2,23 +2,22 @@
 
 Note [When an output is dead]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An output is dead when nothing outside the trees can reach its memory. Its storage knows
-most of that: every tensor over the memory, views and ``detach()`` results included, holds
-one reference to the one ``StorageImpl``. So the trees keep a weak pointer and compare the
-count with what they hold themselves.
+An output is dead when nothing outside the trees can reach its memory. Every tensor over it, views
+and ``detach()`` results included, holds one reference to the one ``StorageImpl``. So the trees keep
+a weak pointer and compare the count with what they hold themselves.
 
 To save the construction of tensors, a replay hands out the same tensor object each time
-(a *cached* output). Then the trees hold a reference too, a user holding that very object
-does not change the storage's count, and a second number is needed: references to the
-Python object. It rises for a user's variable, and also for a holder in C++ (a variable
-saved for backward): while a C++ holder exists, the ``TensorImpl`` owns its Python object.
-Both counts together are exact, but for a tensor that was given other memory (``t.data = …``)
-while something else is over the storage: whether it is there still is looked at, too.
+(a *cached* output). A user holding that very object does not change the storage's count, and a
+second number is needed: references to the Python object. It rises for a user's variable, and also
+for a holder in C++ (a variable saved for backward): while one exists, the ``TensorImpl`` owns its
+Python object. Both counts together are exact, but for a tensor that was given other memory
+(``t.data = …``) while something else is over the storage: whether it is there still is looked at,
+too.
 
 One holder does not count. A cached output of a forward carries the ``grad_fn`` of its
 last run, whose saved variables pin other outputs of the same forward. If only the trees
-hold the tensor, nobody can call backward through that ``grad_fn`` any more; ``detach_()``
-lets go of it. ``liveness.held`` does that before it believes that something is live.
+hold the tensor, ``detach_()`` lets go of it. ``held`` does that before it believes that something
+is live.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ def address_of(t: torch.Tensor) -> int:
 
 
 class StorageWeakRefWrapper:
-    """A weak reference to the storage of one output.
-
-    One object stands for one output of one node for good; ``rebind`` points it at the
-    storage that the output has now.
+    """A weak reference to the storage of one output: one object stands for one output of one node
+    for good.
 
     Attributes:
         address: of the memory; valid whether or not the storage is alive.
@@ -82,7 +79,6 @@ class StorageWeakRefWrapper:
         return t is not None and _count(self.pointer) == self.own and self.has(t)
 
     def has(self, t: torch.Tensor) -> bool:
-        """Whether a tensor lies in the storage."""
         return bool(t.untyped_storage()._cdata == self.pointer)
 
     def rebind(self, of: torch.Tensor) -> None:
@@ -115,25 +111,6 @@ class StorageWeakRefWrapper:
 
 OutputRefs: TypeAlias = list[StorageWeakRefWrapper | None]
 """One entry an output of a node; None if its memory is none of the pool's business."""
-PathOutputIndex: TypeAlias = tuple[int, int]
-"""``(depth, output)``: an output of the node ``depth`` steps below the root."""
-Liveness: TypeAlias = list[list[bool]]
-
-
-def liveness_of(path: Sequence[OutputRefs]) -> Liveness:
-    """Whether someone outside the trees holds it, of every output of every node of a path."""
-    return [[r is not None and not r.expired() for r in refs] for refs in path]
-
-
-def died(before: Liveness, now: Liveness) -> list[PathOutputIndex]:
-    """Outputs whose liveness differs. Nothing comes back to life, so these have died."""
-    return [
-        (d, i)
-        for d, (a, b) in enumerate(zip(before, now, strict=False))
-        for i, (x, y) in enumerate(zip(a, b, strict=True))
-        if x != y
-    ]
-
 
 FindLive: TypeAlias = Callable[[list[StorageWeakRefWrapper]], Sequence[int]]
 """Indices of those that somebody holds, if only by a stale autograd graph: see ``held``. Hot."""
@@ -157,10 +134,7 @@ def detach_in_place(t: torch.Tensor) -> None:
 
 
 def let_go_of_stale_graphs(refs: Sequence[StorageWeakRefWrapper]) -> bool:
-    """Detach cached outputs that only the trees hold; whether there were any.
-
-    See Note [When an output is dead].
-    """
+    """Detach cached outputs that only the trees hold; whether there were any."""
     found = False
     for r in refs:
         if r.cache is None or _refs(r.cache[r.slot]) != 2:
@@ -187,28 +161,10 @@ def held(
     return live
 
 
-def path_refs(path: Sequence[OutputRefs]) -> list[StorageWeakRefWrapper]:
-    """All outputs of a path: a stale autograd graph of one may hold another."""
-    return [r for refs in path for r in refs if r is not None]
-
-
-def refs_at(
-    path: Sequence[OutputRefs], indices: Sequence[PathOutputIndex]
-) -> list[StorageWeakRefWrapper]:
-    """The outputs of a path at these indices, none of which lies outside of the pool."""
-    out = []
-    for depth, i in indices:
-        r = path[depth][i]
-        assert r is not None
-        out.append(r)
-    return out
-
-
-def live_path_outputs(path: Sequence[OutputRefs]) -> dict[int, PathOutputIndex]:
-    """The first live output of a path at each address."""
-    out: dict[int, PathOutputIndex] = {}
-    for depth, refs in enumerate(path):
-        for i, r in enumerate(refs):
-            if r is not None and r.address not in out and not r.expired():
-                out[r.address] = (depth, i)
+def live_by_address(refs: Sequence[StorageWeakRefWrapper]) -> dict[int, StorageWeakRefWrapper]:
+    """Of those that somebody holds, the first at each address."""
+    out: dict[int, StorageWeakRefWrapper] = {}
+    for r in refs:
+        if r.address not in out and not r.expired():
+            out[r.address] = r
     return out

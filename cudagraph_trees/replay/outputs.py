@@ -15,18 +15,16 @@ finds it held by nobody else. What its last holder left on it is looked for firs
   has a version, since the next call may come outside of that mode.
 
 When the tensor is still held at the beginning of the next step, its use must raise from
-then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: the
-tensor itself is held and nothing else over its storage. For that a *twin* is kept, a
-second tensor over the storage that nobody is ever given. The held tensor is told to let go
-of the storage, and a likeness of the twin goes into the slot: the storage stays, and with it
-all that the trees know about it. If somebody else holds the storage, say a view, the use of
-the storage must raise, and the next tensor gets a storage of its own.
+then on, and the slot needs another one. The common case is ``out = model(x)`` in a loop: nothing
+else over its storage is held. For that a *twin* is kept, a second tensor over the storage that
+nobody is ever given. The held tensor lets go of the storage, and a likeness of the twin goes into
+the slot: the storage stays, and with it all that the trees know about it. If somebody else holds
+the storage, say a view, its use must raise, and the next tensor gets a storage of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -39,90 +37,11 @@ from ..errors import OverwrittenMessage
 from ..spec import CompilationMode, FunctionSpec
 from .liveness import (
     OutputRefs,
-    PathOutputIndex,
     StorageWeakRefWrapper,
     address_of,
     detach_in_place,
-    live_path_outputs,
+    live_by_address,
 )
-
-
-@dataclass(slots=True)
-class OutputPlan:
-    """What each output of a recording is.
-
-    Attributes:
-        alias: by output, whose storage it shares: that of an output further up the path, or, by
-            number, of an earlier output of the same call; None if of neither.
-        specs: by output: where a tensor lies, the value of anything else.
-        persistent: by output: the tensor to hand out each time, if its memory is a static
-            input's, or otherwise outside the pool, or there is none.
-        cacheable: by output: nothing on any path shares its storage, so that one tensor
-            object can stand for all replays.
-    """
-
-    alias: list[PathOutputIndex | int | None] = field(default_factory=list)
-    specs: list[TensorSpec | int | None] = field(default_factory=list)
-    persistent: list[torch.Tensor | None] = field(default_factory=list)
-    cacheable: list[bool] = field(default_factory=list)
-
-    @staticmethod
-    def of(
-        outputs: Sequence[Output],
-        path: Sequence[OutputRefs],
-        persistent: dict[int, StorageWeakRefWrapper],
-        pool: CudaPool,
-        stack_traces: Sequence[str | None] | None,
-    ) -> OutputPlan:
-        """Classify what a recording returned.
-
-        Args:
-            outputs: what it returned.
-            path: outputs of its ancestors, those that died during the recording dead.
-            persistent: storages of static inputs and constants, by address.
-            pool: that it was recorded in.
-            stack_traces: for the error message.
-
-        Raises:
-            NotImplementedError: an output's memory is on the host; a replay would not compute it
-                again.
-        """
-        live, in_extent = live_path_outputs(path), pool.extent()
-        plan = OutputPlan()
-        first: dict[int, int] = {}
-        for i, o in enumerate(outputs):
-            fixed: torch.Tensor | None = None
-            alias: PathOutputIndex | int | None = None
-            cacheable = False
-            if isinstance(o, torch.Tensor):
-                address = address_of(o)
-                if address and o.device != pool.device:
-                    where = stack_traces[i] if stack_traces else None
-                    raise NotImplementedError(
-                        f"output {i} is on {o.device}; a recording cannot compute it again. "
-                        f"It comes from: {where or '(unknown)'}"
-                    )
-                known = persistent.get(address)
-                if (
-                    not address
-                    or (known is not None and not known.expired())
-                    or not in_extent(address)  # a custom operator keeps it
-                ):
-                    fixed = o
-                elif address in live:
-                    alias = live[address]
-                elif address in first:
-                    alias = first[address]
-                    plan.cacheable[alias] = False
-                else:
-                    first[address] = i
-                    cacheable = True
-            plan.alias.append(alias)
-            plan.specs.append(TensorSpec.of(o) if isinstance(o, torch.Tensor) else o)
-            plan.persistent.append(fixed)
-            plan.cacheable.append(cacheable)
-        return plan
-
 
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 """Which of some cached outputs their last holder has left something on; it may clear it from others
@@ -147,19 +66,23 @@ def _is_marked(t: torch.Tensor) -> bool:
 
 
 class OutputCache:
-    """Hands out the outputs of one recording.
+    """What each output of one recording is, and the tensors that replays hand out.
 
     Attributes:
+        refs: by output: the reference to one that lies in the pool.
+        alias: by output, whose storage it shares: that of an output further up the path, or, by
+            number, of an earlier output of the same call; None if of neither.
+        specs: by output: where a tensor lies, the value of anything else.
+        persistent: by output: the tensor to hand out each time, if its memory is outside the pool.
+        cacheable: by output: nothing on any path shares its storage, so that one tensor
+            object can stand for all replays.
         slots: what needs no work: cached tensors, persistent ones, numbers.
         twins: see Note [Cached outputs]; None where there is none.
         missing: slots whose cached tensor is gone.
-        build: outputs that share a storage: they are built anew each time.
-        seen: cached outputs that a user can get hold of.
-        clean: looks at these, in C++ of our own where that was built.
-        fixed: outputs that are the same tensor each time, over memory outside the pool, and not
-            the user's.
-        empty: outputs without memory that a user can get hold of: a new tensor each time costs
-            less than to find out what the last one's holder did to it, and no memory.
+        build: outputs that share a storage, or have none and a user can get hold of them: they are
+            built anew each time.
+        seen: cached outputs that a user can get hold of; ``clean`` looks at these.
+        fixed: persistent ones that are not the user's own.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
         nbytes: of the storage of each output.
@@ -170,21 +93,31 @@ class OutputCache:
         self,
         function: FunctionSpec,
         node: int,
-        plan: OutputPlan,
-        refs: OutputRefs,
-        path: Sequence[OutputRefs],
+        outputs: Sequence[Output],
+        above: Sequence[StorageWeakRefWrapper],
+        persistent: dict[int, StorageWeakRefWrapper],
         pool: CudaPool,
     ) -> None:
-        """Args: ``path`` includes ``refs``, as its last element."""
-        n = len(plan.specs)
+        """Args: ``above`` are the outputs of its ancestors, those that died during the recording
+        dead; ``persistent`` the storages of static inputs and constants, by address.
+
+        Raises:
+            NotImplementedError: an output's memory is on the host; a replay would not compute it
+                again.
+        """
         self.function = function
         self.node = node
-        self.plan = plan
-        self.refs = refs
-        self.path = path
         self.pool = pool
         self.moves_out = function.clone_outputs or function.mode is CompilationMode.BACKWARD
-        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in plan.specs]
+        self.refs: OutputRefs = []
+        self.alias: list[StorageWeakRefWrapper | int | None] = []
+        self.specs: list[TensorSpec | int | None] = []
+        self.persistent: list[torch.Tensor | None] = []
+        self.cacheable: list[bool] = []
+        self.fixed: list[int] = []
+        self._classify(outputs, live_by_address(above), persistent)
+        n = len(outputs)
+        self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in self.specs]
         self.messages: list[OverwrittenMessage | None] = [None] * n
         self.invalidated = [0] * n
         self.slots: list[Output] = []
@@ -192,22 +125,60 @@ class OutputCache:
         self.missing: list[int] = []
         self.build: list[int] = []
         self.seen: list[int] = []
-        # What requires a gradient as soon as it was recorded is a user's own tensor, most often a
-        # parameter that is saved for the backward: its hooks are the user's.
-        users = function.user_outputs
-        self.fixed: list[int] = []
-        self.empty: list[int] = []
-        for i, t in enumerate(plan.persistent):
-            if t is None or t.requires_grad:
-                continue
-            if not t.numel() and not address_of(t) and (users is None or i in users):
-                self.empty.append(i)
-            else:
-                self.fixed.append(i)
-        for i in self.empty:
-            plan.persistent[i] = None  # its holder's graph of autograd would live with it
         self.clean: Clean = marked
         self.ready = False
+
+    def _classify(
+        self,
+        outputs: Sequence[Output],
+        live: dict[int, StorageWeakRefWrapper],
+        persistent: dict[int, StorageWeakRefWrapper],
+    ) -> None:
+        in_extent = self.pool.extent()
+        first: dict[int, int] = {}
+        for i, o in enumerate(outputs):
+            fixed: torch.Tensor | None = None
+            alias: StorageWeakRefWrapper | int | None = None
+            cacheable = False
+            if isinstance(o, torch.Tensor):
+                address = address_of(o)
+                if address and o.device != self.pool.device:
+                    traces = self.function.stack_traces
+                    where = traces[i] if traces else None
+                    raise NotImplementedError(
+                        f"output {i} is on {o.device}; a recording cannot compute it again. "
+                        f"It comes from: {where or '(unknown)'}"
+                    )
+                known = persistent.get(address)
+                if (
+                    not address
+                    or (known is not None and not known.expired())
+                    or not in_extent(address)  # a custom operator keeps it
+                ):
+                    fixed = o
+                elif address in live:
+                    alias = live[address]
+                elif address in first:
+                    alias = first[address]
+                    self.cacheable[alias] = False
+                else:
+                    first[address] = i
+                    cacheable = True
+                self.refs.append(StorageWeakRefWrapper(o) if fixed is None else None)
+                self.specs.append(TensorSpec.of(o))
+                # What requires a gradient as soon as it was recorded is a user's own tensor, most
+                # often a parameter that is saved for the backward: its hooks are the user's.
+                if fixed is not None and not fixed.requires_grad:
+                    if o.numel() or address or not self.function.is_visible(i):
+                        self.fixed.append(i)
+                    else:  # its holder's graph of autograd would live with it
+                        fixed = None
+            else:
+                self.refs.append(None)
+                self.specs.append(o)
+            self.alias.append(alias)
+            self.persistent.append(fixed)
+            self.cacheable.append(cacheable)
 
     def outputs(self) -> list[Output]:
         """The outputs of a replay that was just launched. Hot."""
@@ -223,19 +194,11 @@ class OutputCache:
         for i in self.fixed:
             if out[i].requires_grad:  # type: ignore[union-attr]
                 out[i]._backward_hooks = None  # type: ignore[union-attr]
-        for i in self.empty:
-            spec = self.plan.specs[i]
-            assert isinstance(spec, TensorSpec)
-            with torch.inference_mode(False):
-                out[i] = torch.empty_strided(
-                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
-                )
         for i in self.build:
             out[i] = self._rebuild(i, out)
         return out
 
     def message(self, i: int) -> OverwrittenMessage:
-        """The error for output ``i`` when its memory was reused."""
         found = self.messages[i]
         if found is None:
             found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
@@ -244,35 +207,27 @@ class OutputCache:
     # ---- slots
 
     def _fill(self) -> None:
-        """Make the cached tensors that are missing. Nobody else holds them yet."""
-        plan, users = self.plan, self.function.user_outputs
-        self.build = []
-        self.seen = []
+        """Make all cached tensors. Nobody else holds them yet."""
+        self.build, self.seen = [], []
         if (built := native.load()) is not None:
             self.clean = built.clean
-        if not self.slots:
-            self.slots[:] = [None] * len(plan.specs)
-        for i, spec in enumerate(plan.specs):
-            fixed, ref = plan.persistent[i], self.refs[i]
+        self.slots += [None] * len(self.specs)
+        for i, spec in enumerate(self.specs):
+            fixed = self.persistent[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
-            elif i in self.empty:
-                self.slots[i] = None
             elif fixed is not None:
                 self.slots[i] = fixed
-            elif plan.cacheable[i]:
-                if ref is not None and ref.cache is None:
-                    self._fill_slot(i)
-                if users is None or i in users:
+            elif self.cacheable[i]:
+                self._fill_slot(i)
+                if self.function.is_visible(i):
                     self.seen.append(i)
             else:
                 self.build.append(i)
-        self.missing.clear()
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:
-        """Make the cached tensor of output ``i``."""
-        spec, ref = self.plan.specs[i], self.refs[i]
+        spec, ref = self.specs[i], self.refs[i]
         assert isinstance(spec, TensorSpec)
         assert ref is not None
         t = self.slots[i] = self.pool.tensor_at(spec)
@@ -305,10 +260,10 @@ class OutputCache:
     def let_go_of_fixed(self) -> None:
         """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
         held stay, for the end of the path."""
-        for i, t in enumerate(self.plan.persistent):
+        for i, t in enumerate(self.persistent):
             if t is not None and i < len(self.slots):
                 self.slots[i] = None
-        self.plan.persistent.clear()
+        self.persistent.clear()
 
     def overwrite(self, i: int, ref: StorageWeakRefWrapper, text: str, alone: bool) -> None:
         """A cached output is held and its memory will be reused: from here on its use raises
@@ -324,9 +279,9 @@ class OutputCache:
         t, twin = self.slots[i], self.twins[i]
         assert isinstance(t, torch.Tensor)
         if twin is None:
-            spec = self.plan.specs[i]
+            spec = self.specs[i]
             assert isinstance(spec, TensorSpec)
-            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride, 0)
+            twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride)
             ref.own += 1
         self.slots[i] = self.pool.replace(t, twin, text)
 
@@ -349,18 +304,17 @@ class OutputCache:
         t.grad = None
         detach_in_place(t)
 
-    # ---- outputs that share a storage
-
     def _rebuild(self, i: int, out: list[Output]) -> torch.Tensor:
-        spec, ref, alias = self.plan.specs[i], self.refs[i], self.plan.alias[i]
+        spec, ref, alias = self.specs[i], self.refs[i], self.alias[i]
         assert isinstance(spec, TensorSpec)
-        assert ref is not None
+        if ref is None:
+            with torch.inference_mode(False):
+                return torch.empty_strided(
+                    spec.shape, spec.stride, dtype=spec.dtype, device=spec.device
+                )
         storage: torch.UntypedStorage | None = None
-        if isinstance(alias, tuple):
-            depth, index = alias
-            prior = self.path[depth][index]
-            assert prior is not None
-            storage = compat.storage_from_weak(prior.pointer)
+        if isinstance(alias, StorageWeakRefWrapper):
+            storage = compat.storage_from_weak(alias.pointer)
         elif alias is not None:
             storage = out[alias].untyped_storage()  # type: ignore[union-attr]
         t = self.pool.tensor_at(spec, storage)

@@ -74,7 +74,7 @@ def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
     node = None if manager is None else manager.path.node
     if manager is None or node is None:
         return
-    refs = [r for refs in node.path_weakrefs for r in refs if r is not None]
+    refs = node.path_refs
     live = {r.address for r in refs if not r.expired()}
     dead = {r.address for r in refs} - live
     held = {address for address, h in valid if h.mirror.numel()}

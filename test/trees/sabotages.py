@@ -122,7 +122,9 @@ def _() -> None:
 
 @sabotage("arguments that the ending step made are not cloned")
 def _() -> None:
-    _set(step_end, "_arguments_in", lambda inputs, pointer: [])
+    _wrap(
+        step_end, "_copy_out", lambda copy: lambda pool, p, holders, _: copy(pool, p, holders, [])
+    )
 
 
 @sabotage("what the next call writes to is not moved out")
@@ -167,25 +169,17 @@ def _() -> None:
 
 @sabotage("a recording fits whatever the addresses are")
 def _() -> None:
-    _set(capture, "same_addresses", lambda pointers, which: lambda inputs: True)
+    _set(node, "same_addresses", lambda pointers, which: lambda inputs: True)
 
 
 @sabotage("static inputs are not compared, managed ones are")
 def _() -> None:
-    _wrap(
-        inputs.InputPlan,
-        "of",
-        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "managed")),
-    )
+    _wrap(capture, "InputPlan", lambda plan: lambda *a: _checks(plan(*a), "managed"))
 
 
 @sabotage("managed inputs are not compared, static ones are")
 def _() -> None:
-    _wrap(
-        inputs.InputPlan,
-        "of",
-        lambda of: staticmethod(lambda *a, **k: _checks(of(*a, **k), "static")),
-    )
+    _wrap(capture, "InputPlan", lambda plan: lambda *a: _checks(plan(*a), "static"))
 
 
 def _checks(plan: inputs.InputPlan, which: str) -> inputs.InputPlan:
@@ -204,13 +198,13 @@ def _() -> None:
 
 @sabotage("a replay copies its inputs only once")
 def _() -> None:
-    _wrap(capture, "Copies", lambda copies: lambda plan, buffers: _OnceCopied(plan))
+    _set(node, "Copies", _OnceCopied)
 
 
 class _OnceCopied:
     odd, buffers = False, ()
 
-    def __init__(self, plan: inputs.InputPlan) -> None:
+    def __init__(self, buffers: Any) -> None:
         pass
 
     def fit(self, inputs: Any) -> bool:
@@ -219,7 +213,7 @@ class _OnceCopied:
 
 @sabotage("inputs that a graph copies may be written to")
 def _() -> None:
-    _set(record_policy.RecordPolicy, "_look", lambda *args: "")
+    _set(record_policy.RecordPolicy, "_look", lambda *args: None)
 
 
 @sabotage("an input of an output's storage dies before the output is made")
@@ -274,7 +268,7 @@ def _() -> None:
 @sabotage("outputs that share a storage are handed out apart")
 def _() -> None:
     def rebuild(self: Any, i: int, out: list[Any]) -> torch.Tensor:
-        t = self.pool.tensor_at(self.plan.specs[i]).clone()
+        t = self.pool.tensor_at(self.specs[i]).clone()
         self.refs[i].rebind(t)
         return t
 
@@ -369,7 +363,13 @@ def _() -> None:
 
 @sabotage("what a failed warm-up wrote is not put back")
 def _() -> None:
-    _set(recovery.InputBackup, "_copy_written", lambda self, which, inputs: 0)
+    def backup(*args: Any) -> Any:
+        made = warm_up(*args)
+        made.written.clear()
+        return made
+
+    warm_up = recovery.InputBackup.warm_up
+    _set(recovery.InputBackup, "warm_up", staticmethod(backup))
 
 
 @sabotage("generators are not put back after a capture or a failure")

@@ -83,7 +83,7 @@ def train(guard: Guard, n: int) -> bool:
         del g1, g2, gx, seen, saved1, saved2
     same(torch.stack(out), expected())
     assert manager().path.state is ExecutionState.EXECUTION
-    assert all(state.warmed_up for state in manager().functions.values())
+    assert all(f.state.warmed_up for f in manager().functions)
     return any(e.kind is LedgerKind.TREE_FAILURE for e in manager().entries())
 
 

@@ -134,7 +134,7 @@ def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.Mon
     f = [graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]) for _ in range(2)]
     for function in f:
         run(function, 2)
-    forget = manager().policy.forget_function
+    forget = manager().moves.forget
 
     def forget_and_collect(function: FunctionSpec) -> None:
         f.clear()  # the second dies, if it has not died
@@ -142,7 +142,7 @@ def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.Mon
         forget(function)
 
     # GIVEN one that died, WHEN another one dies while that is buried
-    monkeypatch.setattr(manager().policy, "forget_function", forget_and_collect)
+    monkeypatch.setattr(manager().moves, "forget", forget_and_collect)
     del f[0], function
     gc.collect()
     for _ in range(2):

@@ -59,7 +59,7 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.capture.run as m\n"
+        "import memprof.cudagraph_trees.node as m\n"
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (
@@ -80,7 +80,12 @@ BROKEN = {
     ),
     "what a failed warm-up wrote is not put back": (
         "from memprof.cudagraph_trees.capture.recovery import InputBackup as c\n"
-        "c._copy_written = lambda self, which, inputs: 0"
+        "made = c.warm_up\n"
+        "def warm_up(*args):\n"
+        "    backup = made(*args)\n"
+        "    backup.written.clear()\n"
+        "    return backup\n"
+        "c.warm_up = staticmethod(warm_up)"
     ),
     "generators are not put back after a failure": (
         "from memprof.cudagraph_trees.device.cuda import GeneratorStates as c\n"

@@ -252,7 +252,7 @@ def test_a_function_that_was_recorded_after_all_is_not_short_of_memory() -> None
     leave(32 * MIB)
     with pytest.raises(torch.OutOfMemoryError):
         f([buffer])
-    (state,) = manager().functions.values()
+    (state,) = (f.state for f in manager().functions)
     assert state.short_of_memory
     torch.cuda.set_per_process_memory_fraction(1.0)
     buffer.zero_()

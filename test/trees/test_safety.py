@@ -436,15 +436,13 @@ def test_an_input_that_should_die_and_is_held_makes_another_recording() -> None:
         run(float(i), hold=False)
     (root,) = roots()
     ((child,),) = root.children.values()
-    before, after = child.recorded_liveness_before_graph, child.recorded_liveness_after_graph
-    assert liveness.died(before, after) == [(0, 0)]
+    assert child.dead_after == root.outputs_weakrefs
     # WHEN the input is held
     for i in range(4):
         run(float(i), hold=True)
     # THEN it is not overwritten: there is a second recording in which it lives
     ((_, other),) = root.children.values()
-    before, after = other.recorded_liveness_before_graph, other.recorded_liveness_after_graph
-    assert liveness.died(before, after) == []
+    assert other.dead_after == []
     run(7.0, hold=False)
     assert descendants(root) == 2
 

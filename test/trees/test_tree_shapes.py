@@ -11,7 +11,6 @@ import torch
 
 from memprof.cudagraph_trees.node import path_to
 from memprof.cudagraph_trees.path import ExecutionState
-from memprof.cudagraph_trees.replay.liveness import died
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, no_manager, roots, same
@@ -117,8 +116,7 @@ def test_another_pattern_of_live_outputs_is_another_node() -> None:
     (root,) = roots()
     (children,) = root.children.values()
     assert len(children) == 2
-    at_its_end = root.recorded_liveness_after_graph
-    assert [died(at_its_end, c.recorded_liveness_before_graph) for c in children] == [[(0, 1)], []]
+    assert [c.dead_before for c in children] == [[root.outputs_weakrefs[1]], []]
 
 
 def test_a_child_is_recorded_after_a_replay_of_its_parent() -> None:

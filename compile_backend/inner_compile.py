@@ -180,12 +180,13 @@ class InnerCompile:
         id_ = self.runtime.new_graph_id()
         known = functools.partial(self._known, id_)
 
-        def copied() -> ViewAndMutationMeta | None:
+        def copied() -> ViewAndMutationMeta:
             found = _torch_compat.forward_metadata()
             tell = functools.partial(self.runtime.ledger.unknown, id_)
-            return view_and_mutation_meta(found, tell) if found is not None else None
+            return view_and_mutation_meta(found, tell) if found is not None else unread
 
-        metadata = known("AOTAutograd's metadata", copied, None)
+        unread = ViewAndMutationMeta()
+        metadata = known("AOTAutograd's metadata", copied, unread)
         static = tuple(kwargs.get("static_input_idxs") or ())
         io = known(
             "what a graph takes and returns",
@@ -193,7 +194,7 @@ class InnerCompile:
                 gm,
                 kind=kind,
                 fw_metadata=metadata,
-                dynamo_inputs=self.dynamo_inputs,
+                dynamo_inputs=self.dynamo_inputs or (),
                 static_input_idxs=static,
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
                 captured_outputs=self.captured.outputs if self.captured is not None else None,

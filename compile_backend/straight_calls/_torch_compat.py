@@ -59,35 +59,29 @@ def steady(compiled: Any, without_autocast: bool) -> Callable[[list[Any]], Any]:
     Inductor's object for it, which looks for what a first call leaves: results of autotuning, and
     metrics.
     """
-    run = _steady(compiled)
-    if not without_autocast:
-        return run
-    disabled = _C._DisableAutocast
-
-    def call(args: list[Any]) -> Any:
-        with disabled():
-            return run(args)
-
-    return call
-
-
-def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 
+    run: Callable[[list[Any]], Any] = compiled
     graph = _without_idle_wrappers(compiled)
-    if not isinstance(graph, CompiledFxGraph):
-        run: Callable[[list[Any]], Any] = compiled
+    if isinstance(graph, CompiledFxGraph):
+        is_first = True
+
+        def past_it(args: list[Any]) -> Any:
+            nonlocal is_first
+            if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
+                out = compiled(args)
+                is_first = False
+                return out
+            return graph.current_callable(args)  # type: ignore[misc]
+
+        run = past_it
+    if not without_autocast:
         return run
-    is_first = True
 
     def call(args: list[Any]) -> Any:
-        nonlocal is_first
-        if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
-            out = compiled(args)
-            is_first = False
-            return out
-        return graph.current_callable(args)  # type: ignore[misc]
+        with _C._DisableAutocast():
+            return run(args)
 
     return call
 
@@ -149,6 +143,39 @@ def takes_gradients_boxed(function: Any) -> bool:
 
 
 # --- AOTAutograd's metadata -----------------------------------------------------------------
+
+
+def is_made_anew(output: Any) -> bool:
+    """Whether AOTAutograd makes an output after the call, from what it is a view of."""
+    return output.output_type.name not in ("non_alias", "unsafe_view_alias", "custom_function_view")
+
+
+def is_unsafe_view(output: Any) -> bool:
+    """Whether an output views what nobody else can reach."""
+    return bool(output.output_type.name == "unsafe_view_alias")
+
+
+def is_tensor(output: Any) -> bool:
+    """Whether an output is a tensor."""
+    return issubclass(output.raw_type, Tensor)
+
+
+def takes_gradient(output: Any) -> bool:
+    """Whether the backward is handed the gradient of an output. A name of its own from 2.13 on."""
+    asked = getattr(output, "requires_grad_for_backward", output.requires_grad)
+    return is_tensor(output) and bool(asked)
+
+
+def gradient_format(tangent: Any) -> Any:
+    """The layout of a gradient that a backward was compiled for, with ``size`` and ``stride``; None
+    for a subclass, or where torch has not decided it."""
+    plain = type(tangent).__name__ == "PlainTensorMeta"
+    return tangent.memory_format if plain else None
+
+
+def saved_inputs(metadata: Any) -> tuple[bool, ...]:
+    """For each saved tensor whether it is an input of the graph; empty before 2.15."""
+    return tuple(getattr(metadata, "saved_tensor_is_graph_input", ()))
 
 
 def debug_assert() -> bool:

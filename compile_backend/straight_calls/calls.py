@@ -1,4 +1,8 @@
-"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
+"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls].
+
+``metadata`` is torch's own here, of a known release. What is made of it must not hold it, since
+AOTAutograd strips it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 
 Call = Callable[[list[Any]], Any]
 """What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
-
-Varying = tuple[tuple[int, frozenset[int]], ...]
-"""Tensors by position with the dimensions of each that vary, of which Dynamo is told."""
 
 
 class NotStraight(Exception):
@@ -58,16 +58,15 @@ def _straight(
 ) -> Call:
     if compat.debug_assert():
         raise NotStraight("is checked by debug_assert")
-    known = view_and_mutation_meta(metadata)
     without_autocast = bool(wrapper.disable_amp)
     # Inputs that the graph itself writes to, whose version is to be advanced.
-    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
+    written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd) if keep else ()
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        _check(known)
+        _check(metadata)
         run = compat.steady(compiled, without_autocast)
-        return _inference(run, known, written, torchs(compiled))
+        return _inference(run, metadata, written, torchs(compiled))
     function: Any = getattr(compiled, "__self__", None)
     if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
@@ -77,42 +76,46 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    _check(known)
-    _check_training(known)
+    _check(metadata)
+    _check_training(metadata)
+    ours = _derived(function, metadata, without_autocast)
     detached = tuple(wrapper.indices_of_inps_to_detach)
-    return _training(function, known, written, detached, without_autocast, torchs)
+    return _training(ours, metadata, written, detached, torchs(ours.apply))
 
 
-def _check(known: ViewAndMutationMeta) -> None:
+def _check(metadata: Any) -> None:
     """Raises ``NotStraight`` if a call has more to do."""
     _refuse(
         {
-            f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
-            "returns views": any(o.output_type.is_alias for o in known.output_info),
-            "has inputs that are written to after the call": known.num_mutated_outputs,
-            "returns bases of views": known.num_intermediate_bases,
-            "has effects in an order": known.tokens + known.num_backward_tokens,
-            "takes a random state as an input": known.is_rng_op_functionalized,
-            "changes the grad mode": known.grad_enabled_mutation is not None,
+            "returns views": any(map(compat.is_made_anew, metadata.output_info)),
+            "has inputs that are written to after the call": (
+                metadata.num_mutated_inp_runtime_indices
+            ),
+            "returns bases of views": metadata.num_intermediate_bases,
+            "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
+            "takes a random state as an input": metadata.is_rng_op_functionalized,
+            "changes the grad mode": metadata.grad_enabled_mutation is not None,
         }
     )
 
 
-def _check_training(known: ViewAndMutationMeta) -> None:
+def _check_training(metadata: Any) -> None:
     """Raises ``NotStraight`` if a training step has more to do."""
-    sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
-    tangents = known.subclass_tangent_meta
+    formats = list(map(compat.gradient_format, metadata.subclass_tangent_meta))
     _refuse(
         {
-            "takes random states as inputs": known.num_graphsafe_rng_states,
-            "saves opaque objects": known.num_opaque_objects_saved_for_bw,
+            "takes random states as inputs": metadata.num_graphsafe_rng_states,
+            "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
             "writes to inputs in its backward": (
-                known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+                metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
             ),
-            "is not partitioned": sizes is None or unchecked is None,
-            "takes gradients that are subclasses": None in tangents,
+            "is not partitioned": (
+                metadata.num_symints_saved_for_bw is None
+                or metadata.num_tensors_saved_with_no_vc_check is None
+            ),
+            "takes gradients that are subclasses": None in formats,
             "takes gradients of another number than its outputs": (
-                len(tangents) != sum(o.takes_gradient for o in known.output_info)
+                len(formats) != sum(map(compat.takes_gradient, metadata.output_info))
             ),
         }
     )
@@ -124,34 +127,31 @@ def _refuse(reasons: dict[str, Any]) -> None:
             raise NotStraight(words)
 
 
-def _varying(known: ViewAndMutationMeta) -> Varying:
-    return tuple((i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims)
+def _varying(metadata: Any) -> list[tuple[int, Any]]:
+    """Outputs with the dimensions of each that vary, of which Dynamo is told."""
+    return [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
 
 
-def _inference(
-    run: Call, known: ViewAndMutationMeta, written: tuple[int, ...], torchs: Call
-) -> Call:
+def _inference(run: Call, metadata: Any, written: tuple[int, ...], torchs: Call) -> Call:
     """A straight call of a graph without a backward. ``torchs`` is torch's wrapper of it."""
-    returns, varying = len(known.output_info), _varying(known)
+    returns, varying = len(metadata.output_info), _varying(metadata)
     tell_varying = compat.tell_varying()
-    profiler, increment_version = compat.profiler, compat.increment_version
-    is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
     is_first = compat.checks_custom_operators()
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first
-        if is_first or profiler._is_profiler_enabled:
+        if is_first or compat.profiler._is_profiler_enabled:
             out = torchs(args)
             is_first = False
             return out
         if written:
-            increment_version(tuple([args[i] for i in written]))
-        if is_grad_enabled():
-            set_grad_enabled(False)
+            compat.increment_version(tuple([args[i] for i in written]))
+        if compat.is_grad_enabled():
+            compat.set_grad_enabled(False)
             try:
                 outputs = run(args)
             finally:
-                set_grad_enabled(True)
+                compat.set_grad_enabled(True)
         else:
             outputs = run(args)
         outputs = compat.listed(outputs, returns)
@@ -163,29 +163,21 @@ def _inference(
 
 
 def _training(
-    function: type,
-    known: ViewAndMutationMeta,
+    function: Any,
+    metadata: Any,
     written: tuple[int, ...],
     detached: tuple[int, ...],
-    without_autocast: bool,
-    wrap: Callable[[Any], Call],
+    torchs: Call,
 ) -> Call:
-    """A straight call of a graph with a backward, and with that straight as well.
+    """A straight call of a graph with a backward.
 
     Args:
-        function: the ``autograd.Function`` that AOTAutograd made.
+        function: see ``_derived``.
         detached: inputs that never get a gradient although they ask for one.
-        without_autocast: compiled code runs with autocast off, which was traced into it.
-        wrap: makes torch's wrapper around the ``apply`` of such a function.
+        torchs: torch's wrapper of ``function``.
     """
-    ours = _derived(function, known, without_autocast)
-    torchs = wrap(ours.apply)
-    apply = compat.plain_apply(ours)
-    varying = _varying(known)
-    tell_varying = compat.tell_varying()
-    profiler, increment_version = compat.profiler, compat.increment_version
-    is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
-    replays_views, set_replays_views = compat.replays_views, compat.set_replays_views
+    apply = compat.plain_apply(function)
+    varying, tell_varying = _varying(metadata), compat.tell_varying()
     checks_operators = compat.checks_custom_operators()
     is_first = True
     is_common = True
@@ -201,27 +193,27 @@ def _training(
                 return out
             is_first = False
         if (
-            profiler._is_profiler_enabled
+            compat.profiler._is_profiler_enabled
             or not is_common
-            or not is_grad_enabled()
-            or functorch_is_active()
+            or not compat.is_grad_enabled()
+            or compat.functorch_is_active()
         ):
             return torchs(args)
         if written:
-            increment_version(tuple([args[i] for i in written]))
+            compat.increment_version(tuple([args[i] for i in written]))
         if detached:
             args = list(args)
             for i in detached:
                 if isinstance(args[i], Tensor):
                     args[i] = args[i].detach()
-        if replays_views():
+        if compat.replays_views():
             outputs = list(apply(*args))
         else:
-            set_replays_views(True)
+            compat.set_replays_views(True)
             try:
                 outputs = list(apply(*args))
             finally:
-                set_replays_views(False)
+                compat.set_replays_views(False)
         for i, dims in varying:
             tell_varying(outputs[i], dims)
         return outputs
@@ -229,11 +221,12 @@ def _training(
     return call
 
 
-def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) -> Any:
-    """``function`` with a straight ``forward`` and ``backward``."""
-    backward = _backward(function, known, without_autocast)
+def _derived(function: Any, metadata: Any, without_autocast: bool) -> Any:
+    """``function``, which AOTAutograd made, with a straight ``forward`` and ``backward``, in which
+    autocast is off if it was traced into them."""
+    backward = _backward(function, metadata, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, known, without_autocast)),
+        "forward": staticmethod(_forward(function, metadata, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -244,20 +237,22 @@ def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) 
 
 
 def _forward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+    function: Any, metadata: Any, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = compat.steady(function.compiled_fw, without_autocast)
-    tell_varying, unsafe_view = compat.tell_varying(), compat.unsafe_view
-    infos = list(enumerate(known.output_info))
-    returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
-    unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
-    without_gradient = [i for i, o in infos if o.is_tensor and not o.requires_grad]
+    tell_varying = compat.tell_varying()
+    infos = list(enumerate(metadata.output_info))
+    returns = len(infos)
+    unsafe_views = [i for i, o in infos if compat.is_unsafe_view(o)]
+    without_gradient = [i for i, o in infos if compat.is_tensor(o) and not o.requires_grad]
+    del infos
     # At the end of the outputs: tensors, those whose version is not checked, and sizes.
-    sizes = known.num_symints_saved_for_bw or 0
-    unchecked = known.num_tensors_saved_with_no_vc_check or 0
-    saved = slice(known.num_forward, -(unchecked + sizes) or None)
+    sizes: int = metadata.num_symints_saved_for_bw
+    unchecked: int = metadata.num_tensors_saved_with_no_vc_check
+    saved = slice(metadata.num_forward, -(unchecked + sizes) or None)
     saved_unchecked = slice(-(unchecked + sizes), -sizes or None)
-    kept = known.saved_tensor_is_graph_input
+    saved_varying = list(metadata.dynamic_saved_tensors_idxs.items())
+    kept = compat.saved_inputs(metadata)
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
@@ -276,7 +271,7 @@ def _forward(
             returned = list(returned)
             for i in unsafe_views:
                 x = returned[i]
-                returned[i] = unsafe_view(x, x.shape)
+                returned[i] = compat.unsafe_view(x, x.shape)
         if without_gradient:
             ctx.mark_non_differentiable(*[returned[i] for i in without_gradient])
         return tuple(returned)
@@ -297,22 +292,17 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
     ]
 
 
-def _backward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
-) -> Callable[..., Any]:
+def _backward(function: Any, metadata: Any, without_autocast: bool) -> Callable[..., Any]:
     torchs = function.backward
-    flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
-    in_order = known.deterministic is False
-    deterministic_is_asked = compat.deterministic_is_asked
-    is_grad_enabled, functorch_stack = compat.is_grad_enabled, compat.functorch_stack
-    graph_is_kept, dynamo_callback = compat.graph_is_kept, compat.dynamo_callback
-    callers_context, in_format = compat.callers_context, compat.in_format()
+    flows = [i for i, o in enumerate(metadata.output_info) if compat.takes_gradient(o)]
+    in_order = metadata.deterministic is False
+    in_format = compat.in_format()
     boxed = compat.takes_gradients_boxed(function)
-    # A format that is no strides has no size and none, and is looked at by in_format().
+    # A format that is no strides has no size either, and is looked at by in_format().
+    expected = map(compat.gradient_format, metadata.subclass_tangent_meta)
     formats = [
-        (i, expected.size, expected.stride, expected)
-        for i, expected in zip(flows, known.subclass_tangent_meta, strict=True)
-        if expected is not None
+        (i, f.size and tuple(f.size), f.stride and tuple(f.stride), f)
+        for i, f in zip(flows, expected, strict=True)
     ]
     last: Any = None
     run: Any = None
@@ -322,11 +312,11 @@ def _backward(
         compiled = function.compiled_bw
         if (
             compiled is None
-            or graph_is_kept()
-            or is_grad_enabled()
-            or dynamo_callback() is not None
-            or functorch_stack() is not None
-            or (in_order and deterministic_is_asked())
+            or compat.graph_is_kept()
+            or compat.is_grad_enabled()
+            or compat.dynamo_callback() is not None
+            or compat.functorch_stack() is not None
+            or (in_order and compat.deterministic_is_asked())
         ):
             return torchs(ctx, *given)
         grads: Any = given[0] if boxed else given
@@ -345,7 +335,7 @@ def _backward(
         if boxed:
             grads.clear()
         ctx.maybe_clear_saved_tensors()
-        context = callers_context()
+        context = compat.callers_context()
         out = run(args) if context is None else context.run(run, args)
         return tuple(out) if type(out) in (list, tuple) else (out,)
 

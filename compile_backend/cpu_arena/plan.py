@@ -17,12 +17,11 @@ Note [Where buffers are put]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The problem is strip packing with fixed positions in time, NP-hard in general, and easy on
 the programs that compilers write. Each buffer is put into the lowest gap that is free
-during its whole life; what differs between attempts is the order in which buffers are
-placed, and the attempt that needs the fewest bytes wins. The largest first is the order
-of TensorFlow Lite's planner (Pisarchyk and Lee, "Efficient Memory Management for Deep
-Neural Net Inference", 2020); the others catch programs on which it does badly. Where all
-of them leave a gap to the lower bound, the buffer that ended up highest is placed first
-the next time, for a number of rounds.
+during its whole life, and of several orders to place buffers in the one that needs the fewest bytes
+wins. The largest first is the order of TensorFlow Lite's planner (Pisarchyk and Lee, "Efficient
+Memory Management for Deep Neural Net Inference", 2020); the others catch programs on which it does
+badly. Where all of them leave a gap to the lower bound, the buffer that ended up highest is placed
+first the next time, for a number of rounds.
 """
 
 from __future__ import annotations
@@ -43,23 +42,16 @@ LARGE = 128 << 10
 """Bytes from which glibc's malloc asks the system (``M_MMAP_THRESHOLD``) at first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """An allocation in the code that is served by the arena.
-
-    Attributes:
-        line: of the generated code, 1-based.
-        name: of the buffer that it assigns.
-        storage: index in the program's storages.
-        nbytes: of that.
-        offset: in the scratch; None if it is leased.
-    """
+class Site(NamedTuple):
+    """An allocation in the code that is served by the arena."""
 
     line: int
     name: str
     storage: int
+    """Index in the program's storages."""
     nbytes: int
     offset: int | None
+    """In the scratch; None if it is leased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +80,12 @@ def plan_program(
     program: AllocationProgram,
     allocations: Mapping[int, str],
     unsafe: Set[str],
-    min_lease: int = 2 * LARGE,
+    min_lease: int,
 ) -> ArenaPlan:
     """Plan one observed program.
 
     Args:
-        program: of each call.
-        allocations: lines that allocate and the buffer that each assigns; each runs once
-            a call.
-        unsafe: names that are handed to code that might keep them.
+        allocations, unsafe: of ``WrapperCode``.
         min_lease: bytes from which on outputs are leased.
     """
     born: dict[int, int] = {}
@@ -167,22 +156,15 @@ ALIGNMENT = 64
 """Bytes; what torch's CPU allocator aligns to, and a cache line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
-    """A buffer to place.
-
-    Attributes:
-        nbytes: its size.
-        begin, end: it is live at the instants ``begin <= t < end``.
-    """
+class Lifetime(NamedTuple):
+    """A buffer to place, which is live at the instants ``begin <= t < end``."""
 
     nbytes: int
     begin: int
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
+class Offsets(NamedTuple):
     """Where each buffer lies, and how much memory that takes.
 
     Attributes:
@@ -197,29 +179,22 @@ class Offsets:
     lower_bound: int
 
 
-def pack(buffers: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Offsets:
-    """Place ``buffers`` so that no two that are live at the same time overlap, at multiples of
-    ``alignment`` bytes: the best of a few greedy plans, the same for the same buffers.
-
-    Raises:
-        ValueError: a buffer has a negative size or ends before it begins.
-    """
-    for b in buffers:
-        if b.nbytes < 0 or b.end < b.begin:
-            raise ValueError(f"{b} cannot be placed: a size is 0 or more, an end follows its begin")
-    sizes = [-(-b.nbytes // alignment) * alignment for b in buffers]
+def pack(buffers: Sequence[Lifetime]) -> Offsets:
+    """Place ``buffers`` so that no two that are live at the same time overlap: the best of a few
+    greedy plans, the same for the same buffers."""
+    sizes = [-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in buffers]
     bound = _lower_bound(buffers, sizes)
-    best: _Attempt | None = None
+    best: Offsets | None = None
     for order in _tries(buffers):
-        tried = _place(buffers, sizes, order)
-        if best is None or tried.nbytes < best.nbytes:
-            best = tried
+        offsets, nbytes, highest = _place(buffers, sizes, order)
+        if best is None or nbytes < best.nbytes:
+            best = Offsets(tuple(offsets), nbytes, bound)
         if best.nbytes == bound:
             break
-        order.remove(tried.highest)
-        order.insert(0, tried.highest)
+        order.remove(highest)
+        order.insert(0, highest)
     assert best is not None
-    return Offsets(tuple(best.offsets), best.nbytes, bound)
+    return best
 
 
 def _tries(buffers: Sequence[Lifetime]) -> Iterator[list[int]]:
@@ -251,14 +226,10 @@ _ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
 )
 
 
-class _Attempt(NamedTuple):
-    offsets: list[int]
-    nbytes: int
-    highest: int
-    """Which buffer ends at ``nbytes``."""
-
-
-def _place(buffers: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> _Attempt:
+def _place(
+    buffers: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]
+) -> tuple[list[int], int, int]:
+    """Offsets, the bytes that they need, and which buffer ends there."""
     offsets = [0] * len(buffers)
     nbytes = highest = 0
     placed: list[tuple[int, int, int, int]] = []  # (offset, end of it, begin, end), by offset
@@ -276,7 +247,7 @@ def _place(buffers: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[in
         insort(placed, (free, free + sizes[i], begin, end))
         if free + sizes[i] > nbytes:
             nbytes, highest = free + sizes[i], i
-    return _Attempt(offsets, nbytes, highest)
+    return offsets, nbytes, highest
 
 
 def _lower_bound(buffers: Sequence[Lifetime], sizes: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from .captured_backward_io import CapturedGraph, CapturedIO, note_names
 from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .options import split_options
-from .roles.dynamo_input import dynamo_inputs
+from .roles.dynamo_input import DynamoInput, dynamo_inputs
 from .runtime import RUNTIME
 from .straight_calls.calls import straight_calls
 
@@ -75,7 +75,7 @@ def _compile(
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
     not_graphed = ""
-    sources = None
+    sources: Sequence[DynamoInput] = ()
     backward: CapturedGraph | None = None
     noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
     try:
@@ -91,15 +91,7 @@ def _compile(
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
-    inner = InnerCompile(
-        own,
-        sources,
-        RUNTIME,
-        graphs=graphs,
-        captured=backward,
-        inductor=inductor,
-        not_graphed=not_graphed,
-    )
+    inner = InnerCompile(own, sources, RUNTIME, graphs, backward, inductor, not_graphed)
     straight: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if own.straight_calls:
         straight = straight_calls(RUNTIME.ledger, example_inputs)

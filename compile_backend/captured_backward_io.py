@@ -19,8 +19,8 @@ the same nodes have there (``captured_nodes``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -61,14 +61,9 @@ from .roles.dynamo_input import CATEGORIES, DynamoInput
 from .roles.graph_value import RoleInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A compiled forward, as its captured backward needs it.
-
-    Attributes:
-        record: of the graph.
-        nodes: of its AOT graph, by name.
-    """
+class Forward(NamedTuple):
+    """A compiled forward, and the nodes of its AOT graph by name, as its captured backward needs
+    them."""
 
     record: GraphRecord
     nodes: Mapping[str, NodeProvenance]
@@ -104,8 +99,7 @@ def note_names(
     return seen
 
 
-@dataclass(frozen=True, slots=True)
-class LiftedInput:
+class LiftedInput(NamedTuple):
     """What one of ``inputs`` of a captured backward is to the engine.
 
     Attributes:
@@ -121,9 +115,9 @@ class LiftedInput:
     """
 
     role: Role
-    name: str | None
-    leaf: int | None
-    aot_saved: tuple[int, int] | None
+    name: str | None = None
+    leaf: int | None = None
+    aot_saved: tuple[int, int] | None = None
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
@@ -161,7 +155,7 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
         elif node in leaves:
             role = Role.PARAMETER
         elif _starts_it(node):
-            found[index] = LiftedInput(Role.TANGENT, None, None, None)
+            found[index] = LiftedInput(Role.TANGENT)
             continue
         else:
             role, leaf = Role.SAVED_FOR_BACKWARD, leaf_of_storage.get(node.meta.get(INPUT_GROUP))
@@ -192,12 +186,10 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedGraph:
+class CapturedGraph(NamedTuple):
     """One of the graphs that Dynamo cut a captured backward into: one, without hooks.
 
     Attributes:
-        inputs: what it takes.
         outputs: by position, the new gradients among what it returns.
         nodes: provenance of the captured graph's nodes, by name.
     """
@@ -208,55 +200,26 @@ class CapturedGraph:
 
 
 class CapturedIO:
-    """What is known of one captured backward, whose nodes get tags.
-
-    Attributes:
-        inputs: by index in the captured graph's ``inputs``.
-        taken: first gradients that are not copied: name of the node -> index of the leaf.
-        nodes: by name in the captured graph.
-    """
+    """What is known of one captured backward, whose nodes get tags."""
 
     def __init__(self, captured: GraphModule) -> None:
-        self.inputs: Mapping[int, LiftedInput] = lifted_inputs(captured.graph)
-        self.taken: Mapping[str, int] = taken_gradients(captured.graph)
-        self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
+        # By the way to each in a Dynamo graph.
+        self._inputs = {_source(i): lifted for i, lifted in lifted_inputs(captured.graph).items()}
+        self._taken = taken_gradients(captured.graph)
+        self._nodes = captured_nodes(captured)
         tag_nodes(captured.graph, CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
         """Describe a Dynamo graph of the captured backward, and finish its tags."""
         tag_inlined_nodes(gm.graph)
-        described = self._inputs(inputs)
-        return CapturedGraph(described, self._outputs(gm, described), self.nodes)
-
-    def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
-        by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
-        indexed = [(given, by_source.get(given.source)) for given in inputs]
-        parameters = {i for given, i in indexed if i is not None and given.role is Role.PARAMETER}
-        return tuple(
-            given if index is None else self._described(given, index, parameters)
-            for given, index in indexed
+        parameters = {given.source for given in inputs if given.role is Role.PARAMETER}
+        described = tuple(
+            _described(given, self._inputs[given.source], parameters)
+            if given.source in self._inputs
+            else given
+            for given in inputs
         )
-
-    def _described(self, given: DynamoInput, index: int, parameters: set[int]) -> DynamoInput:
-        lifted = self.inputs[index]
-        link, fact = _in_forward(lifted)
-        name = lifted.name or (fact.fqn if fact is not None else None)
-        known = DynamoInput(given.name, given.source, index=given.index, forward=link)
-        if lifted.role is Role.TANGENT:
-            return replace(known, role=Role.TANGENT)
-        if lifted.role is Role.PARAMETER_GRADIENT:
-            of_parameter = lifted.leaf in parameters
-            role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
-            return replace(known, role=role, fqn=name)
-        if given.role is Role.PARAMETER or lifted.leaf in parameters:
-            return replace(known, role=Role.PARAMETER, fqn=name)
-        if lifted.role is Role.PARAMETER:
-            return replace(known, fqn=name)
-        if fact is not None:
-            return replace(
-                fact, name=given.name, source=given.source, index=given.index, forward=link
-            )
-        return replace(known, role=Role.SAVED_FOR_BACKWARD)
+        return CapturedGraph(described, self._outputs(gm, described), self._nodes)
 
     def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
         described = {d.source: d for d in inputs}
@@ -268,23 +231,44 @@ class CapturedIO:
             # The gradient itself, detached. One of several results has the tag of them all
             # and, as every value that is assigned to a variable, its own name.
             names = (tag_of(node, CAPTURED_TAG), *(n.name for n in node.all_input_nodes))
-            taken = next((self.taken[n] for n in names if n is not None and n in self.taken), None)
+            taken = next(
+                (self._taken[n] for n in names if n is not None and n in self._taken), None
+            )
             leaf = accumulated_leaf(node)
             if taken is not None:
-                source = f"L['inputs'][{taken}]"
+                of = described.get(_source(taken))
             elif leaf is not None:
-                source = _source_of(leaf)
+                of = described.get(_source_of(leaf))
             else:
                 continue
-            of = described.get(source)
             is_parameter = of is not None and of.role is Role.PARAMETER
             role = Role.PARAMETER_GRADIENT if is_parameter else Role.INPUT_GRADIENT
             found[position] = RoleInfo(role, CATEGORIES[role], of.fqn if of is not None else None)
         return found
 
 
-def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInput | None]:
-    """Record and output of the forward that a saved tensor is; the input that this one is."""
+def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) -> DynamoInput:
+    link, fact = _in_forward(lifted)
+    name = lifted.name or (fact.fqn if fact is not None else None)
+    known = DynamoInput(given.name, given.source, index=given.index, forward=link)
+    of_parameter = lifted.leaf is not None and _source(lifted.leaf) in parameters
+    if lifted.role is Role.TANGENT:
+        return replace(known, role=Role.TANGENT)
+    if lifted.role is Role.PARAMETER_GRADIENT:
+        role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
+        return replace(known, role=role, fqn=name)
+    if given.role is Role.PARAMETER or of_parameter:
+        return replace(known, role=Role.PARAMETER, fqn=name)
+    if lifted.role is Role.PARAMETER:
+        return replace(known, fqn=name)
+    if fact is not None:
+        return replace(known, role=fact.role, fqn=fact.fqn)
+    return replace(known, role=Role.SAVED_FOR_BACKWARD)
+
+
+def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
+    """Record and output of the forward that a saved tensor is; what the input is that this one
+    is."""
     aot_id, position = lifted.aot_saved or (-1, 0)
     forward = FORWARDS.get(aot_id)
     if forward is None:
@@ -298,7 +282,12 @@ def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInpu
         return link, None
     origin = forward.record.inputs[output.alias_of_input]
     role = origin.role if origin.role in CATEGORIES else Role.USER_INPUT
-    return link, DynamoInput(origin.name, role=role, fqn=origin.fqn)
+    return link, RoleInfo(role, CATEGORIES[role], origin.fqn)
+
+
+def _source(index: int) -> str:
+    """The way to one of ``inputs`` in a Dynamo graph."""
+    return f"L['inputs'][{index}]"
 
 
 def _source_of(leaf: Node) -> str:

@@ -49,7 +49,7 @@ from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
 from .ledger import Ledger
-from .pipeline import CompileStage, CompileState
+from .pipeline import CompileStage
 from .roles.dynamo_input import DynamoInput
 
 Model = Callable[[list[Any]], Any]
@@ -81,6 +81,7 @@ class GraphsStage(CompileStage):
     Args:
         record: what the trees know the graph by, in messages and in their ledger.
         box: Inductor's own, through which it is told that it may capture.
+        given: arguments of the compilation, which gets that box while this stage stands.
         of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
@@ -90,6 +91,7 @@ class GraphsStage(CompileStage):
     record: GraphRecord
     ledger: Ledger
     box: Any
+    given: dict[str, Any]
     models: list[ObservableModel]
     _: KW_ONLY
     clone_outputs: bool
@@ -102,10 +104,10 @@ class GraphsStage(CompileStage):
         # Asked now: compiling may switch it off for reasons of the code's own.
         self._switched_off = self.box is not None and not self.box
 
-    def pre_compile(self, state: CompileState) -> None:
+    def pre_compile(self, gm: GraphModule, cleanup: contextlib.ExitStack) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
-        state.cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
-        state.cudagraphs = self.box
+        cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
+        self.given["cudagraphs"] = self.box
 
     def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
         options["record"] = self.record
@@ -115,7 +117,7 @@ class GraphsStage(CompileStage):
         self.models.append(ObservableModel(model))
         return self.models[-1]
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
             known = getattr(compiled, "disabled_cudagraphs_reason", None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -26,7 +26,7 @@ from .captured_backward_io import FORWARDS, CapturedGraph, Forward
 from .cuda_graphs_stage import GraphsStage, ObservableModel
 from .observation.stage import ObserveStage
 from .options import Options
-from .pipeline import CompileStage, CompileState, compile_through
+from .pipeline import CompileStage, compile_through
 from .provenance.stage import AttributeStage
 from .roles.dynamo_input import DynamoInput
 from .roles.graph_io import GraphIO, describe_graph, undescribed
@@ -42,7 +42,7 @@ class RecordStage(CompileStage):
     record: GraphRecord
     name = "record"
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Complete the record; the graph is handed on as it is."""
         record = self.record
         # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
@@ -63,7 +63,7 @@ class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
 
     Args:
-        dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
+        dynamo_inputs: what Dynamo knows of the inputs, none outside Dynamo.
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
         inductor: options of Inductor that were given to this compilation.
@@ -71,13 +71,12 @@ class InnerCompile:
     """
 
     options: Options
-    dynamo_inputs: tuple[DynamoInput, ...] | None
+    dynamo_inputs: Sequence[DynamoInput]
     runtime: Runtime
-    _: KW_ONLY
-    graphs: bool = False
-    captured: CapturedGraph | None = None
-    inductor: Mapping[str, Any] = field(default_factory=dict)
-    not_graphed: str = ""
+    graphs: bool
+    captured: CapturedGraph | None
+    inductor: Mapping[str, Any]
+    not_graphed: str
     _forward: GraphIO | None = field(default=None, init=False)
     _forward_nodes: dict[str, NodeProvenance] | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
@@ -90,32 +89,45 @@ class InnerCompile:
         The signature of torch's ``compile_fx_inner`` grows from version to version;
         what is not named here is passed on.
         """
-        state = CompileState(gm, tuple(example_inputs), _torch_compat.no_cudagraphs())
+        given = {**kwargs, "cudagraphs": _torch_compat.no_cudagraphs()}
 
         def compile_plainly() -> Any:
-            options = {**kwargs, "cudagraphs": state.cudagraphs}
             with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
-                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
+                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **given)
 
         kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
         if kwargs.get("is_backward"):
             kind = GraphKind.BACKWARD
+        ledger = self.runtime.ledger
         try:
             graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
                 graph.record,
-                self.runtime.ledger,
+                ledger,
                 self._forward_nodes if kind is GraphKind.BACKWARD else None,
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
             )
-            stages = [*self._stages(graph, kwargs.get("cudagraphs")), attribute]
+            models: list[ObservableModel] = []
+            # The attribute stage may compile a second time: it is the innermost.
+            stages = [
+                ObserveStage(
+                    graph,
+                    self.runtime,
+                    self.options,
+                    tuple(example_inputs),
+                    models if self.graphs else None,
+                ),
+                *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
+                RecordStage(graph.record),
+                attribute,
+            ]
         except Exception as error:
-            self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
+            ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
 
         def failed(stage: CompileStage, half: str, error: Exception) -> None:
-            self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
+            ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
             begin = time.perf_counter_ns()
@@ -124,7 +136,7 @@ class InnerCompile:
             finally:
                 graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        compiled = compile_through(stages, compile_timed, state, failed)
+        compiled = compile_through(stages, compile_timed, gm, failed)
         if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
@@ -138,34 +150,36 @@ class InnerCompile:
         # Complete now: other threads make profiles, and write them, at any time.
         self.runtime.add(graph)
         if self.not_graphed:
-            self.runtime.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
-        self.runtime.ledger.add(
+            ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
+        ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
         return compiled
 
-    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage]:
-        """What stands around the attribute stage, which may compile a second time; ``box`` is
-        Inductor's own, which says whether it may capture."""
-        record = RecordStage(graph.record)
+    def _in_trees(
+        self, record: GraphRecord, box: Any, given: dict[str, Any], models: list[ObservableModel]
+    ) -> list[CompileStage]:
+        """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
+        says whether it may capture."""
         if not self.graphs:
-            return [ObserveStage(graph, self.runtime, self.options), record]
-        models: list[ObservableModel] = []
-        kind = graph.record.kind
-        if kind is GraphKind.FORWARD:
+            return []
+        if record.kind is GraphKind.FORWARD:
             self._forward_box = box
-        trees = GraphsStage(
-            graph.record,
-            self.runtime.ledger,
-            box,
-            models,
-            clone_outputs=self.options.outputs == "clone",
-            inductor=self.inductor,
-            of_forward=kind is GraphKind.BACKWARD and box is not None and box is self._forward_box,
-        )
-        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
+        of_forward = record.kind is GraphKind.BACKWARD and box is not None
+        return [
+            GraphsStage(
+                record,
+                self.runtime.ledger,
+                box,
+                given,
+                models,
+                clone_outputs=self.options.outputs == "clone",
+                inductor=self.inductor,
+                of_forward=of_forward and box is self._forward_box,
+            )
+        ]
 
     def _known(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
         """Of what torch keeps to itself: Note [Fields that cannot be read]."""
@@ -194,7 +208,7 @@ class InnerCompile:
                 gm,
                 kind=kind,
                 fw_metadata=metadata,
-                dynamo_inputs=self.dynamo_inputs or (),
+                dynamo_inputs=self.dynamo_inputs,
                 static_input_idxs=static,
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
                 captured_outputs=self.captured.outputs if self.captured is not None else None,

@@ -44,26 +44,19 @@ class Ledger:
         self._logged: set[str] = set()
         # A signal handler of this very thread may read it: the tracker's, at SIGTERM.
         self._lock = ForkSafeLock()
-        self.dropped = 0
 
     def add(
         self, kind: LedgerKind, graph: int | None, reason: str, tree: TreeDetail | None = None
-    ) -> bool:
-        """Write one entry; True if it is new, False if it is a repeat or the ledger is full.
-
-        A repeat keeps the ``tree`` of the first.
-        """
+    ) -> None:
+        """Write one entry, or count a repeat, which keeps the ``tree`` of the first; what is new
+        where the ledger is full is left out."""
         key = (kind, graph, reason)
         with self._lock:
             known = self._entries.get(key)
             if known is not None:
                 self._entries[key] = dataclasses.replace(known, count=known.count + 1)
-                return False
-            if len(self._entries) >= MAX_ENTRIES:
-                self.dropped += 1
-                return False
-            self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
-            return True
+            elif len(self._entries) < MAX_ENTRIES:
+                self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
 
     def count(
         self,
@@ -78,12 +71,10 @@ class Ledger:
         the count is 0."""
         key = (kind, graph, reason)
         with self._lock:
-            if key not in self._entries:
-                if len(self._entries) >= MAX_ENTRIES:
-                    self.dropped += 1
-                    return
-                self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
-            self._counted.setdefault(key, []).append((counter, tree))
+            if key in self._entries or len(self._entries) < MAX_ENTRIES:
+                new = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
+                self._entries.setdefault(key, new)
+                self._counted.setdefault(key, []).append((counter, tree))
 
     def _now(self) -> dict[LedgerKey, LedgerEntry]:
         """All entries with their counts as they are now; call it with the lock."""

@@ -24,6 +24,7 @@ def _cpp_log_level() -> Any:
 
 
 _CPP_LOG_ERROR = 2
+_MARK = "memprof:"
 
 
 class AllocatorEvents:
@@ -60,10 +61,10 @@ class AllocatorEvents:
             self._former_level, level.value = level.value, _CPP_LOG_ERROR
         return True
 
-    def mark(self, name: str) -> None:
-        """Everything from here to the next mark happens in ``name``."""
+    def mark(self, number: int) -> None:
+        """Everything from here to the next mark happens in ``number``."""
         self._leave()
-        self._range = torch._C._profiler._RecordFunctionFast(name)
+        self._range = torch._C._profiler._RecordFunctionFast(f"{_MARK}{number}")
         self._range.__enter__()
 
     def _leave(self) -> None:
@@ -71,33 +72,27 @@ class AllocatorEvents:
             self._range.__exit__(None, None, None)
             self._range = None
 
-    def stop(self, prefix: str) -> list[tuple[str, int, str]]:
-        """``(mark name, signed bytes, device)`` in order; the name is "" before the first mark.
-
-        Args:
-            prefix: what the names of this recording's marks begin with.
-        """
+    def stop(self) -> list[tuple[int, int, str]]:
+        """``(mark, signed bytes, device)`` in order; the mark is 0 before the first one."""
         from torch._C._autograd import _disable_profiler_legacy
 
-        if not self.started:
-            return []
         self._leave()
         self.started = False
         if self._former_level is not None:
             _cpp_log_level().value = self._former_level
             self._former_level = None
-        found: list[tuple[str, int, str]] = []
-        where = ""
+        found: list[tuple[int, int, str]] = []
+        mark = 0
         threads: Any = _disable_profiler_legacy()
         for per_thread in threads:
             for event in per_thread:
                 kind = event.kind()
-                if kind == "push" and event.name().startswith(prefix):
-                    where = event.name()
+                if kind == "push" and event.name().startswith(_MARK):
+                    mark = int(event.name()[len(_MARK) :])
                 elif kind == "memory_alloc":
                     if event.cpu_memory_usage():
-                        found.append((where, event.cpu_memory_usage(), "cpu"))
+                        found.append((mark, event.cpu_memory_usage(), "cpu"))
                     if event.cuda_memory_usage():
                         # This profiler knows the kind of device only.
-                        found.append((where, event.cuda_memory_usage(), "cuda"))
+                        found.append((mark, event.cuda_memory_usage(), "cuda"))
         return found

@@ -7,17 +7,18 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from memprof.profiler.model import Origin
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from ._torch_compat import AllocatorEvents
-from .program_builder import At, Bound, Dropped, Freed, KnownStorage, Trace, as_deltas
+from .program_builder import Block, Bound, Delta, Dropped, Freed, Segment, Trace
 
-_MARK = "memprof:"
+_ASIDE = -1
+"""Mark of what is not the graph's."""
 
 
 class Recorder:
@@ -32,7 +33,6 @@ class Recorder:
         self.error: Exception | None = None
         self._identities = identities
         self._allocator = AllocatorEvents()
-        self._marks = 0
 
     # --- hooks ----------------------------------------------------------------------------
 
@@ -40,16 +40,15 @@ class Recorder:
         """Execution reached ``line``."""
         if self.error is None:
             with self._keeping_errors():
-                self._marks += 1
-                self.trace.reports.append(At(self._marks, line))
+                self.trace.segments.append(Segment(line))
                 if self._allocator.started:
-                    self._allocator.mark(f"{_MARK}{self._marks}")
+                    self._allocator.mark(len(self.trace.segments) - 1)
 
     def aside(self) -> None:
         """What is allocated until the next statement is not the graph's."""
         if self.error is None and self._allocator.started:
             with self._keeping_errors():
-                self._allocator.mark(f"{_MARK}-1")
+                self._allocator.mark(_ASIDE)
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
@@ -57,16 +56,17 @@ class Recorder:
             with self._keeping_errors():
                 for storage in _storages(value):
                     number = self._identities.identity(storage)
-                    self.trace.reports.append(
-                        Bound(name, number, storage.nbytes(), str(storage.device))
-                    )
+                    self._report(Bound(name, number, storage.nbytes(), str(storage.device)))
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """``names`` were deleted."""
-        self.trace.reports.append(Dropped(names))
+        self._report(Dropped(names))
 
     def _freed(self, storage: int) -> None:
-        self.trace.reports.append(Freed(storage))
+        self._report(Freed(storage))
+
+    def _report(self, seen: Bound | Dropped | Freed) -> None:
+        self.trace.segments[-1].reports.append(seen)
 
     # --- the call -------------------------------------------------------------------------
 
@@ -105,27 +105,29 @@ class Recorder:
     def _leave(self) -> None:
         self._identities.unlisten(self._freed)
         with self._keeping_errors():
-            if self._allocator.started:
-                self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
+            self.trace.allocator = self._allocator.started
+            for mark, nbytes, device in self._allocator.stop() if self._allocator.started else ():
+                if mark != _ASIDE:
+                    self.trace.segments[mark].deltas.append(Delta(nbytes, device))
 
     def _enter(
         self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
-        found: dict[int, KnownStorage] = {}
+        found: dict[int, Block] = {}
 
-        def known(storage: torch.UntypedStorage, name: str) -> KnownStorage:
+        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> Block:
             number = self._identities.identity(storage)
-            new = KnownStorage(number, storage.nbytes(), str(storage.device), name)
+            new = Block(storage.nbytes(), str(storage.device), origin, name, number)
             return found.setdefault(number, new)
 
         for index, value in enumerate(inputs):
             name = names[index] if index < len(names) else f"input {index}"
             for storage in _storages(value):
-                seen = known(storage, name)
-                found[seen.storage] = replace(seen, inputs=(*seen.inputs, index))
+                block = known(storage, Origin.INPUT, name)
+                block.inputs = (*block.inputs, index)
         for name, tensor in constants.items():
             for storage in _storages(tensor):
-                known(storage, name)
+                known(storage, Origin.EXTERNAL, name)
         self.trace.entry = list(found.values())
 
 

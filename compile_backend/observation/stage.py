@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
@@ -30,11 +31,11 @@ from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
-from ..cpu_arena.steady_state import ArenaSteadyState, arena_steady_state
+from ..cpu_arena.steady_state import ArenaSteadyState
 from ..cuda_graphs_stage import NotRun, ObservableModel, check_runs, running
-from ..ledger import Counter
+from ..ledger import Counter as Ticks
 from ..options import Options
-from ..pipeline import CompileStage, CompileState
+from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
 from ..roles.graph_value import categorizer
 from ..runtime import LiveGraph, Runtime
@@ -59,6 +60,7 @@ class ObserveStage(CompileStage):
         graph: whose calls are counted and whose record gets the programs.
         runtime: the call log, ledger and storage identities to use.
         options: how many calls to observe.
+        args: fake tensors and symbolic integers that the graph was traced with.
         models: where the callable may run in graph trees: what they run, complete when it is
             compiled. Its first call, which is their warm-up and tunes the kernels, goes by
             unobserved; one clean observation follows it. None where there are no trees.
@@ -67,23 +69,33 @@ class ObserveStage(CompileStage):
     graph: LiveGraph
     runtime: Runtime
     options: Options
+    args: Sequence[Any]
     models: list[ObservableModel] | None = None
     name = "observe"
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
-        sizes, dims = _size_inputs(state.flat_args)
         if hasattr(compiled, "current_callable"):
-            observed = ObservedCall(self, compiled.current_callable, compiled, sizes, dims)
-
             in_parts = self.models is not None and compat.runs_in_parts(compiled)
 
             def install(call: BoxedCall) -> None:
                 compiled.current_callable = tell_what_is_given(call) if in_parts else call
 
-            observed.start(install)
+            _ObservedCall(self, compiled.current_callable, compiled, install)
             return compiled
-        return _changing_function(ObservedCall(self, compiled, None, sizes, dims))
+        current: BoxedCall = compiled
+
+        def change(call: BoxedCall) -> None:
+            nonlocal current
+            current = call
+
+        # A real function, not an object: torch._dynamo.disable copies its attributes.
+        def call(inputs: list[Any]) -> Any:
+            return current(inputs)
+
+        _ObservedCall(self, compiled, None, change)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
 
 def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
@@ -109,34 +121,16 @@ def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int,
     return sizes, tuple(dims)
 
 
-def _changing_function(observed: ObservedCall) -> BoxedCall:
-    """A boxed function whose callable can change, for graphs without a ``CompiledFxGraph``.
-
-    A real function, not an object: ``torch._dynamo.disable`` copies its attributes.
-    """
-    current: list[BoxedCall] = [observed.plain]
-
-    def call(inputs: list[Any]) -> Any:
-        return current[0](inputs)
-
-    def install(changed: BoxedCall) -> None:
-        current[0] = changed
-
-    observed.start(install)
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
-
-
-class ObservedCall:
-    """The changing callable of one graph, see Note [Three lives of a callable]."""
+class _ObservedCall:
+    """The changing callable of one graph, see Note [Three lives of a callable]; ``install`` gets
+    the first one and, as it changes, later ones."""
 
     def __init__(
         self,
         stage: ObserveStage,
         plain: BoxedCall,
         compiled: Any,
-        sizes: tuple[int, ...],
-        dims: tuple[tuple[int, int], ...],
+        install: Callable[[BoxedCall], None],
     ) -> None:
         self.record: GraphRecord = stage.graph.record
         self.tick = stage.graph.calls.tick
@@ -145,43 +139,43 @@ class ObservedCall:
         self.plain = plain
         self.compiled = compiled
         self.module_globals = compat.generated_globals(compiled) or {}
-        self.sizes = sizes
-        self.dims = dims
-        self.dynamic = bool(sizes or dims)
-        self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
+        self.sizes, self.dims = _size_inputs(stage.args)
+        self.dynamic = bool(self.sizes or self.dims)
+        # By key, what calls that are observed no more run.
+        self.settled: dict[tuple[int, ...], BoxedCall] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
-        self._in_vain: dict[tuple[int, ...], int] = {}
+        self._in_vain: Counter[tuple[int, ...]] = Counter()
         in_trees = stage.models is not None
         self._unseen = -1 if in_trees and not compat.skips_warm_up() else 0
         runs = stage.options.observe_runs
         self._runs = min(runs, 1) if in_trees else runs
         # Trees know sizes by integer inputs alone: where a size is none, they may replay a graph
         # for another one, and the call is observed beside them.
-        self._models = [] if dims else self._models_of(stage.models or ())
+        self._models = [] if self.dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED, self.plain)
-        self._beyond: Counter | None = None
-        self._arena: ArenaSteadyState | None = None
-        if compiled is not None:
-            ledger, wanted = stage.runtime.ledger, stage.options.graphs
-            self._arena = arena_steady_state(
-                self.record, compiled, plain, sizes, bool(dims), ledger, wanted
-            )
+        self._beyond: Ticks | None = None
+        self._arena = self._arena_if_wanted()
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
-        self._install: Callable[[BoxedCall], None] = lambda call: None
-
-    def start(self, install: Callable[[BoxedCall], None]) -> None:
-        """Hand the first callable to ``install``, and later ones as they change."""
         self._install = install
-        off = next(
-            (o for o in ("observe_runs", "max_programs") if not getattr(self.options, o)), None
-        )
-        if off is not None:
-            self.record.unobservable = f"observation is off ({off}=0)"
-            install(self._unobserved)
-        else:
-            install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
+        for option in ("observe_runs", "max_programs"):
+            if not getattr(self.options, option):
+                self.record.unobservable = f"observation is off ({option}=0)"
+                install(self._unobserved)
+                return
+        install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
+
+    def _arena_if_wanted(self) -> ArenaSteadyState | None:
+        """What decides whether observed calls run in the arena."""
+        record, ledger, wanted = self.record, self.runtime.ledger, self.options.graphs
+        if self.compiled is None or wanted is False or set(record.devices) - {"cpu"}:
+            return None
+        if self.dims:
+            why = "no arena: a size is no input of its own"
+            ledger.add(LedgerKind.NOT_GRAPHED, record.id, why)
+            return None
+        return ArenaSteadyState(record, self.compiled, self.plain, self.sizes, ledger, wanted)
 
     # --- steady ---------------------------------------------------------------------------
 
@@ -200,22 +194,14 @@ class ObservedCall:
 
     def _by_sizes(self) -> BoxedCall:
         """Steady for known combinations of sizes, observing for new ones."""
-        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
-        sizes, dims, programs = self.sizes, self.dims, self.programs
+        sizes, dims, settled = self.sizes, self.dims, self.settled
 
         def call(inputs: list[Any]) -> Any:
             key = tuple([inputs[i] for i in sizes])
             if dims:
                 key += tuple([inputs[i].size(d) for i, d in dims])
-            found = programs.get(key)
-            if found is None:
-                return self._observe(inputs, key)
-            program, run = found
-            start = perf_counter_ns()
-            out = run(inputs)
-            tick()
-            calls.record((graph, program, start, perf_counter_ns(), get_ident()))
-            return out
+            steady = settled.get(key)
+            return self._observe(inputs, key) if steady is None else steady(inputs)
 
         return call
 
@@ -234,9 +220,9 @@ class ObservedCall:
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it
         try:
-            settled = self.programs.get(key)
-            if settled is not None:  # another thread has just been
-                return self._steady(*settled)(inputs)
+            steady = self.settled.get(key)
+            if steady is not None:  # another thread has just been
+                return steady(inputs)
             return self._observed(inputs, key)
         finally:
             self._observing.release()
@@ -245,7 +231,7 @@ class ObservedCall:
         """A call with a combination of sizes too many. Nothing is kept for it: of sizes that
         never come again there is no end."""
         if self._beyond is None:
-            self._beyond = Counter()
+            self._beyond = Ticks()
             why = f"more than {self.options.max_programs} combinations of sizes"
             self.runtime.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
         self._beyond.tick()
@@ -270,8 +256,8 @@ class ObservedCall:
             check_runs(armed)
             program = self._keep(recorder, key)
         except NotRun as why:
-            self._in_vain[key] = in_vain = self._in_vain.get(key, 0) + 1
-            if in_vain == MAX_IN_VAIN:
+            self._in_vain[key] += 1
+            if self._in_vain[key] == MAX_IN_VAIN:
                 self._give_up(key, str(why))
         except Exception as error:
             self.runtime.ledger.fallback(self.record.id, "observing a call", error)
@@ -305,9 +291,9 @@ class ObservedCall:
         self._clone = self._clone if self.dynamic else None
 
         def use(run: BoxedCall) -> None:
-            self.programs[key] = program, run
+            self.settled[key] = steady = self._steady(program, run)
             if not self.dynamic:
-                self._install(self._steady(program, run))
+                self._install(steady)
 
         if self._arena is None or program == UNOBSERVED:
             use(self.plain)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch.fx import GraphModule
 
 from memprof.profiler.model import (
     Evidence,
@@ -19,7 +22,7 @@ from memprof.profiler.model import (
 
 from .. import _torch_compat
 from ..ledger import Ledger
-from ..pipeline import CompileStage, CompileState
+from ..pipeline import CompileStage
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings
@@ -46,18 +49,17 @@ class AttributeStage(CompileStage):
     _lowerings: list[Any] = field(default_factory=list, init=False)
     name = "attribute"
 
-    def pre_compile(self, state: CompileState) -> None:
+    def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
-        graph = state.graph_module.graph
         self.aot_nodes = (
-            snapshot(graph, self.forward_nodes)
+            snapshot(gm.graph, self.forward_nodes)
             if self.captured_nodes is None
-            else captured_snapshot(graph, self.captured_nodes)
+            else captured_snapshot(gm.graph, self.captured_nodes)
         )
-        tag_nodes(graph)
-        self._lowerings = state.cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
+        tag_nodes(gm.graph)
+        self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Describe the buffers: from the lowering, or from the artifact of a cache hit."""
         if not hasattr(compiled, "current_callable"):
             # A graph without calls is not compiled: it makes nothing, so it has no buffers.

@@ -144,7 +144,9 @@ class _Graph:
         self.metadata = metadata
         self.forward = forward
         self.captured_outputs = captured_outputs
-        self.by_index = {d.index: d for d in dynamo_inputs if d.index is not None}
+        self.by_index: dict[int | None, DynamoInput] = {
+            d.index: d for d in dynamo_inputs if d.index is not None
+        }
         self.by_name = {d.name: d for d in dynamo_inputs if d.index is None}
         placeholders: list[Node] = gm.graph.find_nodes(op="placeholder")
         self.inputs = [(n, descriptor(n.meta.get("desc"))) for n in placeholders]

@@ -43,12 +43,11 @@ def test_a_graph_that_is_not_captured_says_why(
     ledger = Ledger()
     record = GraphRecord(3, GraphKind.FORWARD)
     stage = GraphsStage(
-        record, ledger, box, [], clone_outputs=False, inductor={}, of_forward=of_forward
+        record, ledger, box, {}, [], clone_outputs=False, inductor={}, of_forward=of_forward
     )
     box.value = False
     compiled = SimpleNamespace(disabled_cudagraphs_reason=own)
-    state: Any = None
-    assert stage.post_compile(compiled, state) is compiled
+    assert stage.post_compile(compiled) is compiled
     (entry,) = ledger.entries_since({})
     assert (entry.kind, entry.graph, entry.reason) == (LedgerKind.NOT_GRAPHED, 3, says)
 

@@ -4,13 +4,10 @@ Note [When capturing begins]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A backend is asked to compile a forward; the backward comes later, from code that no backend
 sees. So the first *call* of a function that was compiled with the option switches compiled
-autograd on, for every backward of the process, until ``torch._dynamo.reset()``. Inside
-``memprof.compiled_autograd.disable()`` nothing is switched on. Several functions with
-different options share one switch: the options of the first one called compile the
-backwards, since a backward may go through all of them and the engine has one compiler.
-The ledger says whose options were not taken.
-
-A backward that cannot be captured runs in the normal engine, and the ledger says so.
+autograd on, for every backward of the process, until ``torch._dynamo.reset()``, but not inside
+``memprof.compiled_autograd.disable()``. A backward may go through several functions, and the engine
+has one compiler: the options of the first one called count. The ledger says whose were not taken,
+and which backward could not be captured and runs in the normal engine.
 """
 
 from __future__ import annotations
@@ -36,12 +33,8 @@ Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
 @dataclass(eq=False, repr=False)
 class BackwardCompiler:
-    """Compiles captured backwards with one set of options.
-
-    Args:
-        runtime: whose ledger is told of captures, cache hits and misses.
-        options: of the backend, and its mode, for comparison.
-    """
+    """Compiles captured backwards with one set of options; ``options`` are those of the backend,
+    and its mode, for comparison."""
 
     backend: Backend
     runtime: Runtime

@@ -2,8 +2,8 @@
 
 Note [Where a captured backward gets its names from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Its compiler sees a plain function: ``inputs[0]``, ``inputs[1]`` and so on go in, tensors
-come out, and nothing is differentiated. What they are is known in three places:
+Its compiler sees a plain function of ``inputs[0]``, ``inputs[1]`` and so on, and nothing is
+differentiated. What goes in and out is known in three places:
 
 * the engine: which input is a leaf, its gradient until now, saved, or what the backward
   is started with (``lifted_inputs``);
@@ -49,6 +49,7 @@ from .provenance.aot_nodes import (
     CAPTURED_TAG,
     borrow,
     by_sequence_number,
+    computing,
     in_root,
     nearest,
     own_provenance,
@@ -77,12 +78,8 @@ of an id counts."""
 def note_names(
     sources: Sequence[DynamoInput], example_inputs: Sequence[Any]
 ) -> Callable[[Sequence[Any]], None]:
-    """Register the parameters of a Dynamo graph; what registers those of a later call.
-
-    One graph may serve several modules, each with parameters of its own, so the returned
-    function wants the arguments of every call. Where they are the ones of before it costs
-    one look into a dictionary.
-    """
+    """Register the parameters of a Dynamo graph; what registers those of a later call, since one
+    graph may serve several modules, for a look into a dictionary where they are the same."""
     parameters = [s for s in sources if s.role is Role.PARAMETER]
     names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
@@ -172,11 +169,8 @@ def _starts_it(node: Node) -> bool:
 
 
 def taken_gradients(graph: Graph) -> dict[str, int]:
-    """First gradients that are taken and not copied: name of the node -> index of the leaf.
-
-    Dynamo makes an attribute assignment of ``take_gradient``, after which nothing in its
-    graph leads from the gradient to the leaf.
-    """
+    """First gradients that are taken and not copied: name of the node -> index of the leaf, to
+    which nothing in Dynamo's graph leads from the gradient."""
     found: dict[str, int] = {}
     for node in graph.nodes:
         if takes_gradient(node):
@@ -230,7 +224,7 @@ class CapturedIO:
                 continue
             # The gradient itself, detached. One of several results has the tag of them all
             # and, as every value that is assigned to a variable, its own name.
-            names = (tag_of(node, CAPTURED_TAG), *(n.name for n in node.all_input_nodes))
+            names = [tag_of(node, CAPTURED_TAG) or "", *(n.name for n in node.all_input_nodes)]
             taken = next(
                 (self._taken[n] for n in names if n is not None and n in self._taken), None
             )
@@ -304,16 +298,13 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
     """Provenance of every node of a captured graph, by name.
 
     A node of an AOTAutograd backward has what it has where AOTAutograd compiles that
-    backward itself: its own stack and module, else those of the forward operator with its
-    sequence number, else those of the nearest node of its own graph. A plain autograd node
-    has the engine's line for a stack and no module.
+    backward itself, see ``snapshot``. A plain autograd node has the engine's line for a stack and
+    no module.
     """
     by_seq: dict[int, dict[int, NodeProvenance]] = {}
     found: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
-    for node in captured.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
+    for node in computing(captured.graph):
         p = replace(own_provenance(node), from_forward=True)
         origin = origin_of(node)
         if origin is not None and origin.aot_node is not None:

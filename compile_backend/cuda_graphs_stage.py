@@ -13,21 +13,18 @@ Note [Parameters that are gathered]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 FSDP gathers a module's parameters into memory that the allocator happens to give before each use,
 and frees it after. The graph trees would find out in the first step, see
-Note [Inputs that keep moving], too late for memory: a first call in a pool of its own leaves the
-general pool without what the optimizer's state then lies in, and 8 layers of Llama 8B over 8 ranks
-reserved a tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
+Note [Inputs that keep moving], too late for memory: 8 layers of Llama 8B over 8 ranks reserved a
+tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
 without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` for an error.
 
 Note [Observing in the trees]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A graph in the trees is observed in a warm-up of theirs, so that what it allocates comes out of
-the memory that its recording will have: a call beside the trees would need all of it a second
-time while the pool holds it already, and a job that fills a device would die of being looked at.
-
-So the trees are handed an ``ObservableModel`` for each partition. In the first call of a graph,
-which tunes its kernels and is not observed, it asks for another warm-up. In the next one it runs
-the instrumented copy of its partition. What the trees themselves allocate around it is theirs:
-the recorder is told to look aside.
+A graph in the trees is observed in a warm-up of theirs, out of the memory that its recording will
+have: a call beside the trees would need all of it a second time, and a job that fills a device
+would die of being looked at. So the trees are handed an ``ObservableModel`` for each partition. In
+the first call of a graph, which tunes its kernels and is not observed, it asks for another warm-up;
+in the next one it runs the instrumented copy of its partition. What the trees themselves allocate
+around it is theirs: the recorder is told to look aside.
 """
 
 from __future__ import annotations
@@ -124,17 +121,18 @@ class GraphsStage(CompileStage):
             reason = known or _torch_compat.why_others_capture() or self._why_nothing()
             self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
-        outputs = _torch_compat.partition_outputs(compiled)
-        inputs = _torch_compat.partition_inputs(compiled)
+        partitions = _torch_compat.partitions(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
-        wrapped = self._wrapped[-len(outputs) :] if outputs else self._wrapped[-1:]
-        if len(wrapped) != len(outputs) or _torch_compat.wraps_whole_graphs():
+        wrapped = self._wrapped[-len(partitions) :] if partitions else []
+        if len(wrapped) != len(partitions) or _torch_compat.wraps_whole_graphs():
             # One function that is the graph, partitions and what is between them, whole.
             return compiled
-        for number, options in enumerate(wrapped):
+        for number, (options, (inputs, outputs)) in enumerate(
+            zip(wrapped, partitions, strict=True)
+        ):
             options["partition"] = number if len(wrapped) > 1 else None
-            options["graph_inputs"] = inputs[number]
-            options["graph_outputs"] = outputs[number]
+            options["graph_inputs"] = inputs
+            options["graph_outputs"] = outputs
         return compiled
 
     def _why_nothing(self) -> str:
@@ -162,12 +160,8 @@ class _Once:
 
 
 class ObservableModel:
-    """The code of one partition, as the trees see it.
-
-    Attributes:
-        model: Inductor's function.
-        armed: what runs in its place, by thread.
-    """
+    """The code of one partition, as the trees see it: Inductor's function, and by thread what runs
+    in its place."""
 
     __slots__ = ("armed", "model")
 
@@ -203,11 +197,8 @@ def running(
 
 
 def check_runs(armed: Sequence[_Once]) -> None:
-    """Check, after an observed call, that it showed what the graph does.
-
-    Raises:
-        NotRun: a copy did not run, or it failed and Inductor's function ran after it.
-    """
+    """Raises ``NotRun`` if, in an observed call, a copy did not run, or failed and Inductor's
+    function ran after it."""
     if any(once.runs != 1 for once in armed):
         raise NotRun(
             "its graphs were replayed, or a warm-up failed, in each call that was to be observed"

@@ -2,10 +2,10 @@
 
 Note [memprof must not break a run]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Two kinds of errors meet here. What Inductor raises about the user's program goes to the
-user untouched. What memprof raises about itself stops here: the stage that failed is
-left out, the ledger says so, and the callable is the one Inductor made. The compiler is
-called exactly once, outside of every ``try`` of ours, so the two are never confused.
+What Inductor raises about the user's program goes to the user untouched. What memprof raises about
+itself stops here: the stage that failed is left out, the ledger says so, and the callable is the
+one Inductor made. The compiler is called outside of every ``try`` of ours, so the two are never
+confused.
 """
 
 from __future__ import annotations

@@ -38,12 +38,8 @@ DEFAULT_CAPACITY = 65_536
 
 
 class CallLog:
-    """The last ``capacity`` calls, and a count of all.
-
-    ``record`` is the one thing on the hot path: a ``deque.append``, atomic under the
-    GIL, about 0.1 µs. It is looked up at each call, so the log can be replaced by a
-    larger one while compiled functions hold this object.
-    """
+    """The last ``capacity`` calls. ``record`` is on the hot path: a ``deque.append``, atomic under
+    the GIL, about 0.1 µs. It is looked up at each call, so that ``resize`` may replace it."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._records: deque[CallRecord] = deque(maxlen=capacity)
@@ -175,11 +171,8 @@ class Runtime:
         return sum(g.calls.value for g in list(self._graphs.values()))
 
     def reset(self) -> None:
-        """Forget what was compiled: ``torch._dynamo.reset()`` has dropped it.
-
-        While a profiling session is open its graphs stay, since their calls are part of
-        what it will report.
-        """
+        """Forget what was compiled: ``torch._dynamo.reset()`` has dropped it. While a profiling
+        session is open its graphs stay, since it will report their calls."""
         with self._lock:
             if self._sessions == 0:
                 self._graphs.clear()

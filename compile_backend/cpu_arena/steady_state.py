@@ -4,8 +4,7 @@ Note [Why CPU graphs do not go through the tree manager]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The manager's paths, generations and liveness exist because a CUDA replay overwrites addresses. A
 CPU replay is handed its memory, and every tensor that leaves it owns its block (Note [Ownership on
-the CPU]): several forwards with pending backwards, outputs that are kept for ever, steps and resets
-all follow from that. So a call here is: take a scratch, run the rewritten wrapper, put it back.
+the CPU]). So a call here is: take a scratch, run the rewritten wrapper, put it back.
 
 Note [Where it pays]
 ~~~~~~~~~~~~~~~~~~~~
@@ -13,12 +12,12 @@ What an arena saves is page faults. Whether a graph has any depends on sizes, on
 on what that has seen before (glibc raises its threshold, tcmalloc never gives back), so they are
 counted: after a graph has been observed, and if its plan has enough large buffers at all, a few
 calls run plainly. The arena is used if it saves at least twice what it costs, or if that is nothing
-beside a call with such large buffers.
-``options={"graphs": True}`` skips the trial, ``False`` turns arenas off.
+beside a call with such large buffers. ``options={"graphs": True}`` skips the trial, ``False`` turns
+arenas off.
 
-The ranks of a distributed job may decide differently. That can be no deadlock and no other
-result: the same lines call the same kernels and collectives in the same order, only in other
-memory, and what a collective is handed never comes out of an arena (Note [What can be planned]).
+The ranks of a distributed job may decide differently, without a deadlock or another result: the
+same lines call the same kernels and collectives in the same order, and what a collective is handed
+never comes out of an arena (Note [What can be planned]).
 
 What generated code does not allocate pays for its page faults: most of all the gradient of a loss
 outside of the compiled model, which AOTAutograd makes contiguous at the model's output size in each
@@ -156,17 +155,18 @@ class ArenaSteadyState:
         sites = [s for s in plan.sites if s.line in shapes and shapes[s.line].nbytes == s.nbytes]
         if not sites:
             raise _NoArena("no arena: sizes depend on more than the graph's inputs")
-        scratch = [s for s in sites if s.offset is not None]
+        # Below, malloc is as fast as all that a scratch needs.
+        use_scratch = plan.scratch_bytes >= LARGE or self.wanted
+        scratch = [s for s in sites if s.offset is not None and use_scratch]
         leased = [s for s in sites if s.offset is None]
-        if plan.scratch_bytes < LARGE and not self.wanted:
-            scratch = []  # malloc is as fast as all that a scratch needs
-        label, replays, compiled = self.record.label, Counter(), self.compiled
-        tick = replays.tick
+        id_, label, replays, compiled = self.record.id, self.record.label, Counter(), self.compiled
         path = self.record.code_path or module_globals.get("__file__", "<generated>")
         leases = {
             s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased
         }
         clone = rewritten(code, path, module_globals, [s.line for s in scratch], leases)
+
+        tick = replays.tick
 
         def bound(tensors: Sequence[torch.Tensor]) -> BoxedCall:
             def replay(inputs: list[Any]) -> Any:
@@ -175,20 +175,19 @@ class ArenaSteadyState:
 
             return _torch_compat.realign_inputs(replay, compiled)
 
+        call = bound(())
+        scratch_bytes = least = 0
         if scratch:
+            scratch_bytes, least = plan.scratch_bytes, plan.lower_bound
             tensors = [(s.offset or 0, shapes[s.line]) for s in scratch]
             lost = functools.partial(self._lost, program, use)
-            call = with_scratch(ScratchPlan(plan.scratch_bytes, tensors, bound), lost, self.plain)
-        else:
-            call = bound(())
-        POOL.add_user(call)
-        scratch_bytes, least = (plan.scratch_bytes, plan.lower_bound) if scratch else (0, 0)
-        if scratch:
+            call = with_scratch(ScratchPlan(scratch_bytes, tensors, bound), lost, self.plain)
             used = replace(plan, sites=tuple(scratch))
-            keep(self.record, placement_of_plan(self.record.id, program, used))
+            keep(self.record, placement_of_plan(id_, program, used))
+        POOL.add_user(call)
         self.ledger.add(
             LedgerKind.RECORD,
-            self.record.id,
+            id_,
             f"planned into an arena ({why}): {len(scratch)} temporaries in {scratch_bytes} bytes "
             f"(no plan can do with fewer than {least}), {len(leased)} outputs in blocks of "
             f"{sum(s.nbytes for s in leased)} bytes; {sum(plan.left_out.values())} bytes a call "
@@ -198,7 +197,7 @@ class ArenaSteadyState:
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
         self.ledger.count(
             LedgerKind.REPLAY,
-            self.record.id,
+            id_,
             f"ran in the arena{sizes}",
             replays,
             functools.partial(_detail, label, program),

@@ -6,12 +6,10 @@ Note [Two kinds of memory in a replay]
 own, which the tensor's storage owns (Note [Ownership on the CPU] in ``memory``).
 
 *Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for each plan
-and used at every call. One call at a time uses a scratch: a second call at the same time, in
-another thread or further down the same stack, gets another one as long as there are fewer than
-``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
+and used at every call. One call at a time uses a scratch: a second one meanwhile gets another, up
+to ``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
 program, and checked after each call: where there are more references to the scratch's storage than
-before, somebody has made a view that outlives the call; then the scratch is theirs, and is never
-used again.
+before, a view outlives the call; then the scratch is its holder's, and never used again.
 
 Note [What is different in an arena]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -86,19 +84,13 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 
 @dataclass(eq=False, repr=False)
 class ScratchPlan:
-    """Temporaries of one function at their offsets.
-
-    Attributes:
-        nbytes: of the scratch that it needs.
-        tensors: what to make, with the offset in bytes.
-        bind: makes what is used at each call, from the tensors.
-        bound: what ``bind`` made, by scratch. It lives here and not in the scratch, so that
-            a scratch keeps no function alive.
-    """
+    """Temporaries of one function at their offsets in a scratch; ``bind`` makes of them what is
+    called."""
 
     nbytes: int
     tensors: Sequence[tuple[int, TensorShape]]
     bind: Callable[[Sequence[torch.Tensor]], BoxedCall]
+    # What ``bind`` made. Here and not in the scratch, which is to keep no function alive.
     bound: dict[Scratch, BoxedCall] = field(default_factory=dict, init=False)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
-from ..provenance.generated_code import clone_factory, target_names, wrapper_functions
+from ..provenance.generated_code import call_function, clone_factory, target_names
 
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"
@@ -29,8 +28,7 @@ _TRUSTED_FUNCTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WrapperCode:
+class WrapperCode(NamedTuple):
     """What one generated wrapper allocates.
 
     Attributes:
@@ -47,7 +45,7 @@ class WrapperCode:
     source: str
     allocations: Mapping[int, str]
     arguments: Mapping[int, str]
-    unsafe: frozenset[str]
+    unsafe: Set[str]
     inputs: tuple[str, ...]
     sizes: Mapping[str, str]
 
@@ -55,10 +53,9 @@ class WrapperCode:
 def read_wrapper(source: str) -> WrapperCode | None:
     """Read what a generated module allocates; None if it has no Python wrapper."""
     try:
-        functions = dict(wrapper_functions(ast.parse(source)))
+        call = call_function(ast.parse(source))
     except SyntaxError:
         return None
-    call = functions.get("Runner.call", functions.get("call"))
     if call is None:
         return None
     allocations: dict[int, str] = {}
@@ -83,18 +80,12 @@ def read_wrapper(source: str) -> WrapperCode | None:
             inputs = target_names(target)
         elif isinstance(value, ast.Name) and isinstance(target, ast.Name):
             sizes[target.id] = value.id
-        elif (
-            isinstance(target, ast.Name)
-            and isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Name)
-            and value.func.id == "empty_strided_cpu"
-            and len(value.args) == 3
-            and not value.keywords
-        ):
-            allocations[st.lineno] = target.id
-            arguments[st.lineno] = f"({', '.join(ast.unparse(a) for a in value.args)})"
-    unsafe = _spread(unsafe, views)
-    return WrapperCode(source, allocations, arguments, frozenset(unsafe), inputs, sizes)
+        elif isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            is_plain = len(value.args) == 3 and not value.keywords
+            if is_plain and ast.unparse(value.func) == "empty_strided_cpu":
+                allocations[st.lineno] = target.id
+                arguments[st.lineno] = ast.unparse(ast.Tuple(value.args, ast.Load()))
+    return WrapperCode(source, allocations, arguments, _spread(unsafe, views), inputs, sizes)
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -188,8 +179,8 @@ def rewritten(
     is part of a reference cycle and would keep them until the garbage collector comes by.
     """
     tree = ast.parse(code.source)
-    functions = dict(wrapper_functions(tree))
-    call = functions["Runner.call" if "Runner.call" in functions else "call"]
+    call = call_function(tree)
+    assert call is not None
     call.args.args.append(ast.arg(_SCRATCH))
     replace = {line: f"{_SCRATCH}[{i}]" for i, line in enumerate(scratch)}
     replace |= {line: f"{_LEASE}_{i}()" for i, line in enumerate(leases)}

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import torch
+from torch._C import _autograd, _profiler
 
 
 @functools.cache
@@ -30,10 +31,8 @@ _MARK = "memprof:"
 class AllocatorEvents:
     """Records what the caching allocators of this thread hand out and take back.
 
-    torch's thread-local (legacy) profiler reports each allocation and release of the CPU
-    and CUDA allocators with its signed size, for about 40 µs a session; named ranges in
-    between tell where it happened. It refuses to start while another profiler runs on
-    this thread.
+    torch's thread-local (legacy) profiler reports each allocation and release with its signed size,
+    for about 40 µs a session; named ranges in between tell where it happened.
     """
 
     def __init__(self) -> None:
@@ -43,14 +42,11 @@ class AllocatorEvents:
 
     def start(self) -> bool:
         """True if recording; False if another profiler holds the thread."""
-        from torch._C._autograd import _enable_profiler_legacy
-        from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
-
-        config = ProfilerConfig(
-            ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()
-        )
+        plain = _profiler._ExperimentalConfig()
+        cpu = _profiler.ProfilerState.CPU
+        config = _profiler.ProfilerConfig(cpu, False, True, False, False, False, plain)
         try:
-            _enable_profiler_legacy(config)
+            _autograd._enable_profiler_legacy(config)
         except RuntimeError:
             return False
         self.started = True
@@ -64,7 +60,7 @@ class AllocatorEvents:
     def mark(self, number: int) -> None:
         """Everything from here to the next mark happens in ``number``."""
         self._leave()
-        self._range = torch._C._profiler._RecordFunctionFast(f"{_MARK}{number}")
+        self._range = _profiler._RecordFunctionFast(f"{_MARK}{number}")
         self._range.__enter__()
 
     def _leave(self) -> None:
@@ -74,8 +70,6 @@ class AllocatorEvents:
 
     def stop(self) -> list[tuple[int, int, str]]:
         """``(mark, signed bytes, device)`` in order; the mark is 0 before the first one."""
-        from torch._C._autograd import _disable_profiler_legacy
-
         self._leave()
         self.started = False
         if self._former_level is not None:
@@ -83,7 +77,7 @@ class AllocatorEvents:
             self._former_level = None
         found: list[tuple[int, int, str]] = []
         mark = 0
-        threads: Any = _disable_profiler_legacy()
+        threads: Any = _autograd._disable_profiler_legacy()
         for per_thread in threads:
             for event in per_thread:
                 kind = event.kind()

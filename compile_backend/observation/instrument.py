@@ -17,7 +17,13 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from ..provenance.generated_code import Clone, clone_factory, target_names, wrapper_functions
+from ..provenance.generated_code import (
+    Clone,
+    call_function,
+    clone_factory,
+    target_names,
+    wrapper_functions,
+)
 
 _HOOKS = "__memprof_hooks__"
 
@@ -30,10 +36,9 @@ def instrument(source: str, path: str, module_globals: dict[str, Any]) -> Instru
     """Build the clone of a generated module's ``call``; None if the module has no Python wrapper
     (C++ wrapper code). Its globals are used as they are and not changed."""
     tree = ast.parse(source)
-    functions = dict(wrapper_functions(tree))
-    if "Runner.call" not in functions and "call" not in functions:
+    if call_function(tree) is None:
         return None
-    for function in functions.values():
+    for _, function in wrapper_functions(tree):
         function.body = _instrumented(function.body)
     return clone_factory(tree, [_HOOKS], path, module_globals)
 

@@ -3,14 +3,12 @@
 Note [Joining two witnesses]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The instrumented code knows *names*: which storage each assignment produced and which storage died
-where. The allocator knows *bytes*, in exact order, but neither names nor addresses. Both are cut
-into the same segments, one a statement executed, and within a segment they are matched by size: the
-last allocations of n bytes are the new storages of n bytes, a release of n bytes is the next
-storage of n bytes that died. The last, because a new storage is still there when the statement
-ends: were it matched with the first, the release of scratch of its size would find nothing. What
-the allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL. Two blocks
-of equal size in one statement may be swapped by this; the bytes live at each instant, and the
-statement they belong to, are right all the same.
+where. The allocator knows *bytes*, in exact order, but neither names nor addresses. Within a
+statement both are matched by size: the last allocations of n bytes are the new storages of n bytes
+(they are still there when the statement ends, and scratch of their size is not), a release of n
+bytes is the next storage of n bytes that died. What the allocator did and no name accounts for is
+scratch memory inside a kernel: INTERNAL. Two blocks of equal size in one statement may be swapped
+by this; the bytes live at each instant are right all the same.
 
 Without the allocator's events (another profiler had the thread) the names alone make
 the program, and scratch memory is missing from it: ``internal_observed`` is False.

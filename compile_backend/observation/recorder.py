@@ -22,11 +22,8 @@ _ASIDE = -1
 
 
 class Recorder:
-    """The hooks of one instrumented call.
-
-    A hook never raises into the generated code: the first error is kept in ``error``,
-    later reports are ignored, and the call goes on.
-    """
+    """The hooks of one instrumented call. None raises into the generated code: the first error is
+    kept in ``error``, later reports are ignored, and the call goes on."""
 
     def __init__(self, identities: StorageIdentities, key: tuple[int, ...]) -> None:
         self.trace = Trace(key)
@@ -132,10 +129,8 @@ class Recorder:
 
 
 def _storages(value: object) -> Iterable[torch.UntypedStorage]:
-    """Storages of a tensor, or of the tensors in nested sequences.
-
-    Sparse tensors and the opaque packed weights of oneDNN have none to speak of.
-    """
+    """Storages of a tensor, or of the tensors in nested sequences; sparse tensors and the opaque
+    packed weights of oneDNN have none to speak of."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided:
             yield value.untyped_storage()
@@ -147,10 +142,9 @@ def _storages(value: object) -> Iterable[torch.UntypedStorage]:
 class StorageIdentities:
     """Names for storages that hold for the whole process, with a notice when one dies.
 
-    The address of a storage is reused as soon as it is freed, so it cannot say whether two
-    observations saw the same memory. A storage gets a number the first time it is seen and
-    keeps it until it dies; numbers are never reused. torch keeps a storage's Python object as long
-    as the storage itself, so a weak reference to it fires exactly when the memory is released.
+    Addresses are reused, so a storage gets a number the first time it is seen; numbers are not.
+    torch keeps a storage's Python object as long as the storage itself, so a weak reference to it
+    fires exactly when the memory is released.
     """
 
     def __init__(self) -> None:
@@ -175,10 +169,8 @@ class StorageIdentities:
         return self._by_address.get(storage._cdata)
 
     def listen(self, on_death: Callable[[int], None]) -> None:
-        """Call ``on_death(number)`` for every storage that dies from now on.
-
-        It is called from whatever thread dropped the last reference, and must not raise.
-        """
+        """Call ``on_death(number)`` for every storage that dies from now on, from whatever thread
+        dropped the last reference; it must not raise."""
         with self._lock:
             self._listeners = (*self._listeners, on_death)
 

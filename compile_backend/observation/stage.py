@@ -3,14 +3,12 @@
 Note [Three lives of a callable]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
-Inductor's own callable between two readings of the clock and appends one tuple to the
-call log; where the graph has no symbolic sizes this is a closure over constants that
-replaces the observing one, for good unless an arena (``cpu_arena``) is better than Inductor's
-callable. *Plain*: the observation failed; the callable is
-still counted, but has no program.
+Inductor's own callable, or an arena's (``cpu_arena``), between two readings of the clock and
+appends one tuple to the call log. *Plain*: the observation failed; the callable is still counted,
+but has no program.
 
-A graph with symbolic sizes has one program per combination of them, so its steady callable
-looks the combination up, and observes when it is a new one. The sizes are integer inputs of
+A graph with symbolic sizes has one program per combination of them, so its callable looks the
+combination up, and observes when it is a new one. The sizes are integer inputs of
 the graph, or, where one is not (the inner tensors of a jagged one), read off a tensor.
 """
 
@@ -99,11 +97,8 @@ class ObserveStage(CompileStage):
 
 
 def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives.
-
-    The ragged size of a jagged tensor is no number: it is another one for each tensor, of
-    whatever sizes.
-    """
+    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives. The ragged
+    size of a jagged tensor is no number: it is another one for each tensor, of whatever sizes."""
     sizes = tuple(
         i
         for i, a in enumerate(args)
@@ -313,24 +308,20 @@ class _ObservedCall:
         return [m for m in models if any(m.model is f for f in own)] or list(models[-1:])
 
     def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
-        """The callable to observe, and what the trees are to run in it, by model.
-
-        Without a Python wrapper there is nothing to instrument; the allocator's events
-        alone then give the bytes, without names.
-        """
+        """The callable to observe, and what the trees are to run in it, by model. Without a Python
+        wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
         if self._clone is None and self.module_globals:
             path = self.record.code_path or self.module_globals.get("__file__", "<generated>")
             self._clone = instrument(self.compiled.source_code, path, self.module_globals)
 
+        # What the trees allocate around the copy of a partition is not the graph's.
         def inside(run: BoxedCall, inputs: list[Any]) -> Any:
-            """Run the copy of a partition; what is allocated after it is the trees'."""
             try:
                 return run(inputs)
             finally:
                 recorder.aside()
 
         def outside(run: BoxedCall, inputs: list[Any]) -> Any:
-            """What the trees do around a partition, which is not the graph's."""
             recorder.aside()
             return run(inputs)
 
@@ -349,8 +340,7 @@ class _ObservedCall:
             if m.model is f
         ]
         if copies:
-            runs = compat.runner_partitions(self.compiled)
-            partitions = [functools.partial(outside, run) for run in runs]
-            return compat.realign_inputs(clone.bind(partitions), self.compiled), copies
+            runs = [functools.partial(outside, r) for r in compat.runner_partitions(self.compiled)]
+            return compat.realign_inputs(clone.bind(runs), self.compiled), copies
         copies = [functools.partial(inside, clone.call)]
         return functools.partial(outside, self.plain), copies

@@ -38,6 +38,12 @@ def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]
                     yield f"Runner.{member.name}", member
 
 
+def call_function(tree: ast.Module) -> ast.FunctionDef | None:
+    """What a generated module runs at each call, None if it has no Python wrapper."""
+    functions = dict(wrapper_functions(tree))
+    return functions.get("Runner.call", functions.get("call"))
+
+
 def statements(source: str) -> tuple[Statement, ...]:
     """The statements of all wrapper functions of ``source``, in line order.
 

@@ -88,12 +88,10 @@ class AttributeStage(CompileStage):
         return compiled
 
     def _describe(self, key: str | None) -> Artifact:
-        described = describe_lowerings(self._lowerings, self.aot_nodes)
-        artifact = Artifact(artifacts.VERSION, *described)
+        artifact = describe_lowerings(self._lowerings, self.aot_nodes)
         if key is not None:
-            path = self._path(key)
             try:
-                artifacts.store(artifact, path)
+                artifacts.store(artifact, self._path(key))
             except OSError as error:
                 # Its own text names a temporary file, another one for each graph.
                 why = f"{_torch_compat.inductor_cache_dir()}: {error.strerror or error}"

@@ -6,10 +6,9 @@ names; see Note [How a category is decided] in profiler/model/category.py.
 Note [Values whose memory is older]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``GraphValue.category`` is that of memory *first seen* as this value. Where AOTAutograd
-says that an output is an input's memory (an output that is or views an input, a parameter
-saved for the backward), output and input agree in category, and ``alias_of_input`` says
-why. ``MUTATED_INPUT`` outputs are different: the new value of a mutated input is memory of
-its own, which AOTAutograd copies into the input and releases.
+says that an output is an input's memory (one that is or views an input, a parameter saved), both
+agree in category, and ``alias_of_input`` says why. Not so ``MUTATED_INPUT`` outputs: the new value
+is memory of its own, which AOTAutograd copies into the input and releases.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class GraphIO:
         inputs, outputs: by position. An output that the graph returns None for has the
             name "" and the role UNKNOWN.
         by_descriptor: index of the input with each descriptor text.
-        by_output_descriptor: index of the output with each; of parts of a tensor subclass with
-            the attributes that lead to them.
+        by_output_descriptor: index of the output with each text, and path in a tensor subclass.
     """
 
     inputs: tuple[GraphValue, ...] = ()
@@ -300,11 +298,8 @@ class _Graph:
         return values
 
     def _saved_as_forward_outputs(self) -> list[int | None]:
-        """For each leading input that the forward saved, the forward output it is.
-
-        Inputs come as symints, tensors, opaque objects; forward outputs as tensors,
-        opaque objects, symints.
-        """
+        """For each leading input that the forward saved, the forward output it is; the order of
+        both stands in ``aot_metadata``."""
         count = 0
         for node, desc in self.inputs:
             is_state = compat.is_backward_state(node.meta.get("val"))
@@ -393,11 +388,8 @@ def enters_region(node: Node) -> bool:
 
 
 def _aligned(descs: object, count: int) -> list[Descriptor]:
-    """Descriptors of ``count`` outputs.
-
-    Where AOTAutograd has taken effect tokens out of the outputs again, as it does for
-    Inductor, it leaves their descriptors in.
-    """
+    """Descriptors of ``count`` outputs. AOTAutograd leaves those of effect tokens in where it has
+    taken these out of the outputs again."""
     known = list(map(descriptor, descs)) if isinstance(descs, (list, tuple)) else []
     if len(known) > count:
         known = [d for d in known if d.kind is not _K.TOKEN]

@@ -102,12 +102,8 @@ _OF_OTHERS = (*_PRECEDENCE[:4], Category.INPUT)
 
 
 def _made_for(value: GraphValue) -> Category:
-    """Category of memory that the graph made for an output.
-
-    Metadata name an output for its value, and the value may be that of an input where the
-    memory is not: Inductor gives a convolution's backward the weight in another memory
-    format, a copy that the forward makes and that lives until the backward has run.
-    """
+    """Category of memory that the graph made for an output. Its value may be an input's where the
+    memory is not: a convolution's backward gets the weight in another memory format, a copy."""
     if value.category not in _OF_OTHERS:
         return value.category
     return Category.ACTIVATION if value.role is Role.SAVED_FOR_BACKWARD else Category.OUTPUT

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config
+from torch._functorch._aot_autograd import runtime_wrappers as wrappers
 
 KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
 """Releases whose run-time wrapper is known: with another one torch's own is kept."""
@@ -180,23 +182,17 @@ def saved_inputs(metadata: Any) -> tuple[bool, ...]:
 
 def debug_assert() -> bool:
     """Whether AOTAutograd checks itself at run time."""
-    from torch._functorch import config
-
     return bool(config.debug_assert)
 
 
 def checks_custom_operators() -> bool:
     """Whether torch's wrapper looks, at its first call, for aliases that custom operators hide."""
-    from torch._functorch import config
-
     return bool(config.check_custom_op_aliasing)
 
 
 def hooks_are_inlined() -> bool:
     """Whether hooks for saved tensors were traced into the graph that is being compiled."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    return runtime_wrappers._should_disable_saved_tensors_hooks()
+    return wrappers._should_disable_saved_tensors_hooks()
 
 
 def uses_objects() -> bool:
@@ -212,22 +208,14 @@ def uses_objects() -> bool:
 
 def tell_varying() -> Callable[[Any, Any], None]:
     """What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    module: Any = runtime_wrappers  # The first is its name from 2.13 on.
-    found: Callable[[Any, Any], None] = (
-        getattr(module, "mark_dynamo_propagated_dynamic_indices", None)
-        or module.maybe_mark_dynamic_helper
-    )
-    return found
+    module: Any = wrappers
+    if hasattr(module, "mark_dynamo_propagated_dynamic_indices"):  # from 2.13 on
+        return module.mark_dynamo_propagated_dynamic_indices  # type: ignore[no-any-return]
+    return module.maybe_mark_dynamic_helper  # type: ignore[no-any-return]
 
 
-def in_format() -> Callable[[Tensor, Any], Tensor]:
-    """What brings a gradient into the strides that its backward was compiled for."""
-    from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format
-
-    return coerce_to_expected_memory_format
-
+in_format: Any = getattr(wrappers, "coerce_to_expected_memory_format", None)
+"""What brings a gradient into the strides that its backward was compiled for."""
 
 # --- AOTAutograd's wrapper, replaced --------------------------------------------------------
 
@@ -266,9 +254,7 @@ def replacing(replace: Replace) -> Iterator[None]:
 
 
 def _install() -> None:
-    from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
-
-    wrapper: Any = RuntimeWrapper
+    wrapper: Any = wrappers.RuntimeWrapper
     with _INSTALL:
         plain = wrapper.post_compile
         if getattr(plain, "_memprof", False):

@@ -64,7 +64,7 @@ def _straight(
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        _check(metadata)
+        _check(metadata, training=False)
         run = compat.steady(compiled, without_autocast)
         return _inference(run, metadata, written, torchs(compiled))
     function: Any = getattr(compiled, "__self__", None)
@@ -76,52 +76,36 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    _check(metadata)
-    _check_training(metadata)
+    _check(metadata, training=True)
     ours = _derived(function, metadata, without_autocast)
     detached = tuple(wrapper.indices_of_inps_to_detach)
     return _training(ours, metadata, written, detached, torchs(ours.apply))
 
 
-def _check(metadata: Any) -> None:
-    """Raises ``NotStraight`` if a call has more to do."""
-    _refuse(
-        {
-            "returns views": any(map(compat.is_made_anew, metadata.output_info)),
-            "has inputs that are written to after the call": (
-                metadata.num_mutated_inp_runtime_indices
-            ),
-            "returns bases of views": metadata.num_intermediate_bases,
-            "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
-            "takes a random state as an input": metadata.is_rng_op_functionalized,
-            "changes the grad mode": metadata.grad_enabled_mutation is not None,
-        }
-    )
-
-
-def _check_training(metadata: Any) -> None:
-    """Raises ``NotStraight`` if a training step has more to do."""
-    formats = list(map(compat.gradient_format, metadata.subclass_tangent_meta))
-    _refuse(
-        {
+def _check(metadata: Any, training: bool) -> None:
+    """Raises ``NotStraight`` if a call, or a training step, has more to do."""
+    reasons = {
+        "returns views": any(map(compat.is_made_anew, metadata.output_info)),
+        "has inputs that are written to after the call": metadata.num_mutated_inp_runtime_indices,
+        "returns bases of views": metadata.num_intermediate_bases,
+        "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
+        "takes a random state as an input": metadata.is_rng_op_functionalized,
+        "changes the grad mode": metadata.grad_enabled_mutation is not None,
+    }
+    if training:
+        sizes = metadata.num_symints_saved_for_bw
+        unchecked = metadata.num_tensors_saved_with_no_vc_check
+        written = metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        formats = list(map(compat.gradient_format, metadata.subclass_tangent_meta))
+        flows = sum(map(compat.takes_gradient, metadata.output_info))
+        reasons |= {
             "takes random states as inputs": metadata.num_graphsafe_rng_states,
             "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
-            "writes to inputs in its backward": (
-                metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-            ),
-            "is not partitioned": (
-                metadata.num_symints_saved_for_bw is None
-                or metadata.num_tensors_saved_with_no_vc_check is None
-            ),
+            "writes to inputs in its backward": written,
+            "is not partitioned": sizes is None or unchecked is None,
             "takes gradients that are subclasses": None in formats,
-            "takes gradients of another number than its outputs": (
-                len(formats) != sum(map(compat.takes_gradient, metadata.output_info))
-            ),
+            "takes gradients of another number than its outputs": len(formats) != flows,
         }
-    )
-
-
-def _refuse(reasons: dict[str, Any]) -> None:
     for words, holds in reasons.items():
         if holds:
             raise NotStraight(words)
@@ -296,9 +280,8 @@ def _backward(function: Any, metadata: Any, without_autocast: bool) -> Callable[
     torchs = function.backward
     flows = [i for i, o in enumerate(metadata.output_info) if compat.takes_gradient(o)]
     in_order = metadata.deterministic is False
-    in_format = compat.in_format()
     boxed = compat.takes_gradients_boxed(function)
-    # A format that is no strides has no size either, and is looked at by in_format().
+    # A format that is no strides has no size either, and is looked at by in_format.
     expected = map(compat.gradient_format, metadata.subclass_tangent_meta)
     formats = [
         (i, f.size and tuple(f.size), f.stride and tuple(f.stride), f)
@@ -330,7 +313,9 @@ def _backward(function: Any, metadata: Any, without_autocast: bool) -> Callable[
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
         for i, size, stride, expected in formats:
             x = grads[i]
-            args.append(x if x.shape == size and x.stride() == stride else in_format(x, expected))
+            args.append(
+                x if x.shape == size and x.stride() == stride else compat.in_format(x, expected)
+            )
         x = None
         if boxed:
             grads.clear()

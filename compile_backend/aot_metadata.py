@@ -12,18 +12,17 @@ and inputs of its backward::
 
 Note [Which inputs metadata counts]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The metadata that the tracing context offers describes the function *as it was traced*:
-duplicate arguments removed, overlapping ones replaced by a base, tensor subclasses taken
-apart into dense tensors. Its ``input_info[i]`` and every ``base_idx`` of an input thus
-count the forward graph's inputs (tokens and random-number inputs aside), not the
-arguments of the user's function. Dynamo's arguments are found through descriptors.
+The metadata describes the function *as it was traced*: duplicate arguments removed, overlapping
+ones replaced by a base, tensor subclasses taken apart into dense tensors. So its inputs are those
+of the forward graph (tokens and random-number inputs aside), not the arguments of the user's
+function, which are found through descriptors.
 
 Note [Fields that cannot be read]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-These are private objects of torch, and a torch that nobody has tried with memprof may name or
-fill a field in another way. That costs the field and nothing else: it is left at its default, named
-in ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows
-from it finds that out (``knows``) and does without. ``tell`` hears of each.
+A torch that nobody has tried with memprof may name or fill a private field in another way. That
+costs the field and nothing else: it is left at its default, named in
+``ViewAndMutationMeta.unknown``, and whoever asks for something that follows from it finds that out
+(``knows``) and does without. ``tell`` hears of each.
 """
 
 from __future__ import annotations
@@ -76,10 +75,6 @@ class ViewAndMutationMeta:
     def knows(self, *names: str) -> bool:
         """Whether these fields could be read, with all that is in them."""
         return not any(field.partition(".")[0] in names for field in self.unknown)
-
-    def inputs_mutated(self, *how: MutationType) -> list[int]:
-        """Inputs that are written to in one of these ways."""
-        return [i for i, mutation in enumerate(self.input_info) if mutation in how]
 
     @property
     def num_mutated_outputs(self) -> int:

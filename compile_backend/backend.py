@@ -91,7 +91,7 @@ def _compile(
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
-    inner = InnerCompile(own, sources, RUNTIME, graphs, backward, inductor, not_graphed)
+    inner = InnerCompile(own, sources, graphs, backward, inductor, not_graphed)
     straight: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if own.straight_calls:
         straight = straight_calls(RUNTIME.ledger, example_inputs)
@@ -103,7 +103,7 @@ def _compile(
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        backward_compiler = BackwardCompiler(backend, RUNTIME, (rest, mode))
+        backward_compiler = BackwardCompiler(backend, (rest, mode))
 
         def run(*args: Any) -> Any:
             backward_compiler.switch_on()

@@ -26,7 +26,7 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
 from .captured_backward_io import FORWARDS, CapturedIO
-from .runtime import Runtime
+from .runtime import RUNTIME
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
@@ -37,7 +37,6 @@ class BackwardCompiler:
     and its mode, for comparison."""
 
     backend: Backend
-    runtime: Runtime
     options: tuple[dict[str, Any], str | None]
     _met: BackwardCompiler | None = field(default=None, init=False)
 
@@ -49,7 +48,7 @@ class BackwardCompiler:
         if compiled_autograd.turn_on(
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
         ):
-            _listen(self.runtime)
+            _listen()
             _in_force[:] = [self]
         elif _in_force and _in_force[0] is not self._met:
             self._met = _in_force[0]
@@ -57,7 +56,7 @@ class BackwardCompiler:
                 theirs, ours = _in_words(self._met.options), _in_words(self.options)
                 what = "captured backwards are compiled with the options of the function called"
                 text = f"{what} first, {theirs}, and not with {ours}"
-                self.runtime.ledger.add(LedgerKind.COMPILED, None, text)
+                RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward.
@@ -83,7 +82,7 @@ class BackwardCompiler:
         return run
 
     def _unsupported(self, error: compiled_autograd.CaptureError) -> None:
-        self.runtime.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
         )
 
@@ -120,13 +119,13 @@ _in_force: list[BackwardCompiler] = []
 _listeners: list[compiled_autograd.Listener] = []
 
 
-def _listen(runtime: Runtime) -> None:
+def _listen() -> None:
     """Captures, and runs of what was captured before, go into the ledger."""
     if _listeners:
         return
 
     def captured(capture: compiled_autograd.Capture) -> None:
-        runtime.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             None,
             f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
@@ -135,7 +134,7 @@ def _listen(runtime: Runtime) -> None:
 
     def ran(capture: compiled_autograd.Capture, hit: bool) -> None:
         if hit:
-            runtime.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
+            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
 
     _listeners.append(compiled_autograd.Listener(captured, ran))
     compiled_autograd.AutogradCompilerInstance.log.listeners.append(_listeners[0])

@@ -11,9 +11,8 @@ differentiated. What goes in and out is known in three places:
   that a forward saves, and both sides know its number of the graph;
 * the call of the forward, which had the parameters under their names (``note_names``).
 
-Outputs are the accumulations, whose first argument is the leaf. So a captured backward is
-described like one that AOTAutograd made, and its nodes get the stacks and modules that
-the same nodes have there (``captured_nodes``).
+Outputs are the accumulations, whose first argument is the leaf. So a captured backward, and its
+nodes, are described like one that AOTAutograd made.
 """
 
 from __future__ import annotations
@@ -45,19 +44,7 @@ from memprof.compiled_autograd.nodes import (
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
-from .provenance.aot_nodes import (
-    CAPTURED_TAG,
-    borrow,
-    by_sequence_number,
-    computing,
-    in_root,
-    nearest,
-    own_provenance,
-    tag_inlined_nodes,
-    tag_nodes,
-    tag_of,
-    with_forward,
-)
+from .provenance import aot_nodes
 from .roles.dynamo_input import CATEGORIES, DynamoInput
 from .roles.graph_value import RoleInfo
 
@@ -103,8 +90,7 @@ class LiftedInput(NamedTuple):
         role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
             any leaf, TANGENT for a gradient that the backward is started with, and PARAMETER for a
             leaf whose gradient is accumulated, most of the time one.
-        name: of a leaf, as in ``NAMES``; of a gradient, its leaf's; of
-            memory saved that is a leaf's, the leaf's too. None if unknown.
+        name: of the leaf that it is, as in ``NAMES``, or that ``leaf`` is; None if unknown.
         leaf: of a gradient, the index of its leaf in ``inputs``; of what is saved, that of
             the leaf whose memory it shares; None otherwise.
         aot_saved: ``(AOTAutograd's id of the graph, position among the tensors that its
@@ -201,11 +187,11 @@ class CapturedIO:
         self._inputs = {_source(i): lifted for i, lifted in lifted_inputs(captured.graph).items()}
         self._taken = taken_gradients(captured.graph)
         self._nodes = captured_nodes(captured)
-        tag_nodes(captured.graph, CAPTURED_TAG)
+        aot_nodes.tag_nodes(captured.graph, aot_nodes.CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
         """Describe a Dynamo graph of the captured backward, and finish its tags."""
-        tag_inlined_nodes(gm.graph)
+        aot_nodes.tag_inlined_nodes(gm.graph)
         parameters = {given.source for given in inputs if given.role is Role.PARAMETER}
         described = tuple(
             _described(given, self._inputs[given.source], parameters)
@@ -224,7 +210,8 @@ class CapturedIO:
                 continue
             # The gradient itself, detached. One of several results has the tag of them all
             # and, as every value that is assigned to a variable, its own name.
-            names = [tag_of(node, CAPTURED_TAG) or "", *(n.name for n in node.all_input_nodes)]
+            tag = aot_nodes.tag_of(node, aot_nodes.CAPTURED_TAG)
+            names = [tag or "", *(n.name for n in node.all_input_nodes)]
             taken = next(
                 (self._taken[n] for n in names if n is not None and n in self._taken), None
             )
@@ -304,8 +291,8 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
     by_seq: dict[int, dict[int, NodeProvenance]] = {}
     found: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
-    for node in computing(captured.graph):
-        p = replace(own_provenance(node), from_forward=True)
+    for node in aot_nodes.computing(captured.graph):
+        p = replace(aot_nodes.own_provenance(node), from_forward=True)
         origin = origin_of(node)
         if origin is not None and origin.aot_node is not None:
             if p.frame is not None and is_engine_frame(p.frame):
@@ -313,17 +300,14 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
             aot_id = -1 if origin.aot_id is None else origin.aot_id
             if (forward := FORWARDS.get(aot_id)) is not None:
                 if aot_id not in by_seq:
-                    by_seq[aot_id] = by_sequence_number(forward.nodes.values())
-                p = with_forward(p, by_seq[aot_id])
+                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.nodes.values())
+                p = aot_nodes.with_forward(p, by_seq[aot_id])
             if not p.stack and p.module_path is None:
                 alone.append(node)
         found[node.name] = p
     located = {n: p for n, p in found.items() if p.module_path is not None or _in_user_code(p)}
-    for node in alone:
-        near = nearest(node, located)
-        if near is not None:
-            found[node.name] = borrow(found[node.name], located[near])
-    return {name: in_root(p) if _in_user_code(p) else p for name, p in found.items()}
+    aot_nodes.borrow_from_nearest(alone, found, located)
+    return {name: aot_nodes.in_root(p) if _in_user_code(p) else p for name, p in found.items()}
 
 
 def _in_user_code(p: NodeProvenance) -> bool:

@@ -2,12 +2,11 @@
 
 Note [Whose decision it is to wrap]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Inductor decides which graphs are safe to capture, cuts the others into partitions, and
-computes which inputs each partition has, which are static and which it writes to. All of
-that is left to it: memprof compiles with ``triton.cudagraphs`` on and stands in the place
-of the function that Inductor calls for each partition. The box through which a forward
-tells its backward that it was not wrapped stays Inductor's too, since a backward whose
-forward runs without a graph gets its saved tensors at new addresses each time.
+Which graphs are safe to capture, how others are cut into partitions, and what these take and write
+is left to Inductor: memprof compiles with ``triton.cudagraphs`` on and stands in the place of the
+function that Inductor calls for each partition. The box through which a forward tells its backward
+that it was not wrapped stays Inductor's too, since a backward whose forward runs without a graph
+gets its saved tensors at new addresses each time.
 
 Note [Parameters that are gathered]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -45,9 +44,9 @@ from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
-from .ledger import Ledger
 from .pipeline import CompileStage
 from .roles.dynamo_input import DynamoInput
+from .runtime import RUNTIME
 
 Model = Callable[[list[Any]], Any]
 
@@ -86,7 +85,6 @@ class GraphsStage(CompileStage):
     """
 
     record: GraphRecord
-    ledger: Ledger
     box: Any
     given: dict[str, Any]
     models: list[ObservableModel]
@@ -119,7 +117,7 @@ class GraphsStage(CompileStage):
         if not self._wrapped:
             known = getattr(compiled, "disabled_cudagraphs_reason", None)
             reason = known or _torch_compat.why_others_capture() or self._why_nothing()
-            self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
         partitions = _torch_compat.partitions(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.

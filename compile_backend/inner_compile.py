@@ -30,7 +30,7 @@ from .pipeline import CompileStage, compile_through
 from .provenance.stage import AttributeStage
 from .roles.dynamo_input import DynamoInput
 from .roles.graph_io import GraphIO, describe_graph, undescribed
-from .runtime import LiveGraph, Runtime
+from .runtime import RUNTIME, LiveGraph
 
 T = TypeVar("T")
 
@@ -72,7 +72,6 @@ class InnerCompile:
 
     options: Options
     dynamo_inputs: Sequence[DynamoInput]
-    runtime: Runtime
     graphs: bool
     captured: CapturedGraph | None
     inductor: Mapping[str, Any]
@@ -98,12 +97,10 @@ class InnerCompile:
         kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
         if kwargs.get("is_backward"):
             kind = GraphKind.BACKWARD
-        ledger = self.runtime.ledger
         try:
             graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
                 graph.record,
-                ledger,
                 self._forward_nodes if kind is GraphKind.BACKWARD else None,
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
@@ -112,22 +109,18 @@ class InnerCompile:
             # The attribute stage may compile a second time: it is the innermost.
             stages = [
                 ObserveStage(
-                    graph,
-                    self.runtime,
-                    self.options,
-                    tuple(example_inputs),
-                    models if self.graphs else None,
+                    graph, self.options, tuple(example_inputs), models if self.graphs else None
                 ),
                 *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
                 RecordStage(graph.record),
                 attribute,
             ]
         except Exception as error:
-            ledger.fallback(None, "describing a graph before compilation", error)
+            RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
 
         def failed(stage: CompileStage, half: str, error: Exception) -> None:
-            ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
+            RUNTIME.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
             begin = time.perf_counter_ns()
@@ -148,10 +141,10 @@ class InnerCompile:
                 what = "the number of a graph whose backward is captured"
                 self._known(graph.record.id, what, note, None)
         # Complete now: other threads make profiles, and write them, at any time.
-        self.runtime.add(graph)
+        RUNTIME.add(graph)
         if self.not_graphed:
-            ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
-        ledger.add(
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
+        RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
@@ -171,7 +164,6 @@ class InnerCompile:
         return [
             GraphsStage(
                 record,
-                self.runtime.ledger,
                 box,
                 given,
                 models,
@@ -186,17 +178,17 @@ class InnerCompile:
         try:
             return read()
         except Exception as error:
-            self.runtime.ledger.unknown(graph, what, error)
+            RUNTIME.ledger.unknown(graph, what, error)
             return neutral
 
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
-        id_ = self.runtime.new_graph_id()
+        id_ = RUNTIME.new_graph_id()
         known = functools.partial(self._known, id_)
 
         def copied() -> ViewAndMutationMeta:
             found = _torch_compat.forward_metadata()
-            tell = functools.partial(self.runtime.ledger.unknown, id_)
+            tell = functools.partial(RUNTIME.ledger.unknown, id_)
             return view_and_mutation_meta(found, tell) if found is not None else unread
 
         unread = ViewAndMutationMeta()

@@ -85,11 +85,8 @@ class Ledger:
         return self._entries
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
-        """memprof failed at ``what``: count it, and log it the first time with its traceback.
-
-        The same failure in another graph is counted there and not logged again. The
-        user's run goes on with the plain Inductor callable.
-        """
+        """memprof failed at ``what``, and the user's run goes on with the plain Inductor callable:
+        count it, and log it the first time, in whatever graph, with its traceback."""
         self._warn_once(
             LedgerKind.FALLBACK,
             graph,
@@ -111,10 +108,8 @@ class Ledger:
         )
 
     def not_stored(self, graph: int | None, what: str, why: str) -> None:
-        """``what`` could not be kept beside Inductor's cache: count it, and log it the first time.
-
-        Nothing is lost for this process: code and profile are what they would have been.
-        """
+        """``what`` could not be kept beside Inductor's cache: count it, and log it the first
+        time."""
         reason = f"{what}: {why}"
         self._warn_once(
             LedgerKind.NOT_STORED,
@@ -146,11 +141,8 @@ class Ledger:
             return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
-        """What was written after ``before`` was taken, in order of first writing.
-
-        An entry that was there before and was written again counts only the new times;
-        its time stays that of the first writing.
-        """
+        """What was written after ``before`` was taken, in order of first writing, whose time an
+        entry keeps; it counts only the new times."""
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))

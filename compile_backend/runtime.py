@@ -223,18 +223,14 @@ class Runtime:
         """What ``profile`` returns, without the call log."""
         session = session or Session()
         before = session.calls_before
-        with self._lock:
-            graphs = list(self._graphs.values())
+        graphs = self.graphs()
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
         records = [r for r in (g.record for g in graphs) if r.id not in before or made[r.id]]
         return replace(
             new_profile(),
             options=dict(self.options),
             # Copies: each profile has its own count of calls, and no program of later calls.
-            graphs=[
-                replace(r, calls=made[r.id], programs=list(r.programs))
-                for r in sorted(records, key=lambda r: r.id)
-            ],
+            graphs=[replace(r, calls=made[r.id], programs=list(r.programs)) for r in records],
             ledger=self._entries(session, {r.id for r in records}),
             released=self._releases(session, sum(made.values())),
             process=max(process(), session.process, key=attrgetter("world_size")),

@@ -2,13 +2,12 @@
 
 Note [Ownership on the CPU]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A CUDA graph writes to addresses, whoever owns them, and so trees of CUDA graphs must watch
-which outputs are alive. On the CPU a replay is handed its memory. So a tensor that leaves a
-call owns its block as any tensor owns its memory: the block is a Python buffer object, the
-tensor's storage holds a reference to it (what ``torch.frombuffer`` does), and the block comes
-back when that reference is gone, in whatever way and thread. What such a *lease* saves over
-``malloc`` is the system: a block that comes back is kept, mapped and paged in, where glibc returns
-large blocks to the system at once and has them zeroed page by page when they are needed again.
+A tensor that leaves a call owns its block as any tensor owns its memory: the block is a Python
+buffer object, the tensor's storage holds a reference to it (what ``torch.frombuffer`` does), and
+the block comes back when that reference is gone, in whatever way and thread. What such a *lease*
+saves over ``malloc`` is the system: a block that comes back is kept, mapped and paged in, where
+glibc returns large blocks to the system at once and has them zeroed page by page when they are
+needed again.
 
 Note [What is kept]
 ~~~~~~~~~~~~~~~~~~~

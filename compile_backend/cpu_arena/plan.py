@@ -2,9 +2,9 @@
 
 Note [What can be planned]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Planned are allocations that the generated code makes itself, once a call, at a known line,
-and whose storage the observed program saw born there. What dies in the call is scratch;
-what the call returns is leased (``tensors``). The rest keeps its ordinary memory:
+Planned are allocations that the generated code makes itself, once a call, at a known line. What
+dies in the call is scratch; what it returns is leased (``tensors``). The rest keeps its ordinary
+memory:
 
 * what an operator allocates inside itself, its results included;
 * what survives a call without being returned: somebody keeps it;
@@ -165,14 +165,8 @@ class Lifetime(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """Where each buffer lies, and how much memory that takes.
-
-    Attributes:
-        offsets: of each buffer, in bytes, multiples of the alignment.
-        nbytes: size of the memory.
-        lower_bound: the most bytes, rounded up to the alignment, that are live at one
-            instant; no plan needs fewer.
-    """
+    """Where each buffer lies, in bytes, and how much memory that takes; ``lower_bound`` are the
+    most bytes that are live at one instant, than which no plan needs fewer."""
 
     offsets: tuple[int, ...]
     nbytes: int

@@ -31,7 +31,7 @@ import itertools
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ from memprof.cudagraph_trees.account.placement import keep
 from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, TreeDetail
 
 from .. import _torch_compat
-from ..ledger import Counter, Ledger
+from ..ledger import Counter
+from ..runtime import RUNTIME
 from .memory import PAGE
 from .plan import LARGE, ArenaPlan, placement_of_plan, plan_program
 from .tensors import POOL, BoxedCall, ScratchPlan, TensorShape, leased_tensors, with_scratch
@@ -75,18 +76,22 @@ class ArenaSteadyState:
     """Moves the calls of one compiled graph into the arena where that pays.
 
     Args:
-        compiled: Inductor's ``CompiledFxGraph``; ``plain`` is its callable.
+        compiled: Inductor's ``CompiledFxGraph``; ``plain`` is its callable, and ``module_globals``
+            are those of its code, empty if there are none.
         sizes: which inputs are integers.
         wanted: option ``graphs``; not False.
     """
 
     record: GraphRecord
     compiled: Any
+    module_globals: dict[str, Any]
     plain: BoxedCall
     sizes: Sequence[int]
-    ledger: Ledger
     wanted: bool | None
-    _code: WrapperCode | None = field(default=None, init=False)
+
+    @functools.cached_property
+    def _code(self) -> WrapperCode | None:
+        return read_wrapper(getattr(self.compiled, "source_code", "") or "")
 
     def __call__(self, program: AllocationProgram, use: Use) -> BoxedCall:
         """What to call from now on, for inputs with the program's key; ``use`` is called with
@@ -98,20 +103,19 @@ class ArenaSteadyState:
         try:
             return made()
         except _NoArena as reason:
-            self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, str(reason))
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, str(reason))
         except Exception as error:
-            self.ledger.fallback(self.record.id, what, error)
+            RUNTIME.ledger.fallback(self.record.id, what, error)
         return self.plain
 
     def _begin(self, program: AllocationProgram, use: Use) -> BoxedCall:
         if not self.record.devices:
             raise _NoArena("no arena for graphs on no device")
-        if self._code is None:
-            self._code = read_wrapper(getattr(self.compiled, "source_code", "") or "")
-        if self._code is None or _torch_compat.generated_globals(self.compiled) is None:
+        code = self._code
+        if code is None or not self.module_globals:
             raise _NoArena("no arena: the generated code has no Python wrapper")
         min_lease = 1 if self.wanted else 2 * LARGE
-        plan = plan_program(program, self._code.allocations, self._code.unsafe, min_lease)
+        plan = plan_program(program, code.allocations, code.unsafe, min_lease)
         if not plan.sites:
             raise _NoArena("no arena: the generated code allocates nothing")
         if self.wanted:
@@ -145,13 +149,10 @@ class ArenaSteadyState:
         return call
 
     def _replay(self, program: AllocationProgram, plan: ArenaPlan, use: Use, why: str) -> BoxedCall:
-        code, module_globals = self._code, _torch_compat.generated_globals(self.compiled)
+        code, compiled = self._code, self.compiled
         assert code is not None
-        assert module_globals is not None
-        shapes = {
-            line: TensorShape.of(*arguments)
-            for line, arguments in evaluate(code, module_globals, self.sizes, program.key).items()
-        }
+        known = evaluate(code, self.module_globals, self.sizes, program.key)
+        shapes = {line: TensorShape.of(*arguments) for line, arguments in known.items()}
         sites = [s for s in plan.sites if s.line in shapes and shapes[s.line].nbytes == s.nbytes]
         if not sites:
             raise _NoArena("no arena: sizes depend on more than the graph's inputs")
@@ -159,12 +160,11 @@ class ArenaSteadyState:
         use_scratch = plan.scratch_bytes >= LARGE or self.wanted
         scratch = [s for s in sites if s.offset is not None and use_scratch]
         leased = [s for s in sites if s.offset is None]
-        id_, label, replays, compiled = self.record.id, self.record.label, Counter(), self.compiled
-        path = self.record.code_path or module_globals.get("__file__", "<generated>")
+        id_, label, replays = self.record.id, self.record.label, Counter()
         leases = {
             s.line: leased_tensors(POOL, shapes[s.line], f"{label}: {s.name}") for s in leased
         }
-        clone = rewritten(code, path, module_globals, [s.line for s in scratch], leases)
+        clone = rewritten(code, self.module_globals, [s.line for s in scratch], leases)
 
         tick = replays.tick
 
@@ -185,7 +185,7 @@ class ArenaSteadyState:
             used = replace(plan, sites=tuple(scratch))
             keep(self.record, placement_of_plan(id_, program, used))
         POOL.add_user(call)
-        self.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.RECORD,
             id_,
             f"planned into an arena ({why}): {len(scratch)} temporaries in {scratch_bytes} bytes "
@@ -195,7 +195,7 @@ class ArenaSteadyState:
             tree=_detail(label, program, scratch_bytes),
         )
         sizes = f" with sizes {', '.join(map(str, program.key))}" if program.key else ""
-        self.ledger.count(
+        RUNTIME.ledger.count(
             LedgerKind.REPLAY,
             id_,
             f"ran in the arena{sizes}",
@@ -205,7 +205,7 @@ class ArenaSteadyState:
         return call
 
     def _lost(self, program: AllocationProgram, use: Use) -> None:
-        self.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.TREE_FAILURE,
             self.record.id,
             "somebody keeps a temporary of this graph beyond its call; it runs without an "

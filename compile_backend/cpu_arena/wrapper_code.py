@@ -32,7 +32,6 @@ class WrapperCode(NamedTuple):
     """What one generated wrapper allocates.
 
     Attributes:
-        source: its text.
         allocations: lines with ``name = empty_strided_cpu(size, stride, dtype)``, executed once a
             call, with the name; 1-based.
         arguments: of each of these lines, source text of ``(size, stride, dtype)``.
@@ -164,7 +163,6 @@ ScratchCall = Callable[[list[Any], Sequence[Any]], Any]
 
 def rewritten(
     code: WrapperCode,
-    path: str,
     module_globals: dict[str, Any],
     scratch: Sequence[int],
     leases: Mapping[int, Callable[[], Any]],
@@ -172,11 +170,9 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
+        scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors. These are
+            an argument of the clone: it may be a class, which would keep them in a reference cycle.
         leases: by line, what is called instead of the allocation.
-
-    The scratch's tensors are an argument, not part of the clone: a class, as the clone may be,
-    is part of a reference cycle and would keep them until the garbage collector comes by.
     """
     tree = ast.parse(code.source)
     call = call_function(tree)
@@ -192,7 +188,7 @@ def rewritten(
                 ast.copy_location(node, st)
             st.value = value
     names = [f"{_LEASE}_{i}" for i in range(len(leases))]
-    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values()).call
+    made: ScratchCall = clone_factory(tree, names, module_globals)(*leases.values()).call
     return made
 
 

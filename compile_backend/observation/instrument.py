@@ -32,7 +32,7 @@ InstrumentedCall = Callable[[Any], Clone]
 """From hooks to a copy that calls them."""
 
 
-def instrument(source: str, path: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
+def instrument(source: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
     """Build the clone of a generated module's ``call``; None if the module has no Python wrapper
     (C++ wrapper code). Its globals are used as they are and not changed."""
     tree = ast.parse(source)
@@ -40,7 +40,7 @@ def instrument(source: str, path: str, module_globals: dict[str, Any]) -> Instru
         return None
     for _, function in wrapper_functions(tree):
         function.body = _instrumented(function.body)
-    return clone_factory(tree, [_HOOKS], path, module_globals)
+    return clone_factory(tree, [_HOOKS], module_globals)
 
 
 def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:

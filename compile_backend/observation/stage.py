@@ -36,7 +36,7 @@ from ..options import Options
 from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
 from ..roles.graph_value import categorizer
-from ..runtime import LiveGraph, Runtime
+from ..runtime import RUNTIME, LiveGraph
 from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
 from .recorder import Recorder
@@ -56,7 +56,6 @@ class ObserveStage(CompileStage):
 
     Args:
         graph: whose calls are counted and whose record gets the programs.
-        runtime: the call log, ledger and storage identities to use.
         options: how many calls to observe.
         args: fake tensors and symbolic integers that the graph was traced with.
         models: where the callable may run in graph trees: what they run, complete when it is
@@ -65,7 +64,6 @@ class ObserveStage(CompileStage):
     """
 
     graph: LiveGraph
-    runtime: Runtime
     options: Options
     args: Sequence[Any]
     models: list[ObservableModel] | None = None
@@ -129,7 +127,6 @@ class _ObservedCall:
     ) -> None:
         self.record: GraphRecord = stage.graph.record
         self.tick = stage.graph.calls.tick
-        self.runtime = stage.runtime
         self.options = stage.options
         self.plain = plain
         self.compiled = compiled
@@ -163,20 +160,22 @@ class _ObservedCall:
 
     def _arena_if_wanted(self) -> ArenaSteadyState | None:
         """What decides whether observed calls run in the arena."""
-        record, ledger, wanted = self.record, self.runtime.ledger, self.options.graphs
+        record, wanted = self.record, self.options.graphs
         if self.compiled is None or wanted is False or set(record.devices) - {"cpu"}:
             return None
         if self.dims:
             why = "no arena: a size is no input of its own"
-            ledger.add(LedgerKind.NOT_GRAPHED, record.id, why)
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, why)
             return None
-        return ArenaSteadyState(record, self.compiled, self.plain, self.sizes, ledger, wanted)
+        return ArenaSteadyState(
+            record, self.compiled, self.module_globals, self.plain, self.sizes, wanted
+        )
 
     # --- steady ---------------------------------------------------------------------------
 
     def _steady(self, program: int, run: BoxedCall) -> BoxedCall:
         """The callable ``run`` and one record a call: all that is left on the hot path."""
-        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
+        calls, tick, graph = RUNTIME.calls, self.tick, self.record.id
 
         def call(inputs: list[Any]) -> Any:
             start = perf_counter_ns()
@@ -228,18 +227,18 @@ class _ObservedCall:
         if self._beyond is None:
             self._beyond = Ticks()
             why = f"more than {self.options.max_programs} combinations of sizes"
-            self.runtime.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
+            RUNTIME.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
         self._beyond.tick()
         return self._unobserved(inputs)
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
-            recorder = Recorder(self.runtime.identities, key)
+            recorder = Recorder(RUNTIME.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
             constants = {n: v for n, v in self.module_globals.items() if type(v) is torch.Tensor}
         except Exception as error:
-            self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
+            RUNTIME.ledger.fallback(self.record.id, "preparing an observation", error)
             self._give_up(key, f"preparing its observation failed: {error}")
             return self._unobserved(inputs)
         start = perf_counter_ns()
@@ -255,10 +254,10 @@ class _ObservedCall:
             if self._in_vain[key] == MAX_IN_VAIN:
                 self._give_up(key, str(why))
         except Exception as error:
-            self.runtime.ledger.fallback(self.record.id, "observing a call", error)
+            RUNTIME.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")
         self.tick()
-        self.runtime.calls.record((self.record.id, program, start, end, get_ident()))
+        RUNTIME.calls.record((self.record.id, program, start, end, get_ident()))
         return out
 
     def _keep(self, recorder: Recorder, key: tuple[int, ...]) -> int:
@@ -271,12 +270,12 @@ class _ObservedCall:
         programs = self.record.programs
         index = next((i for i, p in enumerate(programs) if p.key == key), len(programs))
         programs[index : index + 1] = [program]
-        self.runtime.note_persistent(self.record, program)
+        RUNTIME.note_persistent(self.record, program)
         self.seen[key] += 1
         if self.seen[key] >= self._runs:
             self._settle(key, index)
             what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
-            self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
+            RUNTIME.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
@@ -296,7 +295,7 @@ class _ObservedCall:
             use(self._arena(self.record.programs[program], use))
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
-        self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
+        RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
         if not self.record.programs:
             self.record.unobservable = why
         self._settle(key, UNOBSERVED)
@@ -311,8 +310,7 @@ class _ObservedCall:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python
         wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
         if self._clone is None and self.module_globals:
-            path = self.record.code_path or self.module_globals.get("__file__", "<generated>")
-            self._clone = instrument(self.compiled.source_code, path, self.module_globals)
+            self._clone = instrument(self.compiled.source_code, self.module_globals)
 
         # What the trees allocate around the copy of a partition is not the graph's.
         def inside(run: BoxedCall, inputs: list[Any]) -> Any:

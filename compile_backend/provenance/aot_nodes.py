@@ -120,11 +120,8 @@ def snapshot(
     found = {n.name: with_forward(own_provenance(n), by_seq) for n in nodes}
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
-    for node in nodes:
-        if node.name not in located and node.name not in placed:
-            origin = nearest(node, located) or nearest(node, placed)
-            if origin is not None:
-                found[node.name] = borrow(found[node.name], found[origin])
+    alone = [n for n in nodes if n.name not in located and n.name not in placed]
+    borrow_from_nearest(alone, found, located, placed)
     return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 
@@ -133,22 +130,21 @@ def captured_snapshot(
 ) -> dict[str, NodeProvenance]:
     """The same for the AOT graph of a captured backward, whose nodes descend from tagged ones;
     ``captured`` is the provenance of these, by name."""
-    found: dict[str, NodeProvenance] = {}
-    alone: list[tuple[Node, NodeProvenance]] = []
+    located: dict[str, NodeProvenance] = {}
+    others: dict[str, NodeProvenance] = {}
+    alone: list[Node] = []
     for node in computing(graph):
         own = own_provenance(node)
         origin = captured.get(tag_of(node, CAPTURED_TAG) or "")
         if origin is None:
-            alone.append((node, dataclasses.replace(own, stack=(), module_path=None)))
+            alone.append(node)
+            others[node.name] = dataclasses.replace(own, stack=(), module_path=None)
         else:
-            found[node.name] = dataclasses.replace(
+            located[node.name] = dataclasses.replace(
                 origin, name=own.name, target=own.target, original_aten=own.original_aten
             )
-    located = dict(found)
-    for node, own in alone:
-        near = nearest(node, located)
-        found[node.name] = own if near is None else borrow(own, located[near])
-    return found
+    borrow_from_nearest(alone, others, located)
+    return located | others
 
 
 def computing(graph: Graph) -> list[Node]:
@@ -156,16 +152,26 @@ def computing(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
 
 
-def borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
-    """``p`` with the stack and module of ``origin``, a neighbour."""
-    return dataclasses.replace(
-        p,
-        stack=origin.stack,
-        module_path=origin.module_path,
-        module_type=origin.module_type,
-        from_forward=origin.from_forward,
-        evidence=Evidence.NEIGHBOUR,
-    )
+def borrow_from_nearest(
+    alone: Iterable[Node],
+    found: dict[str, NodeProvenance],
+    *located: Mapping[str, NodeProvenance],
+) -> None:
+    """Give nodes in ``found`` the stack and module of the nearest node in the first of ``located``
+    that has one."""
+    for node in alone:
+        for wanted in located:
+            if (name := nearest(node, wanted)) is not None:
+                origin = wanted[name]
+                found[node.name] = dataclasses.replace(
+                    found[node.name],
+                    stack=origin.stack,
+                    module_path=origin.module_path,
+                    module_type=origin.module_type,
+                    from_forward=origin.from_forward,
+                    evidence=Evidence.NEIGHBOUR,
+                )
+                break
 
 
 def in_root(p: NodeProvenance) -> NodeProvenance:

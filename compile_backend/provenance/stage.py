@@ -21,8 +21,8 @@ from memprof.profiler.model import (
 )
 
 from .. import _torch_compat
-from ..ledger import Ledger
 from ..pipeline import CompileStage
+from ..runtime import RUNTIME
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings
@@ -41,7 +41,6 @@ class AttributeStage(CompileStage):
     """
 
     record: GraphRecord
-    ledger: Ledger
     forward_nodes: Mapping[str, NodeProvenance] | None
     compile_again: Callable[[], Any]
     captured_nodes: Mapping[str, NodeProvenance] | None = None
@@ -95,16 +94,16 @@ class AttributeStage(CompileStage):
             except OSError as error:
                 # Its own text names a temporary file, another one for each graph.
                 why = f"{_torch_compat.inductor_cache_dir()}: {error.strerror or error}"
-                self.ledger.not_stored(self.record.id, "provenance beside the cache", why)
+                RUNTIME.ledger.not_stored(self.record.id, "provenance beside the cache", why)
         return artifact
 
     def _from_cache(self, compiled: Any, key: str | None) -> tuple[Any, Artifact]:
         self.record.fx_cache = "hit"
         artifact = artifacts.load(self._path(key)) if key is not None else None
         if artifact is not None:
-            self.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
+            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
             return compiled, artifact
-        self.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.RECOMPILED,
             self.record.id,
             "found in Inductor's cache, but its provenance was not beside it",
@@ -113,7 +112,7 @@ class AttributeStage(CompileStage):
             compiled = self.compile_again()
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.
-            self.ledger.add(
+            RUNTIME.ledger.add(
                 LedgerKind.NOT_OBSERVED,
                 self.record.id,
                 "the compiler did not show its buffers to this process",

@@ -14,9 +14,8 @@ the value. Names play no part. A value is
 
 Dynamo hands most values over as placeholders, but puts what belongs to an optimizer (and,
 with ``inline_inbuilt_nn_modules`` off, to a module) on the graph module as attributes,
-which AOTAutograd lifts to inputs of their own; both are listed. State that an optimizer *creates*
-inside a compiled step leaves the graph as an ordinary output (SGD's first momentum buffer), and is
-optimizer state from the next step on.
+which AOTAutograd lifts to inputs of their own. State that an optimizer *creates* inside a compiled
+step is an ordinary output there, and optimizer state from the next step on.
 """
 
 from __future__ import annotations

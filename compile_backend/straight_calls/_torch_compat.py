@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import config
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import runtime_wrappers as wrappers
 
 KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
@@ -19,6 +19,7 @@ KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
 profiler: Any = torch.autograd.profiler
 """Its ``_is_profiler_enabled`` is True while a profiler runs."""
 
+config: Any = functorch_config
 _C: Any = torch._C
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = _C._set_grad_enabled
@@ -147,16 +148,6 @@ def takes_gradients_boxed(function: Any) -> bool:
 # --- AOTAutograd's metadata -----------------------------------------------------------------
 
 
-def is_made_anew(output: Any) -> bool:
-    """Whether AOTAutograd makes an output after the call, from what it is a view of."""
-    return output.output_type.name not in ("non_alias", "unsafe_view_alias", "custom_function_view")
-
-
-def is_unsafe_view(output: Any) -> bool:
-    """Whether an output views what nobody else can reach."""
-    return bool(output.output_type.name == "unsafe_view_alias")
-
-
 def is_tensor(output: Any) -> bool:
     """Whether an output is a tensor."""
     return issubclass(output.raw_type, Tensor)
@@ -180,16 +171,6 @@ def saved_inputs(metadata: Any) -> tuple[bool, ...]:
     return tuple(getattr(metadata, "saved_tensor_is_graph_input", ()))
 
 
-def debug_assert() -> bool:
-    """Whether AOTAutograd checks itself at run time."""
-    return bool(config.debug_assert)
-
-
-def checks_custom_operators() -> bool:
-    """Whether torch's wrapper looks, at its first call, for aliases that custom operators hide."""
-    return bool(config.check_custom_op_aliasing)
-
-
 def hooks_are_inlined() -> bool:
     """Whether hooks for saved tensors were traced into the graph that is being compiled."""
     return wrappers._should_disable_saved_tensors_hooks()
@@ -206,13 +187,11 @@ def uses_objects() -> bool:
     return len(objects.index_to_bytecode_constructor) > has_stream
 
 
-def tell_varying() -> Callable[[Any, Any], None]:
-    """What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
-    module: Any = wrappers
-    if hasattr(module, "mark_dynamo_propagated_dynamic_indices"):  # from 2.13 on
-        return module.mark_dynamo_propagated_dynamic_indices  # type: ignore[no-any-return]
-    return module.maybe_mark_dynamic_helper  # type: ignore[no-any-return]
-
+# The first is its name from 2.13 on.
+tell_varying: Any = getattr(wrappers, "mark_dynamo_propagated_dynamic_indices", None) or getattr(
+    wrappers, "maybe_mark_dynamic_helper", None
+)
+"""What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
 
 in_format: Any = getattr(wrappers, "coerce_to_expected_memory_format", None)
 """What brings a gradient into the strides that its backward was compiled for."""

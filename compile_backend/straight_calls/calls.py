@@ -56,7 +56,7 @@ def straight_calls(
 def _straight(
     wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
 ) -> Call:
-    if compat.debug_assert():
+    if compat.config.debug_assert:
         raise NotStraight("is checked by debug_assert")
     without_autocast = bool(wrapper.disable_amp)
     # Inputs that the graph itself writes to, whose version is to be advanced.
@@ -82,10 +82,16 @@ def _straight(
     return _training(ours, metadata, written, detached, torchs(ours.apply))
 
 
+_NOT_MADE_ANEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
+"""Outputs that AOTAutograd does not make after the call, from what they are a view of."""
+
+
 def _check(metadata: Any, training: bool) -> None:
     """Raises ``NotStraight`` if a call, or a training step, has more to do."""
     reasons = {
-        "returns views": any(map(compat.is_made_anew, metadata.output_info)),
+        "returns views": any(
+            o.output_type.name not in _NOT_MADE_ANEW for o in metadata.output_info
+        ),
         "has inputs that are written to after the call": metadata.num_mutated_inp_runtime_indices,
         "returns bases of views": metadata.num_intermediate_bases,
         "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
@@ -119,8 +125,8 @@ def _varying(metadata: Any) -> list[tuple[int, Any]]:
 def _inference(run: Call, metadata: Any, written: tuple[int, ...], torchs: Call) -> Call:
     """A straight call of a graph without a backward. ``torchs`` is torch's wrapper of it."""
     returns, varying = len(metadata.output_info), _varying(metadata)
-    tell_varying = compat.tell_varying()
-    is_first = compat.checks_custom_operators()
+    # torch's wrapper looks, at its first call, for aliases that custom operators hide.
+    is_first = bool(compat.config.check_custom_op_aliasing)
 
     def call(args: list[Any]) -> Any:
         nonlocal is_first
@@ -140,7 +146,7 @@ def _inference(run: Call, metadata: Any, written: tuple[int, ...], torchs: Call)
             outputs = run(args)
         outputs = compat.listed(outputs, returns)
         for i, dims in varying:
-            tell_varying(outputs[i], dims)
+            compat.tell_varying(outputs[i], dims)
         return outputs
 
     return call
@@ -161,8 +167,8 @@ def _training(
         torchs: torch's wrapper of ``function``.
     """
     apply = compat.plain_apply(function)
-    varying, tell_varying = _varying(metadata), compat.tell_varying()
-    checks_operators = compat.checks_custom_operators()
+    varying = _varying(metadata)
+    checks_operators = bool(compat.config.check_custom_op_aliasing)
     is_first = True
     is_common = True
 
@@ -199,7 +205,7 @@ def _training(
             finally:
                 compat.set_replays_views(False)
         for i, dims in varying:
-            tell_varying(outputs[i], dims)
+            compat.tell_varying(outputs[i], dims)
         return outputs
 
     return call
@@ -224,10 +230,9 @@ def _forward(
     function: Any, metadata: Any, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = compat.steady(function.compiled_fw, without_autocast)
-    tell_varying = compat.tell_varying()
     infos = list(enumerate(metadata.output_info))
     returns = len(infos)
-    unsafe_views = [i for i, o in infos if compat.is_unsafe_view(o)]
+    unsafe_views = [i for i, o in infos if o.output_type.name == "unsafe_view_alias"]
     without_gradient = [i for i, o in infos if compat.is_tensor(o) and not o.requires_grad]
     del infos
     # At the end of the outputs: tensors, those whose version is not checked, and sizes.
@@ -246,7 +251,7 @@ def _forward(
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
         for i, dims in saved_varying:
             n = len(tensors)
-            tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
+            compat.tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
         if sizes:
             ctx.symints = outputs[-sizes:]
         ctx._materialize_non_diff_grads = False

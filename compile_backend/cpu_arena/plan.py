@@ -77,10 +77,7 @@ class ArenaPlan:
 
 
 def plan_program(
-    program: AllocationProgram,
-    allocations: Mapping[int, str],
-    unsafe: Set[str],
-    min_lease: int,
+    program: AllocationProgram, allocations: Mapping[int, str], unsafe: Set[str], min_lease: int
 ) -> ArenaPlan:
     """Plan one observed program.
 

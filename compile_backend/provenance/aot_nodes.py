@@ -153,9 +153,7 @@ def computing(graph: Graph) -> list[Node]:
 
 
 def borrow_from_nearest(
-    alone: Iterable[Node],
-    found: dict[str, NodeProvenance],
-    *located: Mapping[str, NodeProvenance],
+    alone: Iterable[Node], found: dict[str, NodeProvenance], *located: Mapping[str, NodeProvenance]
 ) -> None:
     """Give nodes in ``found`` the stack and module of the nearest node in the first of ``located``
     that has one."""

@@ -153,11 +153,7 @@ def _inference(run: Call, metadata: Any, written: tuple[int, ...], torchs: Call)
 
 
 def _training(
-    function: Any,
-    metadata: Any,
-    written: tuple[int, ...],
-    detached: tuple[int, ...],
-    torchs: Call,
+    function: Any, metadata: Any, written: tuple[int, ...], detached: tuple[int, ...], torchs: Call
 ) -> Call:
     """A straight call of a graph with a backward.
 

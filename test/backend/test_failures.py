@@ -47,7 +47,7 @@ PLACES = [
     (recorder, "Delta"),
     (recorder.AllocatorEvents, "start"),
     (recorder.AllocatorEvents, "mark"),
-    (inner_compile.RecordStage, "post_compile"),
+    (provenance_stage.AttributeStage, "post_compile"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Every private or version-specific piece of torch that the backend touches.
 
-Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
+Supported: torch 2.11, 2.13, 2.15. Modules are imported here, and names looked up at each use: one
+that a torch does not have costs what needs it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torch._dynamo import eval_frame
 from torch._dynamo import source as dynamo
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
+from torch._functorch._aot_autograd import logging_utils
 from torch._guards import CompileContext, TracingContext
-from torch._inductor import config, custom_graph_pass, list_mode_options, utils
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor import config, custom_graph_pass, utils
+from torch._inductor.runtime import cache_dir_utils
 from torch.fx import GraphModule
-from torch.fx.experimental._backward_state import BackwardState
+from torch.fx.experimental import _backward_state
 
 # --- compile_fx ---------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ def mode_options(mode: str) -> dict[str, Any]:
     Raises:
         RuntimeError: torch does not know the mode (torch's message lists those it does).
     """
-    return dict(list_mode_options(mode))
+    return dict(torch._inductor.list_mode_options(mode))
 
 
 def inductor_option_names() -> frozenset[str]:
@@ -134,7 +135,7 @@ def compile_id() -> str | None:
 def aot_id() -> int | None:
     """AOTAutograd's number of the graph that it is compiling now, ``_aot_id`` of the
     autograd.Function that it makes; None outside of it."""
-    names, _, _ = get_aot_compilation_context()  # e.g. ["3_forward"]
+    names, _, _ = logging_utils.get_aot_compilation_context()  # e.g. ["3_forward"]
     number = names[-1].partition("_")[0] if names else ""
     return int(number) if number.isdigit() else None
 
@@ -146,7 +147,7 @@ def cache_key(compiled: Any) -> str | None:
 
 def inductor_cache_dir() -> str:
     """Folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``)."""
-    return str(cache_dir())
+    return str(cache_dir_utils.cache_dir())
 
 
 # --- the lowering -------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def size_symbols(size: int | torch.SymInt) -> frozenset[str]:
 
 def is_backward_state(value: Any) -> bool:
     """Whether ``value`` carries hooks from a forward to compiled autograd."""
-    return isinstance(value, BackwardState)
+    return isinstance(value, _backward_state.BackwardState)
 
 
 def dynamo_source(placeholder: torch.fx.Node) -> Any:

@@ -48,7 +48,8 @@ class BackwardCompiler:
         if compiled_autograd.turn_on(
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
         ):
-            _listen()
+            if _LISTENER not in _LOG.listeners:
+                _LOG.listeners.append(_LISTENER)
             _in_force[:] = [self]
         elif _in_force and _in_force[0] is not self._met:
             self._met = _in_force[0]
@@ -102,6 +103,26 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def _captured(capture: compiled_autograd.Capture) -> None:
+    RUNTIME.ledger.add(
+        LedgerKind.COMPILED,
+        None,
+        f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
+        f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
+    )
+
+
+def _ran(capture: compiled_autograd.Capture, hit: bool) -> None:
+    if hit:
+        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
+
+
+_LISTENER = compiled_autograd.Listener(_captured, _ran)
+_LOG = compiled_autograd.AutogradCompilerInstance.log
+_in_force: list[BackwardCompiler] = []
+"""The one whose options compile backwards."""
+
+
 @on_reset
 def switch_off() -> None:
     """Stop capturing backwards, and forget the forwards: ``torch._dynamo.reset()`` was called."""
@@ -109,32 +130,5 @@ def switch_off() -> None:
     _in_force.clear()
     FORWARDS.clear()
     NAMES.clear()
-    log = compiled_autograd.AutogradCompilerInstance.log
-    while _listeners:
-        log.listeners.remove(_listeners.pop())
-
-
-_in_force: list[BackwardCompiler] = []
-"""The one whose options compile backwards."""
-_listeners: list[compiled_autograd.Listener] = []
-
-
-def _listen() -> None:
-    """Captures, and runs of what was captured before, go into the ledger."""
-    if _listeners:
-        return
-
-    def captured(capture: compiled_autograd.Capture) -> None:
-        RUNTIME.ledger.add(
-            LedgerKind.COMPILED,
-            None,
-            f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
-            f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
-        )
-
-    def ran(capture: compiled_autograd.Capture, hit: bool) -> None:
-        if hit:
-            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
-
-    _listeners.append(compiled_autograd.Listener(captured, ran))
-    compiled_autograd.AutogradCompilerInstance.log.listeners.append(_listeners[0])
+    if _LISTENER in _LOG.listeners:
+        _LOG.listeners.remove(_LISTENER)

@@ -43,12 +43,11 @@ def explain_pools() -> Pools:
     """
     arena = explain_blocks(POOL.segments(), POOL.leased())
     found = Pools({ARENA: _with_nodes(arena)})
+    numbers: Counter[str] = Counter()
     for manager in managers():
-        name = device = manager.ledger.device
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{device} #{number}"
+        device = manager.ledger.device
+        numbers[device] += 1
+        name = device if numbers[device] == 1 else f"{device} #{numbers[device]}"
         found[name] = _with_functions(explain_pool(manager), manager)
     return Pools({name: parts for name, parts in found.items() if parts.reserved})
 

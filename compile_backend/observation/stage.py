@@ -37,9 +37,8 @@ from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
 from ..roles.graph_value import categorizer
 from ..runtime import RUNTIME, LiveGraph
-from .instrument import InstrumentedCall, instrument
 from .program_builder import build_program
-from .recorder import Recorder
+from .recorder import InstrumentedCall, Recorder, instrument
 
 BoxedCall = Callable[[list[Any]], Any]
 

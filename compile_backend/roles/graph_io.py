@@ -102,16 +102,13 @@ def describe_graph(
             what it returns, by position. What is not named is a gradient all the same.
     """
     graph = _Graph(gm, kind, fw_metadata, dynamo_inputs, forward or GraphIO(), captured_outputs)
-    static = set(static_input_idxs)
-    if kind is GraphKind.BACKWARD:
-        inputs = tuple(replace(v, static=v.index in static) for v in graph.backward_inputs())
-        outputs = graph.backward_outputs()
-    else:
-        inputs = tuple(replace(v, static=v.index in static) for v in graph.forward_inputs())
-        # The graph writes to them, or AOTAutograd for it.
-        written = graph.written(MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
-        inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
-        outputs = graph.forward_outputs(inputs)
+    backward = kind is GraphKind.BACKWARD
+    found = graph.backward_inputs() if backward else graph.forward_inputs()
+    inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in found)
+    # A forward writes to them, or AOTAutograd for it.
+    written = graph.written(MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
+    inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
+    outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
     descriptors = {d.text: i for i, (_, d) in enumerate(graph.inputs) if d.text}
     described = {
         (d.whole.text, d.attribute_path): i

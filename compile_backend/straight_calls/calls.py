@@ -59,14 +59,13 @@ def _straight(
     if compat.config.debug_assert:
         raise NotStraight("is checked by debug_assert")
     without_autocast = bool(wrapper.disable_amp)
-    # Inputs that the graph itself writes to, whose version is to be advanced.
     written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd) if keep else ()
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
         _check(metadata, training=False)
-        run = compat.steady(compiled, without_autocast)
-        return _inference(run, metadata, written, torchs(compiled))
+        run = _inference(compat.steady(compiled, without_autocast), len(metadata.output_info))
+        return _call(run, torchs(compiled), metadata, written, training=False)
     function: Any = getattr(compiled, "__self__", None)
     if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
@@ -78,8 +77,8 @@ def _straight(
         raise NotStraight("uses objects that its backward must find again")
     _check(metadata, training=True)
     ours = _derived(function, metadata, without_autocast)
-    detached = tuple(wrapper.indices_of_inps_to_detach)
-    return _training(ours, metadata, written, detached, torchs(ours.apply))
+    run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
+    return _call(run, torchs(ours.apply), metadata, written, training=True)
 
 
 _NOT_MADE_ANEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
@@ -117,53 +116,15 @@ def _check(metadata: Any, training: bool) -> None:
             raise NotStraight(words)
 
 
-def _varying(metadata: Any) -> list[tuple[int, Any]]:
-    """Outputs with the dimensions of each that vary, of which Dynamo is told."""
-    return [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
-
-
-def _inference(run: Call, metadata: Any, written: tuple[int, ...], torchs: Call) -> Call:
-    """A straight call of a graph without a backward. ``torchs`` is torch's wrapper of it."""
-    returns, varying = len(metadata.output_info), _varying(metadata)
-    # torch's wrapper looks, at its first call, for aliases that custom operators hide.
-    is_first = bool(compat.config.check_custom_op_aliasing)
-
-    def call(args: list[Any]) -> Any:
-        nonlocal is_first
-        if is_first or compat.profiler._is_profiler_enabled:
-            out = torchs(args)
-            is_first = False
-            return out
-        if written:
-            compat.increment_version(tuple([args[i] for i in written]))
-        if compat.is_grad_enabled():
-            compat.set_grad_enabled(False)
-            try:
-                outputs = run(args)
-            finally:
-                compat.set_grad_enabled(True)
-        else:
-            outputs = run(args)
-        outputs = compat.listed(outputs, returns)
-        for i, dims in varying:
-            compat.tell_varying(outputs[i], dims)
-        return outputs
-
-    return call
-
-
-def _training(
-    function: Any, metadata: Any, written: tuple[int, ...], detached: tuple[int, ...], torchs: Call
-) -> Call:
-    """A straight call of a graph with a backward.
+def _call(run: Call, torchs: Call, metadata: Any, written: tuple[int, ...], training: bool) -> Call:
+    """A straight call: ``run``, unless the situation wants torch's wrapper, ``torchs``.
 
     Args:
-        function: see ``_derived``.
-        detached: inputs that never get a gradient although they ask for one.
-        torchs: torch's wrapper of ``function``.
+        written: inputs that the graph itself writes to, whose version is to be advanced.
     """
-    apply = compat.plain_apply(function)
-    varying = _varying(metadata)
+    # Outputs with the dimensions of each that vary, of which Dynamo is told.
+    varying = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
+    # torch's wrapper looks, at its first call, for aliases that custom operators hide.
     checks_operators = bool(compat.config.check_custom_op_aliasing)
     is_first = True
     is_common = True
@@ -181,30 +142,54 @@ def _training(
         if (
             compat.profiler._is_profiler_enabled
             or not is_common
-            or not compat.is_grad_enabled()
-            or compat.functorch_is_active()
+            or (training and (not compat.is_grad_enabled() or compat.functorch_is_active()))
         ):
             return torchs(args)
         if written:
             compat.increment_version(tuple([args[i] for i in written]))
+        outputs = run(args)
+        for i, dims in varying:
+            compat.tell_varying(outputs[i], dims)
+        return outputs
+
+    return call
+
+
+def _inference(compiled: Call, returns: int) -> Call:
+    """Compiled code without a backward, which returns so many outputs."""
+
+    def run(args: list[Any]) -> Any:
+        if not compat.is_grad_enabled():
+            return compat.listed(compiled(args), returns)
+        compat.set_grad_enabled(False)
+        try:
+            return compat.listed(compiled(args), returns)
+        finally:
+            compat.set_grad_enabled(True)
+
+    return run
+
+
+def _training(function: Any, detached: tuple[int, ...]) -> Call:
+    """``apply`` of a function as ``_derived`` makes them; ``detached`` are inputs that never get a
+    gradient although they ask for one."""
+    apply = compat.plain_apply(function)
+
+    def run(args: list[Any]) -> Any:
         if detached:
             args = list(args)
             for i in detached:
                 if isinstance(args[i], Tensor):
                     args[i] = args[i].detach()
         if compat.replays_views():
-            outputs = list(apply(*args))
-        else:
-            compat.set_replays_views(True)
-            try:
-                outputs = list(apply(*args))
-            finally:
-                compat.set_replays_views(False)
-        for i, dims in varying:
-            compat.tell_varying(outputs[i], dims)
-        return outputs
+            return list(apply(*args))
+        compat.set_replays_views(True)
+        try:
+            return list(apply(*args))
+        finally:
+            compat.set_replays_views(False)
 
-    return call
+    return run
 
 
 def _derived(function: Any, metadata: Any, without_autocast: bool) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.compile_backend.observation.instrument import instrument
+from memprof.compile_backend.observation.recorder import instrument
 from memprof.compile_backend.provenance.generated_code import statements
 from memprof.profiler.model import SourceFrame, StatementKind
 from memprof.profiler.stack_text import (

@@ -92,10 +92,8 @@ def _compile(
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
     inner = InnerCompile(own, sources, graphs, backward, inductor, not_graphed)
-    straight: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if own.straight_calls:
-        straight = straight_calls(RUNTIME.ledger, example_inputs)
-    with straight:
+    ledger = RUNTIME.ledger
+    with straight_calls(ledger, example_inputs) if own.straight_calls else contextlib.nullcontext():
         compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)

@@ -109,13 +109,10 @@ class InnerCompile:
         if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
-
-                def note() -> None:
-                    if (aot_id := _torch_compat.aot_id()) is not None:
-                        FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
-
                 what = "the number of a graph whose backward is captured"
-                self._known(graph.record.id, what, note, None)
+                aot_id = self._known(graph.record.id, what, _torch_compat.aot_id, None)
+                if aot_id is not None:
+                    FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
         # Complete now: other threads make profiles, and write them, at any time.
         RUNTIME.add(graph)
         if self.not_graphed:

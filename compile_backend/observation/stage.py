@@ -303,7 +303,7 @@ class _ObservedCall:
         """Those among ``models`` that run: a graph compiled again, past a cache, was handed to the
         trees twice."""
         own = partition_functions(self.module_globals)
-        return [m for m in models if any(m.model is f for f in own)] or list(models[-1:])
+        return [m for m in models if m.model in own] or list(models[-1:])
 
     def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python
@@ -331,10 +331,9 @@ class _ObservedCall:
             return compat.realign_inputs(clone.call, self.compiled), []
         own = partition_functions(self.module_globals)
         copies: list[BoxedCall] = [
-            functools.partial(inside, copy)
+            functools.partial(inside, clone.partitions[own.index(m.model)])
             for m in self._models
-            for f, copy in zip(own, clone.partitions, strict=True)
-            if m.model is f
+            if m.model in own
         ]
         if copies:
             runs = [functools.partial(outside, r) for r in compat.runner_partitions(self.compiled)]

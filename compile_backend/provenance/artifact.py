@@ -92,14 +92,12 @@ def describe_lowerings(lowerings: Sequence[Lowering], aot_names: Container[str])
         for name, ir in lowering.name_to_buffer.items():
             origins, evidence = _origins(lowering, name, ir)
             origins.sort(key=lambda n: order.get(n, len(order)))
-            for node in origins:
-                if node.name not in nodes:
-                    nodes[node.name] = _describe_node(node, tags)
             primary = getattr(ir, "origin_node", None)
             if primary is None or primary.op in ("placeholder", "output"):
                 primary = origins[-1] if origins else None
-            elif primary.name not in nodes:
-                nodes[primary.name] = _describe_node(primary, tags)
+            for node in (*origins, primary):
+                if node is not None and node.name not in nodes:
+                    nodes[node.name] = _describe_node(node, tags)
             buffers[name] = BufferProvenance(
                 name=name,
                 kind=type(ir).__name__,

@@ -234,9 +234,7 @@ class _Graph:
                     info = info._replace(category=Category.ACTIVATION)
                 if info.role in (Role.USER_OUTPUT, Role.PARAMETER_GRADIENT, Role.INPUT_GRADIENT):
                     alias = self._alias(at - tokens, node)
-            if not has_memory(node):
-                alias = None
-            if alias is not None:
+            if alias is not None and has_memory(node):
                 info = RoleInfo(info.role, inputs[alias].category, inputs[alias].fqn)
             values.append(self._output(at, node, info, alias))
         return tuple(values)
@@ -340,14 +338,12 @@ class _Graph:
         return RoleInfo(Role.TANGENT, DETAIL) if is_tangent else self._user_value(desc)
 
     def backward_outputs(self) -> tuple[GraphValue, ...]:
-        values = []
-        for at, (node, desc) in enumerate(self.outputs):
-            if isinstance(node, Node):
-                alias = self.position.get(node) if has_memory(node) else None
-                values.append(self._output(at, node, self._backward_output(node, desc), alias))
-            else:
-                values.append(absent_value(at))
-        return tuple(values)
+        return tuple(
+            self._output(at, node, self._backward_output(node, desc), self.position.get(node))
+            if isinstance(node, Node)
+            else absent_value(at)
+            for at, (node, desc) in enumerate(self.outputs)
+        )
 
     def _backward_output(self, node: Node, desc: Descriptor) -> RoleInfo:
         other = without_memory(node, desc, DETAIL)
@@ -367,6 +363,7 @@ class _Graph:
     def _output(self, at: int, node: Node, info: RoleInfo, alias: int | None) -> GraphValue:
         stack = self.stacks[at] if at < len(self.stacks) else None
         frame = user_frame(stack or node.meta.get("stack_trace"))
+        alias = alias if has_memory(node) else None
         return graph_value(at, node, info, frame=frame, alias_of_input=alias)
 
 

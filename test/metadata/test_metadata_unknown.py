@@ -12,7 +12,6 @@ import torch
 
 import memprof
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend import inner_compile
 from memprof.compile_backend.aot_metadata import (
     ViewAndMutationMeta,
     view_and_mutation_meta,
@@ -194,7 +193,6 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
         (compat, "aot_id"),
         (compat, "forward_metadata"),
         (compat, "compile_id"),
-        (inner_compile, "Forward"),
     ],
 )
 def test_what_is_read_beside_the_metadata(

@@ -145,12 +145,8 @@ class GraphsStage(CompileStage):
 # --- what the trees run in the first calls of a graph --------------------------------------
 
 
-class NotRun(Exception):
-    """The trees replayed, or ran a partition twice: what the call showed is not the graph."""
-
-
 @dataclass(slots=True)
-class _Once:
+class Once:
     """What one thread's next run of a model does; for None it is not the last warm-up."""
 
     copy: Model | None
@@ -165,7 +161,7 @@ class ObservableModel:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.armed: dict[int, _Once] = {}
+        self.armed: dict[int, Once] = {}
 
     def __call__(self, inputs: list[Any]) -> Any:
         once = self.armed.get(get_ident())
@@ -181,10 +177,11 @@ class ObservableModel:
 @contextlib.contextmanager
 def running(
     models: Sequence[ObservableModel], copies: Sequence[Model | None]
-) -> Iterator[list[_Once]]:
+) -> Iterator[list[Once]]:
     """Within it, the trees run the copies of these; for None Inductor's function, in a warm-up
-    that is not the last. Yields how often they do, as it happens."""
-    armed = list(map(_Once, copies))
+    that is not the last. Yields how often they do, as it happens: where it is not once, they have
+    replayed, or a warm-up failed, and what the call showed is not the graph."""
+    armed = list(map(Once, copies))
     try:
         for model, once in zip(models, armed, strict=True):
             model.armed[get_ident()] = once
@@ -192,12 +189,3 @@ def running(
     finally:
         for model in models:
             model.armed.pop(get_ident(), None)
-
-
-def check_runs(armed: Sequence[_Once]) -> None:
-    """Raises ``NotRun`` if, in an observed call, a copy did not run, or failed and Inductor's
-    function ran after it."""
-    if any(once.runs != 1 for once in armed):
-        raise NotRun(
-            "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
-        )

@@ -30,7 +30,7 @@ from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
 from ..cpu_arena.steady_state import ArenaSteadyState
-from ..cuda_graphs_stage import NotRun, ObservableModel, check_runs, running
+from ..cuda_graphs_stage import ObservableModel, running
 from ..ledger import Counter as Ticks
 from ..options import Options
 from ..pipeline import CompileStage
@@ -45,6 +45,7 @@ BoxedCall = Callable[[list[Any]], Any]
 UNOBSERVED = -1
 """Program index of a call that has no program."""
 
+_NOT_SHOWN = "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
 MAX_IN_VAIN = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
@@ -246,12 +247,12 @@ class _ObservedCall:
         end = perf_counter_ns()
         program = UNOBSERVED
         try:
-            check_runs(armed)
-            program = self._keep(recorder, key)
-        except NotRun as why:
-            self._in_vain[key] += 1
-            if self._in_vain[key] == MAX_IN_VAIN:
-                self._give_up(key, str(why))
+            if all(once.runs == 1 for once in armed):
+                program = self._keep(recorder, key)
+            else:
+                self._in_vain[key] += 1
+                if self._in_vain[key] == MAX_IN_VAIN:
+                    self._give_up(key, _NOT_SHOWN)
         except Exception as error:
             RUNTIME.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")

@@ -1,45 +1,46 @@
 """Every private or version-specific piece of torch that the backend touches.
 
-Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
+Supported: torch 2.11, 2.13, 2.15. Modules are imported here, and names looked up at each use: one
+that a torch does not have costs what needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import eval_frame
+from torch._dynamo import source as dynamo
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import logging_utils
+from torch._guards import CompileContext, TracingContext
+from torch._inductor import config, custom_graph_pass, utils
+from torch._inductor.runtime import cache_dir_utils
 from torch.fx import GraphModule
+from torch.fx.experimental import _backward_state
 
 # --- compile_fx ---------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _without_autograd_cache() -> Iterator[None]:
-    """compile_fx with AOTAutograd's own cache out of the way.
-
-    A hit there returns a callable without ever asking our inner compile, so nothing
-    could be wrapped. The config switch is overruled by an environment variable; what
-    decides in every version is whether the compilers are marked as serialisable.
-    """
-    import torch._inductor.compile_fx as cfx
-    from torch._functorch import config as functorch_config
-
-    module: Any = cfx
+def _without_autograd_cache(compile_fx: Any) -> Iterator[None]:
+    """compile_fx with AOTAutograd's own cache out of the way: a hit there never asks our inner
+    compile. The config switch is overruled by an environment variable; what decides in every
+    version is whether the compilers are marked as serialisable."""
     with _COMPILE_FX_LOCK:
-        marker = getattr(module, "SerializableAOTDispatchCompiler", None)
+        marker = getattr(compile_fx, "SerializableAOTDispatchCompiler", None)
         if marker is None:
             with functorch_config.patch(enable_autograd_cache=False):
                 yield
             return
-        module.SerializableAOTDispatchCompiler = lambda output_code_type, compiler: compiler
+        compile_fx.SerializableAOTDispatchCompiler = lambda output_code_type, compiler: compiler
         try:
             yield
         finally:
-            module.SerializableAOTDispatchCompiler = marker
+            compile_fx.SerializableAOTDispatchCompiler = marker
 
 
 # The marker is a module global, so two threads must not swap it at the same time.
@@ -57,7 +58,7 @@ def run_compile_fx(
     import torch._inductor.compile_fx as cfx
 
     run: Any = cfx.compile_fx
-    with _without_autograd_cache():
+    with _without_autograd_cache(cfx):
         compiled: Callable[..., Any] = run(
             gm, list(example_inputs), inner_compile=inner_compile, config_patches=config_patches
         )
@@ -65,13 +66,8 @@ def run_compile_fx(
 
 
 def subscribe_to_reset(backend: Callable[..., Any]) -> None:
-    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``.
-
-    Torch does for backends that ``torch.compile`` was called with since the last reset; but a
-    function from before it is compiled again when it is called.
-    """
-    from torch._dynamo import eval_frame
-
+    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``, also for a function that
+    ``torch.compile`` was called with before the last reset."""
     known = eval_frame.cached_backends
     if not any(getattr(b, "compiler_fn", b) is backend for b in list(known.values())):
         known[id(backend)] = backend
@@ -85,28 +81,21 @@ def compile_fx_inner() -> Callable[..., Any]:
 
 
 def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextManager[object]:
-    """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not.
-
-    A backward that is compiled while its graph is retained donates nothing, and AOTAutograd's cache
-    tells the two apart; it is not used here, and the key of Inductor's has nothing of it. Nothing
-    else is given saved tensors.
-    """
+    """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not:
+    a backward that is compiled while its graph is retained donates nothing. Only AOTAutograd's
+    cache, which is not used here, tells the two apart."""
     if not backward:
         return contextlib.nullcontext()
-    from torch._inductor.utils import get_donated_idxs
-
-    config: Any = torch.compiler.config
-    told: contextlib.AbstractContextManager[object] = config.patch(
-        cache_key_tag=f"{config.cache_key_tag}donated={get_donated_idxs()}"
+    keys: Any = torch.compiler.config
+    told: contextlib.AbstractContextManager[object] = keys.patch(
+        cache_key_tag=f"{keys.cache_key_tag}donated={utils.get_donated_idxs()}"
     )
     return told
 
 
 def no_cudagraphs() -> Any:
     """A fresh box for the ``cudagraphs`` argument: torch never wraps, its own box is untouched."""
-    from torch._inductor.utils import BoxedBool
-
-    return BoxedBool(False)
+    return utils.BoxedBool(False)
 
 
 def mode_options(mode: str) -> dict[str, Any]:
@@ -115,22 +104,16 @@ def mode_options(mode: str) -> dict[str, Any]:
     Raises:
         RuntimeError: torch does not know the mode (torch's message lists those it does).
     """
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode))
+    return dict(torch._inductor.list_mode_options(mode))
 
 
 def inductor_option_names() -> frozenset[str]:
     """Names that ``options=`` may set, with ``_`` and ``-`` as torch accepts them."""
-    from torch._inductor import config
-
     return frozenset(config.get_config_copy())
 
 
 def inductor_option_type(name: str) -> Any:
     """The declared type of an Inductor option."""
-    from torch._inductor import config
-
     return config.get_type(name)  # type: ignore[attr-defined, unused-ignore]
 
 
@@ -139,28 +122,20 @@ def inductor_option_type(name: str) -> Any:
 
 def forward_metadata() -> Any:
     """AOTAutograd's ViewAndMutationMeta of the graph being compiled, None outside."""
-    from torch._guards import TracingContext
-
     context = TracingContext.try_get()
     return context.fw_metadata if context is not None else None
 
 
 def compile_id() -> str | None:
     """Dynamo's id of the frame being compiled, e.g. ``0/1``; None outside Dynamo."""
-    from torch._guards import CompileContext
-
     found = CompileContext.current_compile_id()
     return str(found) if found is not None else None
 
 
 def aot_id() -> int | None:
-    """AOTAutograd's number of the graph that it is compiling now, None outside of it.
-
-    The same number as ``_aot_id`` of the autograd.Function that it makes.
-    """
-    from torch._functorch._aot_autograd.logging_utils import get_aot_compilation_context
-
-    names, _, _ = get_aot_compilation_context()  # e.g. ["3_forward"]
+    """AOTAutograd's number of the graph that it is compiling now, ``_aot_id`` of the
+    autograd.Function that it makes; None outside of it."""
+    names, _, _ = logging_utils.get_aot_compilation_context()  # e.g. ["3_forward"]
     number = names[-1].partition("_")[0] if names else ""
     return int(number) if number.isdigit() else None
 
@@ -172,26 +147,21 @@ def cache_key(compiled: Any) -> str | None:
 
 def inductor_cache_dir() -> str:
     """Folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``)."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return str(cache_dir())
+    return str(cache_dir_utils.cache_dir())
 
 
 # --- the lowering -------------------------------------------------------------------------
 
 # 2.13+: only subclasses of CustomSchedulerPass take part in the cache key, others disable the
 # cache. 2.11 has no such class: any value that pickles takes part.
-_SchedulerPass: Any = getattr(
-    importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object
-)
+_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
 
 
 class LoweringTap(_SchedulerPass):  # type: ignore[misc]
     """A scheduler pass that changes nothing and notes which ``GraphLowering`` is scheduled.
 
-    It takes part in Inductor's cache key, so what memprof compiles and what plain
-    Inductor compiled before never share an entry: every entry memprof hits was made by
-    memprof, at this version of the tap, and has its provenance beside it.
+    It takes part in Inductor's cache key, so every entry that memprof hits was made by memprof, at
+    this version of the tap, and has its provenance beside it.
     """
 
     def __init__(self, version: str, chained: Any = None) -> None:
@@ -229,29 +199,19 @@ _TAPPED = _Tapped()
 def tap_lowering(version: str) -> Iterator[list[Any]]:
     """Collects every ``GraphLowering`` scheduled inside: the graph's, and those of its subgraphs
     (branches of ``cond``, partitions)."""
-    from torch._inductor import config
-
-    outer = _TAPPED.graphs
-    graphs: list[Any] = []
-    _TAPPED.graphs = graphs
+    outer, _TAPPED.graphs = _TAPPED.graphs, []
     tap = LoweringTap(version, config._post_fusion_custom_pass)
     try:
         with config.patch(_post_fusion_custom_pass=tap):
-            yield graphs
+            yield _TAPPED.graphs
     finally:
         _TAPPED.graphs = outer
 
 
 @contextlib.contextmanager
 def compiling_again() -> Iterator[None]:
-    """Compile a graph a second time, past the cache.
-
-    The first time has told the tracing context the strides of the outputs, which
-    Inductor expects to find empty.
-    """
-    from torch._guards import TracingContext
-    from torch._inductor import config
-
+    """Compile a graph a second time, past the cache. The first time has told the tracing context
+    the strides of the outputs, which Inductor expects to find empty."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides.clear()
@@ -300,14 +260,15 @@ def graph_of_operation(node: Any) -> int | None:
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
     """What generated code calls for its partitions, in order: Inductor's functions, or what the
     graph trees made of them."""
-    return list(getattr(compiled.compiled_fn_runner, "partitions", None) or ())
+    runner = getattr(compiled, "compiled_fn_runner", None)
+    return list(getattr(runner, "partitions", None) or ())
 
 
 def runs_in_parts(compiled: Any) -> bool:
     """Whether the graph trees get parts of generated code: it has several partitions, or does more
     than to call the only one."""
     runner = getattr(compiled, "compiled_fn_runner", None)
-    partitions = getattr(runner, "partitions", None)
+    partitions = runner_partitions(compiled)
     if not partitions or wraps_whole_graphs():
         return False
     code = getattr(getattr(runner, "call", None), "__code__", None)
@@ -318,15 +279,11 @@ def runs_in_parts(compiled: Any) -> bool:
 def wraps_whole_graphs() -> bool:
     """Whether Inductor hands whole graphs to what captures them, although it cuts them into
     partitions: ``cudagraph_policy``, from torch 2.13 on."""
-    from torch._inductor import config
-
     return getattr(config, "cudagraph_policy", None) is not None
 
 
 def why_others_capture() -> str:
     """Why CUDA code is not handed to the graph trees, "" if it is."""
-    from torch._inductor import config
-
     if not config.triton.cudagraph_trees:
         return "triton.cudagraph_trees is off: Inductor captures it by itself, without trees"
     if wraps_whole_graphs():
@@ -336,46 +293,39 @@ def why_others_capture() -> str:
 
 def skips_warm_up() -> bool:
     """Whether CUDA graphs are recorded without a warm-up before."""
-    from torch._inductor import config
-
     return bool(config.triton.skip_cudagraph_warmup)
 
 
-def partition_outputs(compiled: Any) -> list[tuple[int | None, ...]]:
-    """For each partition, and each of its outputs: which output of the graph it is.
+def partitions(compiled: Any) -> list[tuple[Indices, Indices]]:
+    """For each partition: which input of the graph each of its inputs is, None for what another
+    partition makes; and which output of the graph each of its outputs is. A partition orders its
+    inputs by its own code, also where it is the only one.
 
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
-    first stands for all, since they are the same tensor. No partitions: an empty list.
+    first stands for all, since they are the same tensor.
     """
+
+    def first(found: Any) -> int | None:
+        index: int | None = (found or [None])[0] if isinstance(found, (list, tuple)) else found
+        return index
+
     return [
-        tuple(
-            (o[0] if o else None) if isinstance(o, (list, tuple)) else o
-            for o in partition.output_index_mapping
-        )
-        for partition in getattr(compiled, "partition_maps", None) or ()
+        (tuple(p.input_index_mapping), tuple(map(first, p.output_index_mapping)))
+        for p in getattr(compiled, "partition_maps", None) or ()
     ]
 
 
-def partition_inputs(compiled: Any) -> list[tuple[int | None, ...]]:
-    """For each partition, and each of its inputs: which input of the graph it is, None for what
-    another partition makes. A partition orders its inputs by its own code, also where it is
-    the only one. No partitions: an empty list."""
-    return [
-        tuple(partition.input_index_mapping)
-        for partition in getattr(compiled, "partition_maps", None) or ()
-    ]
+Indices = tuple[int | None, ...]
 
 
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:
     """What Inductor wraps around generated code where inputs may be misaligned."""
-    from torch._inductor.utils import align_inputs_from_check_idxs
-
     to_check = list(getattr(compiled, "inputs_to_check", None) or ())
     if not to_check:
         return function
-    aligned: Callable[[list[Any]], Any] = align_inputs_from_check_idxs(
+    aligned: Callable[[list[Any]], Any] = utils.align_inputs_from_check_idxs(
         function, to_check, compiled.mutated_input_idxs
     )
     return aligned
@@ -398,9 +348,7 @@ def size_symbols(size: int | torch.SymInt) -> frozenset[str]:
 
 def is_backward_state(value: Any) -> bool:
     """Whether ``value`` carries hooks from a forward to compiled autograd."""
-    from torch.fx.experimental._backward_state import BackwardState
-
-    return isinstance(value, BackwardState)
+    return isinstance(value, _backward_state.BackwardState)
 
 
 def dynamo_source(placeholder: torch.fx.Node) -> Any:
@@ -419,33 +367,30 @@ def lifted_sources(gm: GraphModule) -> dict[str, Any]:
     return dict(getattr(gm, "_param_name_to_source", None) or {})
 
 
-def source_links(source: Any) -> list[tuple[str, Any]]:
+def source_links(source: Any) -> tuple[tuple[str, Any], ...]:
     """A Dynamo Source as ``(what, key)`` steps, from the frame's variable inwards.
 
-    ``what`` is ``local``, ``global``, ``module`` or ``optimizer`` (what came so far is
-    one), ``registry`` (a module's ``_parameters`` or ``_buffers``), ``grad``, ``attr``,
-    ``item`` or ``other``; ``key`` the name or index. The key of a dictionary entry that
-    Dynamo knows by position only (its key is an object) is that position.
+    ``what`` is as below, or ``other``: ``module`` and ``optimizer`` say that what came so far is
+    one, ``registry`` is a module's ``_parameters`` or ``_buffers``; ``key`` is the name or index,
+    of a dictionary entry that Dynamo knows by position only (its key is an object) that position.
     """
-    from torch._dynamo import source as s
-
     kinds: list[tuple[type | tuple[type, ...], str, str]] = [
-        (s.OptimizerSource, "optimizer", ""),
-        (s.NNModuleSource, "module", ""),
-        (s.UnspecializedParamBufferSource, "registry", "member"),
-        (s.GradSource, "grad", "member"),
-        ((s.AttrSource, s.GenericAttrSource), "attr", "member"),
-        ((s.GetItemSource, s.DictGetItemSource), "item", "index"),
-        (s.ConstDictKeySource, "item", "index"),
-        ((s.LocalSource, s.SyntheticLocalSource), "local", "local_name"),
-        (s.GlobalSource, "global", "global_name"),
+        (dynamo.OptimizerSource, "optimizer", ""),
+        (dynamo.NNModuleSource, "module", ""),
+        (dynamo.UnspecializedParamBufferSource, "registry", "member"),
+        (dynamo.GradSource, "grad", "member"),
+        ((dynamo.AttrSource, dynamo.GenericAttrSource), "attr", "member"),
+        ((dynamo.GetItemSource, dynamo.DictGetItemSource), "item", "index"),
+        (dynamo.ConstDictKeySource, "item", "index"),
+        ((dynamo.LocalSource, dynamo.SyntheticLocalSource), "local", "local_name"),
+        (dynamo.GlobalSource, "global", "global_name"),
     ]
     links: list[tuple[str, Any]] = []
     while source is not None:
         for class_, what, field in kinds:
             if isinstance(source, class_):
                 key = getattr(source, field, None)
-                if isinstance(key, s.ConstDictKeySource):
+                if isinstance(key, dynamo.ConstDictKeySource):
                     key = key.index
                 if not isinstance(key, (str, int, type(None))):
                     key = f"<{type(key).__name__} at {id(key):#x}>"  # any dictionary key
@@ -454,7 +399,7 @@ def source_links(source: Any) -> list[tuple[str, Any]]:
         else:
             links.append(("other", type(source).__name__))
         source = getattr(source, "base", None)
-    return links[::-1]
+    return tuple(reversed(links))
 
 
 def source_text(source: Any) -> str:

@@ -22,7 +22,7 @@ from .captured_backward_io import CapturedGraph, CapturedIO, note_names
 from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .options import split_options
-from .roles.dynamo_input import dynamo_inputs
+from .roles.dynamo_input import DynamoInput, dynamo_inputs
 from .runtime import RUNTIME
 from .straight_calls.calls import straight_calls
 
@@ -75,7 +75,7 @@ def _compile(
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
     not_graphed = ""
-    sources = None
+    sources: Sequence[DynamoInput] = ()
     backward: CapturedGraph | None = None
     noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
     try:
@@ -91,19 +91,9 @@ def _compile(
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
-    inner = InnerCompile(
-        own,
-        sources,
-        RUNTIME,
-        graphs=graphs,
-        captured=backward,
-        inductor=inductor,
-        not_graphed=not_graphed,
-    )
-    straight: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if own.straight_calls:
-        straight = straight_calls(RUNTIME.ledger, example_inputs)
-    with straight:
+    inner = InnerCompile(own, sources, graphs, backward, inductor, not_graphed)
+    ledger = RUNTIME.ledger
+    with straight_calls(ledger, example_inputs) if own.straight_calls else contextlib.nullcontext():
         compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)
@@ -111,7 +101,7 @@ def _compile(
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        backward_compiler = BackwardCompiler(backend, RUNTIME, (rest, mode))
+        backward_compiler = BackwardCompiler(backend, (rest, mode))
 
         def run(*args: Any) -> Any:
             backward_compiler.switch_on()

@@ -101,13 +101,13 @@ def register() -> None:
 
 def describe(file: str, line: int) -> Compiled | None:
     """What is known of a line of generated code; None if ``file`` is none of ours."""
-    for record in (g.record for g in RUNTIME.graphs()):
-        if record.code_path == file:
-            buffer = record.buffers.get(record.buffer_of_line(line) or "")
-            node = (buffer.primary if buffer is not None else None) or ""
-            found = record.nodes.get(node)
-            return Compiled(record.label, node, found.frame if found is not None else None)
-    return None
+    record = next((g.record for g in RUNTIME.graphs() if g.record.code_path == file), None)
+    if record is None:
+        return None
+    buffer = record.buffers.get(record.buffer_of_line(line) or "")
+    node = (buffer.primary if buffer is not None else None) or ""
+    found = record.nodes.get(node)
+    return Compiled(record.label, node, found.frame if found is not None else None)
 
 
 def _note(account: DeviceAccount) -> str:

@@ -4,13 +4,10 @@ Note [When capturing begins]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A backend is asked to compile a forward; the backward comes later, from code that no backend
 sees. So the first *call* of a function that was compiled with the option switches compiled
-autograd on, for every backward of the process, until ``torch._dynamo.reset()``. Inside
-``memprof.compiled_autograd.disable()`` nothing is switched on. Several functions with
-different options share one switch: the options of the first one called compile the
-backwards, since a backward may go through all of them and the engine has one compiler.
-The ledger says whose options were not taken.
-
-A backward that cannot be captured runs in the normal engine, and the ledger says so.
+autograd on, for every backward of the process, until ``torch._dynamo.reset()``, but not inside
+``memprof.compiled_autograd.disable()``. A backward may go through several functions, and the engine
+has one compiler: the options of the first one called count. The ledger says whose were not taken,
+and which backward could not be captured and runs in the normal engine.
 """
 
 from __future__ import annotations
@@ -29,22 +26,17 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
 from .captured_backward_io import FORWARDS, CapturedIO
-from .runtime import Runtime
+from .runtime import RUNTIME
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 
 
 @dataclass(eq=False, repr=False)
 class BackwardCompiler:
-    """Compiles captured backwards with one set of options.
-
-    Args:
-        runtime: whose ledger is told of captures, cache hits and misses.
-        options: of the backend, and its mode, for comparison.
-    """
+    """Compiles captured backwards with one set of options; ``options`` are those of the backend,
+    and its mode, for comparison."""
 
     backend: Backend
-    runtime: Runtime
     options: tuple[dict[str, Any], str | None]
     _met: BackwardCompiler | None = field(default=None, init=False)
 
@@ -56,7 +48,8 @@ class BackwardCompiler:
         if compiled_autograd.turn_on(
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
         ):
-            _listen(self.runtime)
+            if _LISTENER not in _LOG.listeners:
+                _LOG.listeners.append(_LISTENER)
             _in_force[:] = [self]
         elif _in_force and _in_force[0] is not self._met:
             self._met = _in_force[0]
@@ -64,7 +57,7 @@ class BackwardCompiler:
                 theirs, ours = _in_words(self._met.options), _in_words(self.options)
                 what = "captured backwards are compiled with the options of the function called"
                 text = f"{what} first, {theirs}, and not with {ours}"
-                self.runtime.ledger.add(LedgerKind.COMPILED, None, text)
+                RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """What the engine runs for a captured backward.
@@ -90,7 +83,7 @@ class BackwardCompiler:
         return run
 
     def _unsupported(self, error: compiled_autograd.CaptureError) -> None:
-        self.runtime.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
         )
 
@@ -110,6 +103,26 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def _captured(capture: compiled_autograd.Capture) -> None:
+    RUNTIME.ledger.add(
+        LedgerKind.COMPILED,
+        None,
+        f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
+        f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
+    )
+
+
+def _ran(capture: compiled_autograd.Capture, hit: bool) -> None:
+    if hit:
+        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
+
+
+_LISTENER = compiled_autograd.Listener(_captured, _ran)
+_LOG = compiled_autograd.AutogradCompilerInstance.log
+_in_force: list[BackwardCompiler] = []
+"""The one whose options compile backwards."""
+
+
 @on_reset
 def switch_off() -> None:
     """Stop capturing backwards, and forget the forwards: ``torch._dynamo.reset()`` was called."""
@@ -117,32 +130,5 @@ def switch_off() -> None:
     _in_force.clear()
     FORWARDS.clear()
     NAMES.clear()
-    log = compiled_autograd.AutogradCompilerInstance.log
-    while _listeners:
-        log.listeners.remove(_listeners.pop())
-
-
-_in_force: list[BackwardCompiler] = []
-"""The one whose options compile backwards."""
-_listeners: list[compiled_autograd.Listener] = []
-
-
-def _listen(runtime: Runtime) -> None:
-    """Captures, and runs of what was captured before, go into the ledger."""
-    if _listeners:
-        return
-
-    def captured(capture: compiled_autograd.Capture) -> None:
-        runtime.ledger.add(
-            LedgerKind.COMPILED,
-            None,
-            f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
-            f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
-        )
-
-    def ran(capture: compiled_autograd.Capture, hit: bool) -> None:
-        if hit:
-            runtime.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
-
-    _listeners.append(compiled_autograd.Listener(captured, ran))
-    compiled_autograd.AutogradCompilerInstance.log.listeners.append(_listeners[0])
+    if _LISTENER in _LOG.listeners:
+        _LOG.listeners.remove(_LISTENER)

@@ -2,8 +2,8 @@
 
 Note [Where a captured backward gets its names from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Its compiler sees a plain function: ``inputs[0]``, ``inputs[1]`` and so on go in, tensors
-come out, and nothing is differentiated. What they are is known in three places:
+Its compiler sees a plain function of ``inputs[0]``, ``inputs[1]`` and so on, and nothing is
+differentiated. What goes in and out is known in three places:
 
 * the engine: which input is a leaf, its gradient until now, saved, or what the backward
   is started with (``lifted_inputs``);
@@ -11,16 +11,15 @@ come out, and nothing is differentiated. What they are is known in three places:
   that a forward saves, and both sides know its number of the graph;
 * the call of the forward, which had the parameters under their names (``note_names``).
 
-Outputs are the accumulations, whose first argument is the leaf. So a captured backward is
-described like one that AOTAutograd made, and its nodes get the stacks and modules that
-the same nodes have there (``captured_nodes``).
+Outputs are the accumulations, whose first argument is the leaf. So a captured backward, and its
+nodes, are described like one that AOTAutograd made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -45,30 +44,14 @@ from memprof.compiled_autograd.nodes import (
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
-from .provenance.aot_nodes import (
-    CAPTURED_TAG,
-    borrow,
-    by_sequence_number,
-    in_root,
-    nearest,
-    own_provenance,
-    tag_inlined_nodes,
-    tag_nodes,
-    tag_of,
-    with_forward,
-)
+from .provenance import aot_nodes
 from .roles.dynamo_input import CATEGORIES, DynamoInput
 from .roles.graph_value import RoleInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """A compiled forward, as its captured backward needs it.
-
-    Attributes:
-        record: of the graph.
-        nodes: of its AOT graph, by name.
-    """
+class Forward(NamedTuple):
+    """A compiled forward, and the nodes of its AOT graph by name, as its captured backward needs
+    them."""
 
     record: GraphRecord
     nodes: Mapping[str, NodeProvenance]
@@ -82,12 +65,8 @@ of an id counts."""
 def note_names(
     sources: Sequence[DynamoInput], example_inputs: Sequence[Any]
 ) -> Callable[[Sequence[Any]], None]:
-    """Register the parameters of a Dynamo graph; what registers those of a later call.
-
-    One graph may serve several modules, each with parameters of its own, so the returned
-    function wants the arguments of every call. Where they are the ones of before it costs
-    one look into a dictionary.
-    """
+    """Register the parameters of a Dynamo graph; what registers those of a later call, since one
+    graph may serve several modules, for a look into a dictionary where they are the same."""
     parameters = [s for s in sources if s.role is Role.PARAMETER]
     names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
@@ -104,16 +83,14 @@ def note_names(
     return seen
 
 
-@dataclass(frozen=True, slots=True)
-class LiftedInput:
+class LiftedInput(NamedTuple):
     """What one of ``inputs`` of a captured backward is to the engine.
 
     Attributes:
         role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
             any leaf, TANGENT for a gradient that the backward is started with, and PARAMETER for a
             leaf whose gradient is accumulated, most of the time one.
-        name: of a leaf, as in ``NAMES``; of a gradient, its leaf's; of
-            memory saved that is a leaf's, the leaf's too. None if unknown.
+        name: of the leaf that it is, as in ``NAMES``, or that ``leaf`` is; None if unknown.
         leaf: of a gradient, the index of its leaf in ``inputs``; of what is saved, that of
             the leaf whose memory it shares; None otherwise.
         aot_saved: ``(AOTAutograd's id of the graph, position among the tensors that its
@@ -121,9 +98,9 @@ class LiftedInput:
     """
 
     role: Role
-    name: str | None
-    leaf: int | None
-    aot_saved: tuple[int, int] | None
+    name: str | None = None
+    leaf: int | None = None
+    aot_saved: tuple[int, int] | None = None
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
@@ -161,7 +138,7 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
         elif node in leaves:
             role = Role.PARAMETER
         elif _starts_it(node):
-            found[index] = LiftedInput(Role.TANGENT, None, None, None)
+            found[index] = LiftedInput(Role.TANGENT)
             continue
         else:
             role, leaf = Role.SAVED_FOR_BACKWARD, leaf_of_storage.get(node.meta.get(INPUT_GROUP))
@@ -178,11 +155,8 @@ def _starts_it(node: Node) -> bool:
 
 
 def taken_gradients(graph: Graph) -> dict[str, int]:
-    """First gradients that are taken and not copied: name of the node -> index of the leaf.
-
-    Dynamo makes an attribute assignment of ``take_gradient``, after which nothing in its
-    graph leads from the gradient to the leaf.
-    """
+    """First gradients that are taken and not copied: name of the node -> index of the leaf, to
+    which nothing in Dynamo's graph leads from the gradient."""
     found: dict[str, int] = {}
     for node in graph.nodes:
         if takes_gradient(node):
@@ -192,12 +166,10 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedGraph:
+class CapturedGraph(NamedTuple):
     """One of the graphs that Dynamo cut a captured backward into: one, without hooks.
 
     Attributes:
-        inputs: what it takes.
         outputs: by position, the new gradients among what it returns.
         nodes: provenance of the captured graph's nodes, by name.
     """
@@ -208,55 +180,26 @@ class CapturedGraph:
 
 
 class CapturedIO:
-    """What is known of one captured backward, whose nodes get tags.
-
-    Attributes:
-        inputs: by index in the captured graph's ``inputs``.
-        taken: first gradients that are not copied: name of the node -> index of the leaf.
-        nodes: by name in the captured graph.
-    """
+    """What is known of one captured backward, whose nodes get tags."""
 
     def __init__(self, captured: GraphModule) -> None:
-        self.inputs: Mapping[int, LiftedInput] = lifted_inputs(captured.graph)
-        self.taken: Mapping[str, int] = taken_gradients(captured.graph)
-        self.nodes: Mapping[str, NodeProvenance] = captured_nodes(captured)
-        tag_nodes(captured.graph, CAPTURED_TAG)
+        # By the way to each in a Dynamo graph.
+        self._inputs = {_source(i): lifted for i, lifted in lifted_inputs(captured.graph).items()}
+        self._taken = taken_gradients(captured.graph)
+        self._nodes = captured_nodes(captured)
+        aot_nodes.tag_nodes(captured.graph, aot_nodes.CAPTURED_TAG)
 
     def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
         """Describe a Dynamo graph of the captured backward, and finish its tags."""
-        tag_inlined_nodes(gm.graph)
-        described = self._inputs(inputs)
-        return CapturedGraph(described, self._outputs(gm, described), self.nodes)
-
-    def _inputs(self, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
-        by_source = {f"L['inputs'][{index}]": index for index in self.inputs}
-        indexed = [(given, by_source.get(given.source)) for given in inputs]
-        parameters = {i for given, i in indexed if i is not None and given.role is Role.PARAMETER}
-        return tuple(
-            given if index is None else self._described(given, index, parameters)
-            for given, index in indexed
+        aot_nodes.tag_inlined_nodes(gm.graph)
+        parameters = {given.source for given in inputs if given.role is Role.PARAMETER}
+        described = tuple(
+            _described(given, self._inputs[given.source], parameters)
+            if given.source in self._inputs
+            else given
+            for given in inputs
         )
-
-    def _described(self, given: DynamoInput, index: int, parameters: set[int]) -> DynamoInput:
-        lifted = self.inputs[index]
-        link, fact = _in_forward(lifted)
-        name = lifted.name or (fact.fqn if fact is not None else None)
-        known = DynamoInput(given.name, given.source, index=given.index, forward=link)
-        if lifted.role is Role.TANGENT:
-            return replace(known, role=Role.TANGENT)
-        if lifted.role is Role.PARAMETER_GRADIENT:
-            of_parameter = lifted.leaf in parameters
-            role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
-            return replace(known, role=role, fqn=name)
-        if given.role is Role.PARAMETER or lifted.leaf in parameters:
-            return replace(known, role=Role.PARAMETER, fqn=name)
-        if lifted.role is Role.PARAMETER:
-            return replace(known, fqn=name)
-        if fact is not None:
-            return replace(
-                fact, name=given.name, source=given.source, index=given.index, forward=link
-            )
-        return replace(known, role=Role.SAVED_FOR_BACKWARD)
+        return CapturedGraph(described, self._outputs(gm, described), self._nodes)
 
     def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
         described = {d.source: d for d in inputs}
@@ -267,24 +210,46 @@ class CapturedIO:
                 continue
             # The gradient itself, detached. One of several results has the tag of them all
             # and, as every value that is assigned to a variable, its own name.
-            names = (tag_of(node, CAPTURED_TAG), *(n.name for n in node.all_input_nodes))
-            taken = next((self.taken[n] for n in names if n is not None and n in self.taken), None)
+            tag = aot_nodes.tag_of(node, aot_nodes.CAPTURED_TAG)
+            names = [tag or "", *(n.name for n in node.all_input_nodes)]
+            taken = next(
+                (self._taken[n] for n in names if n is not None and n in self._taken), None
+            )
             leaf = accumulated_leaf(node)
             if taken is not None:
-                source = f"L['inputs'][{taken}]"
+                of = described.get(_source(taken))
             elif leaf is not None:
-                source = _source_of(leaf)
+                of = described.get(_source_of(leaf))
             else:
                 continue
-            of = described.get(source)
             is_parameter = of is not None and of.role is Role.PARAMETER
             role = Role.PARAMETER_GRADIENT if is_parameter else Role.INPUT_GRADIENT
             found[position] = RoleInfo(role, CATEGORIES[role], of.fqn if of is not None else None)
         return found
 
 
-def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInput | None]:
-    """Record and output of the forward that a saved tensor is; the input that this one is."""
+def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) -> DynamoInput:
+    link, fact = _in_forward(lifted)
+    name = lifted.name or (fact.fqn if fact is not None else None)
+    known = DynamoInput(given.name, given.source, index=given.index, forward=link)
+    of_parameter = lifted.leaf is not None and _source(lifted.leaf) in parameters
+    if lifted.role is Role.TANGENT:
+        return replace(known, role=Role.TANGENT)
+    if lifted.role is Role.PARAMETER_GRADIENT:
+        role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
+        return replace(known, role=role, fqn=name)
+    if given.role is Role.PARAMETER or of_parameter:
+        return replace(known, role=Role.PARAMETER, fqn=name)
+    if lifted.role is Role.PARAMETER:
+        return replace(known, fqn=name)
+    if fact is not None:
+        return replace(known, role=fact.role, fqn=fact.fqn)
+    return replace(known, role=Role.SAVED_FOR_BACKWARD)
+
+
+def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
+    """Record and output of the forward that a saved tensor is; what the input is that this one
+    is."""
     aot_id, position = lifted.aot_saved or (-1, 0)
     forward = FORWARDS.get(aot_id)
     if forward is None:
@@ -298,7 +263,12 @@ def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, DynamoInpu
         return link, None
     origin = forward.record.inputs[output.alias_of_input]
     role = origin.role if origin.role in CATEGORIES else Role.USER_INPUT
-    return link, DynamoInput(origin.name, role=role, fqn=origin.fqn)
+    return link, RoleInfo(role, CATEGORIES[role], origin.fqn)
+
+
+def _source(index: int) -> str:
+    """The way to one of ``inputs`` in a Dynamo graph."""
+    return f"L['inputs'][{index}]"
 
 
 def _source_of(leaf: Node) -> str:
@@ -315,17 +285,14 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
     """Provenance of every node of a captured graph, by name.
 
     A node of an AOTAutograd backward has what it has where AOTAutograd compiles that
-    backward itself: its own stack and module, else those of the forward operator with its
-    sequence number, else those of the nearest node of its own graph. A plain autograd node
-    has the engine's line for a stack and no module.
+    backward itself, see ``snapshot``. A plain autograd node has the engine's line for a stack and
+    no module.
     """
     by_seq: dict[int, dict[int, NodeProvenance]] = {}
     found: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
-    for node in captured.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        p = replace(own_provenance(node), from_forward=True)
+    for node in aot_nodes.computing(captured.graph):
+        p = replace(aot_nodes.own_provenance(node), from_forward=True)
         origin = origin_of(node)
         if origin is not None and origin.aot_node is not None:
             if p.frame is not None and is_engine_frame(p.frame):
@@ -333,17 +300,14 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
             aot_id = -1 if origin.aot_id is None else origin.aot_id
             if (forward := FORWARDS.get(aot_id)) is not None:
                 if aot_id not in by_seq:
-                    by_seq[aot_id] = by_sequence_number(forward.nodes.values())
-                p = with_forward(p, by_seq[aot_id])
+                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.nodes.values())
+                p = aot_nodes.with_forward(p, by_seq[aot_id])
             if not p.stack and p.module_path is None:
                 alone.append(node)
         found[node.name] = p
     located = {n: p for n, p in found.items() if p.module_path is not None or _in_user_code(p)}
-    for node in alone:
-        near = nearest(node, located)
-        if near is not None:
-            found[node.name] = borrow(found[node.name], located[near])
-    return {name: in_root(p) if _in_user_code(p) else p for name, p in found.items()}
+    aot_nodes.borrow_from_nearest(alone, found, located)
+    return {name: aot_nodes.in_root(p) if _in_user_code(p) else p for name, p in found.items()}
 
 
 def _in_user_code(p: NodeProvenance) -> bool:

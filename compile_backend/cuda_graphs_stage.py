@@ -2,32 +2,28 @@
 
 Note [Whose decision it is to wrap]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Inductor decides which graphs are safe to capture, cuts the others into partitions, and
-computes which inputs each partition has, which are static and which it writes to. All of
-that is left to it: memprof compiles with ``triton.cudagraphs`` on and stands in the place
-of the function that Inductor calls for each partition. The box through which a forward
-tells its backward that it was not wrapped stays Inductor's too, since a backward whose
-forward runs without a graph gets its saved tensors at new addresses each time.
+Which graphs are safe to capture, how others are cut into partitions, and what these take and write
+is left to Inductor: memprof compiles with ``triton.cudagraphs`` on and stands in the place of the
+function that Inductor calls for each partition. The box through which a forward tells its backward
+that it was not wrapped stays Inductor's too, since a backward whose forward runs without a graph
+gets its saved tensors at new addresses each time.
 
 Note [Parameters that are gathered]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 FSDP gathers a module's parameters into memory that the allocator happens to give before each use,
 and frees it after. The graph trees would find out in the first step, see
-Note [Inputs that keep moving], too late for memory: a first call in a pool of its own leaves the
-general pool without what the optimizer's state then lies in, and 8 layers of Llama 8B over 8 ranks
-reserved a tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
+Note [Inputs that keep moving], too late for memory: 8 layers of Llama 8B over 8 ranks reserved a
+tenth more than with Inductor for good. Dynamo knows beforehand, so such code is compiled
 without graphs, unless ``graphs=True`` asks for them or ``cudagraph_or_error`` for an error.
 
 Note [Observing in the trees]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A graph in the trees is observed in a warm-up of theirs, so that what it allocates comes out of
-the memory that its recording will have: a call beside the trees would need all of it a second
-time while the pool holds it already, and a job that fills a device would die of being looked at.
-
-So the trees are handed an ``ObservableModel`` for each partition. In the first call of a graph,
-which tunes its kernels and is not observed, it asks for another warm-up. In the next one it runs
-the instrumented copy of its partition. What the trees themselves allocate around it is theirs:
-the recorder is told to look aside.
+A graph in the trees is observed in a warm-up of theirs, out of the memory that its recording will
+have: a call beside the trees would need all of it a second time, and a job that fills a device
+would die of being looked at. So the trees are handed an ``ObservableModel`` for each partition. In
+the first call of a graph, which tunes its kernels and is not observed, it asks for another warm-up;
+in the next one it runs the instrumented copy of its partition. What the trees themselves allocate
+around it is theirs: the recorder is told to look aside.
 """
 
 from __future__ import annotations
@@ -48,9 +44,9 @@ from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from . import _torch_compat
-from .ledger import Ledger
-from .pipeline import CompileStage, CompileState
+from .pipeline import CompileStage
 from .roles.dynamo_input import DynamoInput
+from .runtime import RUNTIME
 
 Model = Callable[[list[Any]], Any]
 
@@ -81,6 +77,7 @@ class GraphsStage(CompileStage):
     Args:
         record: what the trees know the graph by, in messages and in their ledger.
         box: Inductor's own, through which it is told that it may capture.
+        given: arguments of the compilation, which gets that box while this stage stands.
         of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
@@ -88,8 +85,8 @@ class GraphsStage(CompileStage):
     """
 
     record: GraphRecord
-    ledger: Ledger
     box: Any
+    given: dict[str, Any]
     models: list[ObservableModel]
     _: KW_ONLY
     clone_outputs: bool
@@ -102,10 +99,10 @@ class GraphsStage(CompileStage):
         # Asked now: compiling may switch it off for reasons of the code's own.
         self._switched_off = self.box is not None and not self.box
 
-    def pre_compile(self, state: CompileState) -> None:
+    def pre_compile(self, gm: GraphModule, cleanup: contextlib.ExitStack) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
-        state.cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
-        state.cudagraphs = self.box
+        cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
+        self.given["cudagraphs"] = self.box
 
     def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
         options["record"] = self.record
@@ -115,24 +112,25 @@ class GraphsStage(CompileStage):
         self.models.append(ObservableModel(model))
         return self.models[-1]
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
             known = getattr(compiled, "disabled_cudagraphs_reason", None)
             reason = known or _torch_compat.why_others_capture() or self._why_nothing()
-            self.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             return compiled
-        outputs = _torch_compat.partition_outputs(compiled)
-        inputs = _torch_compat.partition_inputs(compiled)
+        partitions = _torch_compat.partitions(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
-        wrapped = self._wrapped[-len(outputs) :] if outputs else self._wrapped[-1:]
-        if len(wrapped) != len(outputs) or _torch_compat.wraps_whole_graphs():
+        wrapped = self._wrapped[-len(partitions) :] if partitions else []
+        if len(wrapped) != len(partitions) or _torch_compat.wraps_whole_graphs():
             # One function that is the graph, partitions and what is between them, whole.
             return compiled
-        for number, options in enumerate(wrapped):
+        for number, (options, (inputs, outputs)) in enumerate(
+            zip(wrapped, partitions, strict=True)
+        ):
             options["partition"] = number if len(wrapped) > 1 else None
-            options["graph_inputs"] = inputs[number]
-            options["graph_outputs"] = outputs[number]
+            options["graph_inputs"] = inputs
+            options["graph_outputs"] = outputs
         return compiled
 
     def _why_nothing(self) -> str:
@@ -147,12 +145,8 @@ class GraphsStage(CompileStage):
 # --- what the trees run in the first calls of a graph --------------------------------------
 
 
-class NotRun(Exception):
-    """The trees replayed, or ran a partition twice: what the call showed is not the graph."""
-
-
 @dataclass(slots=True)
-class _Once:
+class Once:
     """What one thread's next run of a model does; for None it is not the last warm-up."""
 
     copy: Model | None
@@ -160,18 +154,14 @@ class _Once:
 
 
 class ObservableModel:
-    """The code of one partition, as the trees see it.
-
-    Attributes:
-        model: Inductor's function.
-        armed: what runs in its place, by thread.
-    """
+    """The code of one partition, as the trees see it: Inductor's function, and by thread what runs
+    in its place."""
 
     __slots__ = ("armed", "model")
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.armed: dict[int, _Once] = {}
+        self.armed: dict[int, Once] = {}
 
     def __call__(self, inputs: list[Any]) -> Any:
         once = self.armed.get(get_ident())
@@ -187,10 +177,11 @@ class ObservableModel:
 @contextlib.contextmanager
 def running(
     models: Sequence[ObservableModel], copies: Sequence[Model | None]
-) -> Iterator[list[_Once]]:
+) -> Iterator[list[Once]]:
     """Within it, the trees run the copies of these; for None Inductor's function, in a warm-up
-    that is not the last. Yields how often they do, as it happens."""
-    armed = list(map(_Once, copies))
+    that is not the last. Yields how often they do, as it happens: where it is not once, they have
+    replayed, or a warm-up failed, and what the call showed is not the graph."""
+    armed = list(map(Once, copies))
     try:
         for model, once in zip(models, armed, strict=True):
             model.armed[get_ident()] = once
@@ -198,15 +189,3 @@ def running(
     finally:
         for model in models:
             model.armed.pop(get_ident(), None)
-
-
-def check_runs(armed: Sequence[_Once]) -> None:
-    """Check, after an observed call, that it showed what the graph does.
-
-    Raises:
-        NotRun: a copy did not run, or it failed and Inductor's function ran after it.
-    """
-    if any(once.runs != 1 for once in armed):
-        raise NotRun(
-            "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
-        )

@@ -72,11 +72,10 @@ within an allocation of Slurm's inherits variables of Slurm's."""
 def process(environment: Mapping[str, str] = os.environ) -> Process:
     """This process and its rank, without communication.
 
-    By what its launcher has set (``torchrun``, ``mpirun``, ``srun``, ``jsrun``, ``flux``) or
-    ``torch.distributed`` where it is initialized; where both speak, by the one that knows of more
-    processes: a process group can be a part of a job. Before there is a group each process of a job
-    must have another rank already, since files are named by it, so a launcher that says no number
-    of processes, or one that is too small, is believed in the rank.
+    By what its launcher has set or ``torch.distributed`` where it is initialized; where both speak,
+    by the one that knows of more processes: a process group can be a part of a job. Files are named
+    by the rank, so a launcher that says no number of processes, or one too small, is believed in
+    it.
     """
     rank, world, local = _launched(environment)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -3,10 +3,9 @@
 Note [Forwards without a backward]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The call log says which forwards had no backward, and not whether anybody holds what they saved: an
-evaluation that has forgotten ``torch.no_grad()`` makes such forwards and drops them. So where the
-log has many of a graph, the process is asked, once, at the end of a session: autograd's graphs are
-walked from all tensors (``holders.py``), and of the class that AOTAutograd makes for each forward
-the operations are counted that have saved something. Only what was found there is reported.
+evaluation that has forgotten ``torch.no_grad()`` drops it. So where the log has many of a graph,
+autograd's graphs are walked from all tensors (``holders.py``), once, at the end of a session, and
+the operations of the graph's class that have saved something are counted. Only these are reported.
 
 Whether they came step after step, and are not the layers of the last step, the log tells: the
 backwards of the same graph are its steps, or where it has none its forwards are.

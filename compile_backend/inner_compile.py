@@ -2,10 +2,10 @@
 
 Note [memprof must not break a run]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Two kinds of errors meet here. What Inductor raises about the user's program goes to the
-user untouched. What memprof raises about itself stops here: the stage that failed is
-left out, the ledger says so, and the callable is the one Inductor made. The compiler is
-called exactly once, outside of every ``try`` of ours, so the two are never confused.
+What Inductor raises about the user's program goes to the user untouched. What memprof raises about
+itself stops here: the stage that failed is left out, the ledger says so, and the callable is the
+one Inductor made. The compiler is called outside of every ``try`` of ours, so the two are never
+confused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -26,36 +26,13 @@ from .captured_backward_io import FORWARDS, CapturedGraph, Forward
 from .cuda_graphs_stage import GraphsStage, ObservableModel
 from .observation.stage import ObserveStage
 from .options import Options
-from .pipeline import CompileStage, CompileState, compile_through
+from .pipeline import CompileStage, compile_through
 from .provenance.stage import AttributeStage
 from .roles.dynamo_input import DynamoInput
 from .roles.graph_io import GraphIO, describe_graph, undescribed
-from .runtime import LiveGraph, Runtime
+from .runtime import RUNTIME, LiveGraph
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False, repr=False)
-class RecordStage(CompileStage):
-    """Writes down what the compiled graph says of itself."""
-
-    record: GraphRecord
-    name = "record"
-
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
-        """Complete the record; the graph is handed on as it is."""
-        record = self.record
-        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
-        # backward writes to, Inductor alone can tell.
-        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
-        record.inputs = tuple(
-            replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
-        )
-        record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
-        _torch_compat.mark_graph(compiled, record.id)
-        module_globals = _torch_compat.generated_globals(compiled)
-        record.code_path = module_globals.get("__file__") if module_globals else None
-        return compiled
 
 
 @dataclass(eq=False, repr=False)
@@ -63,7 +40,7 @@ class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
 
     Args:
-        dynamo_inputs: what Dynamo knows of the inputs, None outside Dynamo.
+        dynamo_inputs: what Dynamo knows of the inputs, none outside Dynamo.
         graphs: whether CUDA code is to run in graph trees.
         captured: what is compiled is a captured backward, and this is known of it.
         inductor: options of Inductor that were given to this compilation.
@@ -71,13 +48,11 @@ class InnerCompile:
     """
 
     options: Options
-    dynamo_inputs: tuple[DynamoInput, ...] | None
-    runtime: Runtime
-    _: KW_ONLY
-    graphs: bool = False
-    captured: CapturedGraph | None = None
-    inductor: Mapping[str, Any] = field(default_factory=dict)
-    not_graphed: str = ""
+    dynamo_inputs: Sequence[DynamoInput]
+    graphs: bool
+    captured: CapturedGraph | None
+    inductor: Mapping[str, Any]
+    not_graphed: str
     _forward: GraphIO | None = field(default=None, init=False)
     _forward_nodes: dict[str, NodeProvenance] | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
@@ -90,12 +65,11 @@ class InnerCompile:
         The signature of torch's ``compile_fx_inner`` grows from version to version;
         what is not named here is passed on.
         """
-        state = CompileState(gm, tuple(example_inputs), _torch_compat.no_cudagraphs())
+        given = {**kwargs, "cudagraphs": _torch_compat.no_cudagraphs()}
 
         def compile_plainly() -> Any:
-            options = {**kwargs, "cudagraphs": state.cudagraphs}
             with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
-                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **options)
+                return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **given)
 
         kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
         if kwargs.get("is_backward"):
@@ -104,18 +78,25 @@ class InnerCompile:
             graph = LiveGraph(self._described(gm, kind, kwargs))
             attribute = AttributeStage(
                 graph.record,
-                self.runtime.ledger,
                 self._forward_nodes if kind is GraphKind.BACKWARD else None,
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
             )
-            stages = [*self._stages(graph, kwargs.get("cudagraphs")), attribute]
+            models: list[ObservableModel] = []
+            # The attribute stage may compile a second time: it is the innermost.
+            stages = [
+                ObserveStage(
+                    graph, self.options, tuple(example_inputs), models if self.graphs else None
+                ),
+                *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
+                attribute,
+            ]
         except Exception as error:
-            self.runtime.ledger.fallback(None, "describing a graph before compilation", error)
+            RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
 
         def failed(stage: CompileStage, half: str, error: Exception) -> None:
-            self.runtime.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
+            RUNTIME.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
             begin = time.perf_counter_ns()
@@ -124,68 +105,67 @@ class InnerCompile:
             finally:
                 graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        compiled = compile_through(stages, compile_timed, state, failed)
+        compiled = compile_through(stages, compile_timed, gm, failed)
         if kind is GraphKind.FORWARD:
             self._forward_nodes = attribute.aot_nodes
             if self.options.compiled_autograd:
-
-                def note() -> None:
-                    if (aot_id := _torch_compat.aot_id()) is not None:
-                        FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
-
                 what = "the number of a graph whose backward is captured"
-                self._known(graph.record.id, what, note, None)
+                aot_id = self._known(graph.record.id, what, _torch_compat.aot_id, None)
+                if aot_id is not None:
+                    FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
         # Complete now: other threads make profiles, and write them, at any time.
-        self.runtime.add(graph)
+        RUNTIME.add(graph)
         if self.not_graphed:
-            self.runtime.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
-        self.runtime.ledger.add(
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
+        RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
         return compiled
 
-    def _stages(self, graph: LiveGraph, box: Any) -> list[CompileStage]:
-        """What stands around the attribute stage, which may compile a second time; ``box`` is
-        Inductor's own, which says whether it may capture."""
-        record = RecordStage(graph.record)
+    def _in_trees(
+        self, record: GraphRecord, box: Any, given: dict[str, Any], models: list[ObservableModel]
+    ) -> list[CompileStage]:
+        """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
+        says whether it may capture."""
         if not self.graphs:
-            return [ObserveStage(graph, self.runtime, self.options), record]
-        models: list[ObservableModel] = []
-        kind = graph.record.kind
-        if kind is GraphKind.FORWARD:
+            return []
+        if record.kind is GraphKind.FORWARD:
             self._forward_box = box
-        trees = GraphsStage(
-            graph.record,
-            self.runtime.ledger,
-            box,
-            models,
-            clone_outputs=self.options.outputs == "clone",
-            inductor=self.inductor,
-            of_forward=kind is GraphKind.BACKWARD and box is not None and box is self._forward_box,
-        )
-        return [ObserveStage(graph, self.runtime, self.options, models), trees, record]
+        of_forward = record.kind is GraphKind.BACKWARD and box is not None
+        return [
+            GraphsStage(
+                record,
+                box,
+                given,
+                models,
+                clone_outputs=self.options.outputs == "clone",
+                inductor=self.inductor,
+                of_forward=of_forward and box is self._forward_box,
+            )
+        ]
 
     def _known(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
         """Of what torch keeps to itself: Note [Fields that cannot be read]."""
         try:
             return read()
         except Exception as error:
-            self.runtime.ledger.unknown(graph, what, error)
+            RUNTIME.ledger.unknown(graph, what, error)
             return neutral
 
     def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
-        id_ = self.runtime.new_graph_id()
+        id_ = RUNTIME.new_graph_id()
         known = functools.partial(self._known, id_)
 
-        def copied() -> ViewAndMutationMeta | None:
+        def copied() -> ViewAndMutationMeta:
             found = _torch_compat.forward_metadata()
-            tell = functools.partial(self.runtime.ledger.unknown, id_)
-            return view_and_mutation_meta(found, tell) if found is not None else None
+            tell = functools.partial(RUNTIME.ledger.unknown, id_)
+            return view_and_mutation_meta(found, tell) if found is not None else unread
 
-        metadata = known("AOTAutograd's metadata", copied, None)
+        unread = ViewAndMutationMeta()
+        metadata = known("AOTAutograd's metadata", copied, unread)
         static = tuple(kwargs.get("static_input_idxs") or ())
         io = known(
             "what a graph takes and returns",

@@ -44,26 +44,19 @@ class Ledger:
         self._logged: set[str] = set()
         # A signal handler of this very thread may read it: the tracker's, at SIGTERM.
         self._lock = ForkSafeLock()
-        self.dropped = 0
 
     def add(
         self, kind: LedgerKind, graph: int | None, reason: str, tree: TreeDetail | None = None
-    ) -> bool:
-        """Write one entry; True if it is new, False if it is a repeat or the ledger is full.
-
-        A repeat keeps the ``tree`` of the first.
-        """
+    ) -> None:
+        """Write one entry, or count a repeat, which keeps the ``tree`` of the first; what is new
+        where the ledger is full is left out."""
         key = (kind, graph, reason)
         with self._lock:
             known = self._entries.get(key)
             if known is not None:
                 self._entries[key] = dataclasses.replace(known, count=known.count + 1)
-                return False
-            if len(self._entries) >= MAX_ENTRIES:
-                self.dropped += 1
-                return False
-            self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
-            return True
+            elif len(self._entries) < MAX_ENTRIES:
+                self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
 
     def count(
         self,
@@ -78,12 +71,10 @@ class Ledger:
         the count is 0."""
         key = (kind, graph, reason)
         with self._lock:
-            if key not in self._entries:
-                if len(self._entries) >= MAX_ENTRIES:
-                    self.dropped += 1
-                    return
-                self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
-            self._counted.setdefault(key, []).append((counter, tree))
+            if key in self._entries or len(self._entries) < MAX_ENTRIES:
+                new = LedgerEntry(time.time_ns(), kind, graph, reason, count=0)
+                self._entries.setdefault(key, new)
+                self._counted.setdefault(key, []).append((counter, tree))
 
     def _now(self) -> dict[LedgerKey, LedgerEntry]:
         """All entries with their counts as they are now; call it with the lock."""
@@ -94,11 +85,8 @@ class Ledger:
         return self._entries
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
-        """memprof failed at ``what``: count it, and log it the first time with its traceback.
-
-        The same failure in another graph is counted there and not logged again. The
-        user's run goes on with the plain Inductor callable.
-        """
+        """memprof failed at ``what``, and the user's run goes on with the plain Inductor callable:
+        count it, and log it the first time, in whatever graph, with its traceback."""
         self._warn_once(
             LedgerKind.FALLBACK,
             graph,
@@ -120,10 +108,8 @@ class Ledger:
         )
 
     def not_stored(self, graph: int | None, what: str, why: str) -> None:
-        """``what`` could not be kept beside Inductor's cache: count it, and log it the first time.
-
-        Nothing is lost for this process: code and profile are what they would have been.
-        """
+        """``what`` could not be kept beside Inductor's cache: count it, and log it the first
+        time."""
         reason = f"{what}: {why}"
         self._warn_once(
             LedgerKind.NOT_STORED,
@@ -155,11 +141,8 @@ class Ledger:
             return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
-        """What was written after ``before`` was taken, in order of first writing.
-
-        An entry that was there before and was written again counts only the new times;
-        its time stays that of the first writing.
-        """
+        """What was written after ``before`` was taken, in order of first writing, whose time an
+        entry keeps; it counts only the new times."""
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))

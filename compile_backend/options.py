@@ -22,34 +22,26 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """memprof's own options.
+    """memprof's own options; ``docs/options.md`` says more of each.
 
     Attributes:
-        observe_runs: how many first calls of each graph, and of each combination of
-            sizes, run instrumented to learn its allocation program; the last one counts.
-            Two by default, because a first call can allocate what later ones do not
-            (packed weights, handles of libraries). 0 turns observation off: memory is
-            then known by graph and line only as far as the generated code tells.
-        graphs: replay compiled code out of memory that is planned once: on a GPU as CUDA
-            graphs in graph trees, on the CPU out of an arena. None, the default, is on where
-            compiled code runs on CUDA, as with ``mode="reduce-overhead"``, unless the mode or
-            Inductor's ``triton.cudagraphs`` says otherwise, and on the CPU where it saves more
-            page faults than it costs.
+        observe_runs: how many first calls of each graph, and of each combination of sizes, run
+            instrumented to learn its allocation program; the last one counts. Two, because a first
+            call can allocate what later ones do not (packed weights). 0 turns observation off.
+        max_programs: how many combinations of sizes are observed per graph.
+        graphs: replay compiled code out of memory that is planned once: on a GPU in graph trees, on
+            the CPU out of an arena. None leaves it to mode and Inductor's options on a GPU, and on
+            the CPU is on where it saves more page faults than it costs.
         outputs: what becomes of outputs of graph trees that are still held when the next
             step begins: ``"error"`` makes their use raise an error that says whose they
-            were, ``"clone"`` gives them memory of their own. The CPU has no such outputs.
+            were, ``"clone"`` gives them memory of their own.
         pool_budget: bytes that the trees' pool may take from a device, or text like
-            ``"8GiB"``; above it, all recordings are dropped when the step ends, what is used again
-            is recorded into a new pool, and what still does not fit runs without a graph. None is
-            no limit. Of several compilations that share a pool, the one that asks for least holds.
+            ``"8GiB"``; None is no limit.
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         compiled_autograd: capture whole backwards as one graph each and compile them with
-            these options too, from the first call of the compiled function on, in the whole
-            process (``compile_backend/captured_backward.py``).
+            these options too, in the whole process (``compile_backend/captured_backward.py``).
         straight_calls: where a graph needs nothing of AOTAutograd's run-time wrapper, calls go
-            past it (``compile_backend/straight_calls``); off, through it, as with torch's backends.
-        max_programs: how many combinations of sizes are observed per graph; calls with
-            further ones are counted as unobserved.
+            past it (``compile_backend/straight_calls``).
     """
 
     observe_runs: int = 2

@@ -16,28 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
-
-
-@dataclass(eq=False)
-class CompileState:
-    """One graph on its way through the stages.
-
-    Attributes:
-        graph_module: the graph; Inductor rewrites it in place.
-        flat_args: fake tensors and symbolic integers it was traced with.
-        cudagraphs: box that tells Inductor whether it may capture the graph; a stage may put
-            another one here.
-        cleanup: closed when the compilation has ended, by whoever began it.
-    """
-
-    graph_module: GraphModule
-    flat_args: tuple[Any, ...] = ()
-    cudagraphs: Any = None
-    cleanup: ExitStack = field(default_factory=ExitStack)
 
 
 class CompileStage:
@@ -46,10 +27,11 @@ class CompileStage:
 
     name: str = "stage"
 
-    def pre_compile(self, state: CompileState) -> None:
-        """Look at the graph, or prepare it, before it is compiled."""
+    def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
+        """Look at the graph, or prepare it, before it is compiled; ``cleanup`` is closed when the
+        compilation has ended."""
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Wrap what the compiler and the inner stages returned: a callable, or what holds one."""
         return compiled
 
@@ -57,23 +39,22 @@ class CompileStage:
 def compile_through(
     stages: Sequence[CompileStage],
     compiler: Callable[[], Any],
-    state: CompileState,
+    gm: GraphModule,
     on_failure: Callable[[CompileStage, str, Exception], None],
 ) -> Any:
     """Compile a graph with ``stages`` around it, the first outermost.
 
     Args:
         stages: all first halves run in this order, all second halves in reverse.
-        compiler: compiles ``state.graph_module``; called once.
-        state: closed when all is over, whatever was raised.
+        compiler: compiles ``gm``; called once.
         on_failure: called with the stage, ``pre_compile`` or ``post_compile``, and the exception:
             Note [A failing stage].
     """
-    with state.cleanup:
+    with ExitStack() as cleanup:
         entered: list[CompileStage] = []
         for stage in stages:
             try:
-                stage.pre_compile(state)
+                stage.pre_compile(gm, cleanup)
             except Exception as e:
                 on_failure(stage, "pre_compile", e)
             else:
@@ -81,7 +62,7 @@ def compile_through(
         compiled = compiler()
         for stage in reversed(entered):
             try:
-                compiled = stage.post_compile(compiled, state)
+                compiled = stage.post_compile(compiled)
             except Exception as e:
                 on_failure(stage, "post_compile", e)
     return compiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from memprof.cudagraph_trees.account.attribution import PoolParts, explain_blocks, explain_pool
@@ -43,12 +43,11 @@ def explain_pools() -> Pools:
     """
     arena = explain_blocks(POOL.segments(), POOL.leased())
     found = Pools({ARENA: _with_nodes(arena)})
+    numbers: Counter[str] = Counter()
     for manager in managers():
-        name = device = manager.ledger.device
-        number = 1
-        while name in found:
-            number += 1
-            name = f"{device} #{number}"
+        device = manager.ledger.device
+        numbers[device] += 1
+        name = device if numbers[device] == 1 else f"{device} #{numbers[device]}"
         found[name] = _with_functions(explain_pool(manager), manager)
     return Pools({name: parts for name, parts in found.items() if parts.reserved})
 
@@ -68,7 +67,7 @@ def _with_nodes(parts: PoolParts) -> PoolParts:
         line = f", {shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
         return f"{graph}: {node}{line}"
 
-    return _renamed(parts, {label: name(label) for label in parts.nodes})
+    return _renamed(parts, name)
 
 
 def _with_functions(parts: PoolParts, manager: CUDAGraphTreeManager) -> PoolParts:
@@ -76,13 +75,13 @@ def _with_functions(parts: PoolParts, manager: CUDAGraphTreeManager) -> PoolPart
     last = manager.path.node
     known = [*manager.nodes(), *(path_to(last) if last is not None else ())]
     labels = {n.number: n.wrapped_function.label for n in known}
-    return _renamed(parts, {n: f"{labels[int(n)]} #{n}" for n in parts.nodes})
+    return _renamed(parts, lambda number: f"{labels[int(number)]} #{number}")
 
 
-def _renamed(parts: PoolParts, names: Mapping[int | str, str]) -> PoolParts:
+def _renamed(parts: PoolParts, name: Callable[[int | str], str]) -> PoolParts:
     nodes: Counter[int | str] = Counter()
     for label, nbytes in parts.nodes.items():
-        nodes[names[label]] += nbytes
+        nodes[name(label)] += nbytes
     return replace(parts, nodes=dict(nodes))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Any
 
 from memprof.cudagraph_trees.account import history
 from memprof.profiler.model import (
@@ -17,13 +18,14 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerEntry,
     LedgerKind,
+    Process,
     Profile,
     Role,
 )
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from .environment import new_profile, perf_origin_ns, process
-from .ledger import Counter, Ledger
+from .ledger import Counter, Ledger, LedgerKey
 from .observation.recorder import StorageIdentities
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
@@ -36,12 +38,8 @@ DEFAULT_CAPACITY = 65_536
 
 
 class CallLog:
-    """The last ``capacity`` calls, and a count of all.
-
-    ``record`` is the one thing on the hot path: a ``deque.append``, atomic under the
-    GIL, about 0.1 µs. It is looked up at each call, so the log can be replaced by a
-    larger one while compiled functions hold this object.
-    """
+    """The last ``capacity`` calls. ``record`` is on the hot path: a ``deque.append``, atomic under
+    the GIL, about 0.1 µs. It is looked up at each call, so that ``resize`` may replace it."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._records: deque[CallRecord] = deque(maxlen=capacity)
@@ -101,14 +99,22 @@ def columns(
     return replace(found, dropped=dropped)
 
 
+@dataclass(frozen=True)
+class Session:
+    """A span of time whose calls make one profile: without arguments, all of the process."""
+
+    since_perf_ns: int = 0
+    perf_origin_ns: int = field(default_factory=perf_origin_ns)
+    # A process group may be gone again when the session ends, or not be there yet.
+    process: Process = field(default_factory=process)
+    ledger_before: Mapping[LedgerKey, int] = field(default_factory=dict)
+    trees_before: Mapping[Any, int] = field(default_factory=dict)
+    calls_before: Mapping[int, int] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class LiveGraph:
-    """A compiled graph in this process.
-
-    Attributes:
-        record: what profiles hold copies of; ``calls`` is theirs alone.
-        calls: advanced once a call.
-    """
+    """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone."""
 
     record: GraphRecord
     calls: Counter = field(default_factory=Counter)
@@ -165,11 +171,8 @@ class Runtime:
         return sum(g.calls.value for g in list(self._graphs.values()))
 
     def reset(self) -> None:
-        """Forget what was compiled: ``torch._dynamo.reset()`` has dropped it.
-
-        While a profiling session is open its graphs stay, since their calls are part of
-        what it will report.
-        """
+        """Forget what was compiled: ``torch._dynamo.reset()`` has dropped it. While a profiling
+        session is open its graphs stay, since it will report their calls."""
         with self._lock:
             if self._sessions == 0:
                 self._graphs.clear()
@@ -186,7 +189,12 @@ class Runtime:
             self._sessions += 1
             if max_calls > self.calls.capacity:
                 self.calls.resize(max_calls)
-        return Session(self)
+        return Session(
+            time.perf_counter_ns(),
+            ledger_before=self.ledger.counts(),
+            trees_before={key: e.count for key, e in history.ledger_entries().items()},
+            calls_before={g.record.id: g.calls.value for g in self.graphs()},
+        )
 
     def close_session(self) -> None:
         """End one profiling session; after the last one the call log is as short as before."""
@@ -213,55 +221,36 @@ class Runtime:
 
     def snapshot(self, session: Session | None = None) -> Profile:
         """What ``profile`` returns, without the call log."""
-        with self._lock:
-            graphs = list(self._graphs.values())
-        processes = [process(), session.process] if session else [process()]
-        before = session.calls_before if session else {}
+        session = session or Session()
+        before = session.calls_before
+        graphs = self.graphs()
         made = {g.record.id: g.calls.value - before.get(g.record.id, 0) for g in graphs}
-        if session:
-            graphs = [g for g in graphs if g.record.id not in before or made[g.record.id]]
+        records = [r for r in (g.record for g in graphs) if r.id not in before or made[r.id]]
         return replace(
             new_profile(),
             options=dict(self.options),
             # Copies: each profile has its own count of calls, and no program of later calls.
-            graphs=[
-                replace(r, calls=made[r.id], programs=list(r.programs))
-                for r in sorted((g.record for g in graphs), key=lambda r: r.id)
-            ],
-            ledger=self._entries(session, {g.record.id for g in graphs}),
+            graphs=[replace(r, calls=made[r.id], programs=list(r.programs)) for r in records],
+            ledger=self._entries(session, {r.id for r in records}),
             released=self._releases(session, sum(made.values())),
-            process=max(processes, key=attrgetter("world_size")),
-            perf_origin_ns=session.perf_origin_ns if session else perf_origin_ns(),
+            process=max(process(), session.process, key=attrgetter("world_size")),
+            perf_origin_ns=session.perf_origin_ns,
         )
 
-    def _entries(self, session: Session | None, graphs: set[int]) -> list[LedgerEntry]:
+    def _entries(self, session: Session, graphs: set[int]) -> list[LedgerEntry]:
         """Ledger entries; one about a graph that is not in the profile names no graph."""
-        entries = self.ledger.entries_since(session.ledger_before if session else {})
-        before = session.trees_before if session else {}
+        entries = self.ledger.entries_since(session.ledger_before)
         for key, entry in history.ledger_entries().items():
-            count = entry.count - before.get(key, 0)
+            count = entry.count - session.trees_before.get(key, 0)
             if count:
                 entries.append(replace(entry, count=count))
         entries.sort(key=lambda e: e.time_ns)
         return [e if e.graph in graphs else replace(e, graph=None) for e in entries]
 
-    def _releases(self, session: Session | None, made: int) -> dict[int, int]:
+    def _releases(self, session: Session, made: int) -> dict[int, int]:
         """After how many of the ``made`` calls, of which other threads make more meanwhile."""
-        start = sum(session.calls_before.values()) if session else 0
+        start = sum(session.calls_before.values())
         return {i: min(max(0, n - start), made) for i, n in list(self._released.items())}
-
-
-class Session:
-    """A span of time whose calls make one profile."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.since_perf_ns = time.perf_counter_ns()
-        self.perf_origin_ns = perf_origin_ns()
-        # A process group may be gone again when the session ends, or not be there yet.
-        self.process = process()
-        self.ledger_before = runtime.ledger.counts()
-        self.trees_before = {key: e.count for key, e in history.ledger_entries().items()}
-        self.calls_before = {g.record.id: g.calls.value for g in runtime.graphs()}
 
 
 RUNTIME = Runtime()

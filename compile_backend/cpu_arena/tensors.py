@@ -6,12 +6,10 @@ Note [Two kinds of memory in a replay]
 own, which the tensor's storage owns (Note [Ownership on the CPU] in ``memory``).
 
 *Scratch*: temporaries, at planned offsets of one block. Their tensors are made once for each plan
-and used at every call. One call at a time uses a scratch: a second call at the same time, in
-another thread or further down the same stack, gets another one as long as there are fewer than
-``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
+and used at every call. One call at a time uses a scratch: a second one meanwhile gets another, up
+to ``MAX_SCRATCH``, and else runs without. That no temporary escapes is known from the observed
 program, and checked after each call: where there are more references to the scratch's storage than
-before, somebody has made a view that outlives the call; then the scratch is theirs, and is never
-used again.
+before, a view outlives the call; then the scratch is its holder's, and never used again.
 
 Note [What is different in an arena]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -23,7 +21,6 @@ memprof's data-flow profile does (``profiler/dataflow/replays.py``).
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,13 +47,7 @@ later need four."""
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """A tensor to be made.
-
-    Attributes:
-        shape, stride: in elements.
-        dtype: its type.
-        nbytes: of its storage.
-    """
+    """A tensor to be made; shape and stride in elements, bytes of its storage."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -76,7 +67,7 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 
     Where the pool has none to give, the tensor gets ordinary memory.
     """
-    tokens = Tokens(LEASES_PER_SITE)
+    tokens: Tokens = [None] * LEASES_PER_SITE
     shape, stride, dtype, nbytes = spec.shape, spec.stride, spec.dtype, spec.nbytes
     count = nbytes // dtype.itemsize
     is_flat = shape == (count,) and stride == (1,)
@@ -93,38 +84,27 @@ def leased_tensors(pool: LeasePool, spec: TensorShape, label: str) -> Callable[[
 
 @dataclass(eq=False, repr=False)
 class ScratchPlan:
-    """Temporaries of one function at their offsets.
-
-    Attributes:
-        nbytes: of the scratch that it needs.
-        tensors: what to make, with the offset in bytes.
-        bind: makes what is used at each call, from the tensors.
-        bound: what ``bind`` made, by scratch. It lives here and not in the scratch, so that
-            a scratch keeps no function alive.
-    """
+    """Temporaries of one function at their offsets in a scratch; ``bind`` makes of them what is
+    called."""
 
     nbytes: int
     tensors: Sequence[tuple[int, TensorShape]]
     bind: Callable[[Sequence[torch.Tensor]], BoxedCall]
+    # What ``bind`` made. Here and not in the scratch, which is to keep no function alive.
     bound: dict[Scratch, BoxedCall] = field(default_factory=dict, init=False)
 
 
 class Scratch:
-    """One block for temporaries, and the tensors over it that were made so far.
+    """One block for temporaries, and the tensors over it that were made so far."""
 
-    Attributes:
-        nbytes: its size.
-        storage: address of its storage's ``StorageImpl``.
-    """
-
-    __slots__ = ("__weakref__", "_base", "_plans", "_pool", "nbytes", "storage")
+    __slots__ = ("__weakref__", "_base", "_plans", "_pool", "_storage", "nbytes")
 
     def __init__(self, pool: LeasePool) -> None:
         self._pool = pool
         self._base: torch.Tensor | None = None
         self._plans: weakref.WeakSet[ScratchPlan] = weakref.WeakSet()
+        self._storage = 0  # address of its StorageImpl
         self.nbytes = 0
-        self.storage = 0
 
     def prepare(self, plan: ScratchPlan) -> BoxedCall | None:
         """Make the tensors of a plan and bind them; None if there is no memory for them."""
@@ -132,14 +112,14 @@ class Scratch:
         with torch.inference_mode(False), torch.no_grad():
             if plan.nbytes > self.nbytes:
                 self.release()
-                view = self._pool.lease(plan.nbytes, Tokens(1), SCRATCH)
+                view = self._pool.lease(plan.nbytes, [None], SCRATCH)
                 if view is None:
                     return None
                 self._base = torch.frombuffer(view, dtype=torch.uint8)
                 self.nbytes = plan.nbytes
             assert self._base is not None
             storage = self._base.untyped_storage()
-            self.storage = storage._cdata
+            self._storage = storage._cdata
             tensors = [
                 compat.tensor_in_storage(storage, offset, t.shape, t.stride, t.dtype)
                 for offset, t in plan.tensors
@@ -158,32 +138,35 @@ class Scratch:
 
     def references(self) -> int:
         """How many tensors over the memory there are, and a constant."""
-        return compat.storage_use_count(self.storage)
+        return compat.storage_use_count(self._storage)
 
 
 class ScratchPool:
-    """Scratches that are not in use: take one with ``idle.pop()``, see ``take``.
+    """Scratches that are not in use.
 
     Attributes:
-        idle: free ones, the one used last at the end.
+        idle: those that have memory, the one used last at the end.
         abandoned: how many were lost to views that outlived their call.
     """
 
     def __init__(self, leases: LeasePool) -> None:
-        self.leases = leases
         self.idle: list[Scratch] = []
         self.abandoned = 0
-        self._tokens = Tokens(MAX_SCRATCH)
+        self._leases = leases
+        self._tokens: Tokens = [None] * MAX_SCRATCH
         leases.on_trim(self.clear)
 
     def take(self) -> Scratch | None:
-        """A free scratch, None if too many are in use."""
-        with contextlib.suppress(IndexError):
+        """A free scratch, None if too many are in use; ``idle`` gets it back."""
+        try:
             return self.idle.pop()
-        with contextlib.suppress(IndexError):
+        except IndexError:
+            pass
+        try:
             self._tokens.pop()
-            return Scratch(self.leases)
-        return None
+        except IndexError:
+            return None
+        return Scratch(self._leases)
 
     def abandon(self, scratch: Scratch) -> None:
         """Leave a scratch to those who hold views of it."""
@@ -193,10 +176,12 @@ class ScratchPool:
 
     def clear(self) -> None:
         """Give the memory of all scratches that are not in use back to the pool."""
-        with contextlib.suppress(IndexError):
-            while True:
+        while True:
+            try:
                 self.idle.pop().release()
-                self._tokens.append(None)
+            except IndexError:
+                return
+            self._tokens.append(None)
 
 
 POOL = LeasePool(lambda: current_settings().pool_budget)
@@ -216,19 +201,13 @@ def with_scratch(plan: ScratchPlan, lost: Callable[[], None], plain: BoxedCall) 
     idle, take, abandon, bound = SCRATCHES.idle, SCRATCHES.take, SCRATCHES.abandon, plan.bound
 
     def call(inputs: list[Any]) -> Any:
-        try:
-            scratch = idle.pop()
-        except IndexError:
-            found = take()
-            if found is None:
-                return plain(inputs)
-            scratch = found
-        run = bound.get(scratch)
+        scratch = take()
+        if scratch is None:
+            return plain(inputs)
+        run = bound.get(scratch) or scratch.prepare(plan)
         if run is None:
-            run = scratch.prepare(plan)
-            if run is None:
-                idle.append(scratch)
-                return plain(inputs)
+            idle.append(scratch)
+            return plain(inputs)
         before = scratch.references()
         try:
             out = run(inputs)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
-from ..provenance.generated_code import clone_factory, target_names, wrapper_functions
+from ..provenance.generated_code import call_function, clone_factory, target_names
 
 _SCRATCH = "_memprof_scratch"
 _LEASE = "_memprof_lease"
@@ -29,12 +28,10 @@ _TRUSTED_FUNCTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WrapperCode:
+class WrapperCode(NamedTuple):
     """What one generated wrapper allocates.
 
     Attributes:
-        source: its text.
         allocations: lines with ``name = empty_strided_cpu(size, stride, dtype)``, executed once a
             call, with the name; 1-based.
         arguments: of each of these lines, source text of ``(size, stride, dtype)``.
@@ -47,7 +44,7 @@ class WrapperCode:
     source: str
     allocations: Mapping[int, str]
     arguments: Mapping[int, str]
-    unsafe: frozenset[str]
+    unsafe: Set[str]
     inputs: tuple[str, ...]
     sizes: Mapping[str, str]
 
@@ -55,10 +52,9 @@ class WrapperCode:
 def read_wrapper(source: str) -> WrapperCode | None:
     """Read what a generated module allocates; None if it has no Python wrapper."""
     try:
-        functions = dict(wrapper_functions(ast.parse(source)))
+        call = call_function(ast.parse(source))
     except SyntaxError:
         return None
-    call = functions.get("Runner.call", functions.get("call"))
     if call is None:
         return None
     allocations: dict[int, str] = {}
@@ -83,18 +79,12 @@ def read_wrapper(source: str) -> WrapperCode | None:
             inputs = target_names(target)
         elif isinstance(value, ast.Name) and isinstance(target, ast.Name):
             sizes[target.id] = value.id
-        elif (
-            isinstance(target, ast.Name)
-            and isinstance(value, ast.Call)
-            and isinstance(value.func, ast.Name)
-            and value.func.id == "empty_strided_cpu"
-            and len(value.args) == 3
-            and not value.keywords
-        ):
-            allocations[st.lineno] = target.id
-            arguments[st.lineno] = f"({', '.join(ast.unparse(a) for a in value.args)})"
-    unsafe = _spread(unsafe, views)
-    return WrapperCode(source, allocations, arguments, frozenset(unsafe), inputs, sizes)
+        elif isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            is_plain = len(value.args) == 3 and not value.keywords
+            if is_plain and ast.unparse(value.func) == "empty_strided_cpu":
+                allocations[st.lineno] = target.id
+                arguments[st.lineno] = ast.unparse(ast.Tuple(value.args, ast.Load()))
+    return WrapperCode(source, allocations, arguments, _spread(unsafe, views), inputs, sizes)
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -173,7 +163,6 @@ ScratchCall = Callable[[list[Any], Sequence[Any]], Any]
 
 def rewritten(
     code: WrapperCode,
-    path: str,
     module_globals: dict[str, Any],
     scratch: Sequence[int],
     leases: Mapping[int, Callable[[], Any]],
@@ -181,15 +170,13 @@ def rewritten(
     """Make the clone, see the top of this file.
 
     Args:
-        scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors.
+        scratch: lines whose allocation becomes element 0, 1, … of the scratch's tensors. These are
+            an argument of the clone: it may be a class, which would keep them in a reference cycle.
         leases: by line, what is called instead of the allocation.
-
-    The scratch's tensors are an argument, not part of the clone: a class, as the clone may be,
-    is part of a reference cycle and would keep them until the garbage collector comes by.
     """
     tree = ast.parse(code.source)
-    functions = dict(wrapper_functions(tree))
-    call = functions["Runner.call" if "Runner.call" in functions else "call"]
+    call = call_function(tree)
+    assert call is not None
     call.args.args.append(ast.arg(_SCRATCH))
     replace = {line: f"{_SCRATCH}[{i}]" for i, line in enumerate(scratch)}
     replace |= {line: f"{_LEASE}_{i}()" for i, line in enumerate(leases)}
@@ -201,7 +188,7 @@ def rewritten(
                 ast.copy_location(node, st)
             st.value = value
     names = [f"{_LEASE}_{i}" for i in range(len(leases))]
-    made: ScratchCall = clone_factory(tree, names, path, module_globals)(*leases.values()).call
+    made: ScratchCall = clone_factory(tree, names, module_globals)(*leases.values()).call
     return made
 
 

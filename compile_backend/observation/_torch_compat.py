@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import torch
+from torch._C import _autograd, _profiler
 
 
 @functools.cache
@@ -24,15 +25,14 @@ def _cpp_log_level() -> Any:
 
 
 _CPP_LOG_ERROR = 2
+_MARK = "memprof:"
 
 
 class AllocatorEvents:
     """Records what the caching allocators of this thread hand out and take back.
 
-    torch's thread-local (legacy) profiler reports each allocation and release of the CPU
-    and CUDA allocators with its signed size, for about 40 µs a session; named ranges in
-    between tell where it happened. It refuses to start while another profiler runs on
-    this thread.
+    torch's thread-local (legacy) profiler reports each allocation and release with its signed size,
+    for about 40 µs a session; named ranges in between tell where it happened.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,11 @@ class AllocatorEvents:
 
     def start(self) -> bool:
         """True if recording; False if another profiler holds the thread."""
-        from torch._C._autograd import _enable_profiler_legacy
-        from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
-
-        config = ProfilerConfig(
-            ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()
-        )
+        plain = _profiler._ExperimentalConfig()
+        cpu = _profiler.ProfilerState.CPU
+        config = _profiler.ProfilerConfig(cpu, False, True, False, False, False, plain)
         try:
-            _enable_profiler_legacy(config)
+            _autograd._enable_profiler_legacy(config)
         except RuntimeError:
             return False
         self.started = True
@@ -60,10 +57,10 @@ class AllocatorEvents:
             self._former_level, level.value = level.value, _CPP_LOG_ERROR
         return True
 
-    def mark(self, name: str) -> None:
-        """Everything from here to the next mark happens in ``name``."""
+    def mark(self, number: int) -> None:
+        """Everything from here to the next mark happens in ``number``."""
         self._leave()
-        self._range = torch._C._profiler._RecordFunctionFast(name)
+        self._range = _profiler._RecordFunctionFast(f"{_MARK}{number}")
         self._range.__enter__()
 
     def _leave(self) -> None:
@@ -71,33 +68,25 @@ class AllocatorEvents:
             self._range.__exit__(None, None, None)
             self._range = None
 
-    def stop(self, prefix: str) -> list[tuple[str, int, str]]:
-        """``(mark name, signed bytes, device)`` in order; the name is "" before the first mark.
-
-        Args:
-            prefix: what the names of this recording's marks begin with.
-        """
-        from torch._C._autograd import _disable_profiler_legacy
-
-        if not self.started:
-            return []
+    def stop(self) -> list[tuple[int, int, str]]:
+        """``(mark, signed bytes, device)`` in order; the mark is 0 before the first one."""
         self._leave()
         self.started = False
         if self._former_level is not None:
             _cpp_log_level().value = self._former_level
             self._former_level = None
-        found: list[tuple[str, int, str]] = []
-        where = ""
-        threads: Any = _disable_profiler_legacy()
+        found: list[tuple[int, int, str]] = []
+        mark = 0
+        threads: Any = _autograd._disable_profiler_legacy()
         for per_thread in threads:
             for event in per_thread:
                 kind = event.kind()
-                if kind == "push" and event.name().startswith(prefix):
-                    where = event.name()
+                if kind == "push" and event.name().startswith(_MARK):
+                    mark = int(event.name()[len(_MARK) :])
                 elif kind == "memory_alloc":
                     if event.cpu_memory_usage():
-                        found.append((where, event.cpu_memory_usage(), "cpu"))
+                        found.append((mark, event.cpu_memory_usage(), "cpu"))
                     if event.cuda_memory_usage():
                         # This profiler knows the kind of device only.
-                        found.append((where, event.cuda_memory_usage(), "cuda"))
+                        found.append((mark, event.cuda_memory_usage(), "cuda"))
         return found

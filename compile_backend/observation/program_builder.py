@@ -3,14 +3,12 @@
 Note [Joining two witnesses]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The instrumented code knows *names*: which storage each assignment produced and which storage died
-where. The allocator knows *bytes*, in exact order, but neither names nor addresses. Both are cut
-into the same segments, one a statement executed, and within a segment they are matched by size: the
-last allocations of n bytes are the new storages of n bytes, a release of n bytes is the next
-storage of n bytes that died. The last, because a new storage is still there when the statement
-ends: were it matched with the first, the release of scratch of its size would find nothing. What
-the allocator did and no name accounts for is scratch memory inside a kernel: INTERNAL. Two blocks
-of equal size in one statement may be swapped by this; the bytes live at each instant, and the
-statement they belong to, are right all the same.
+where. The allocator knows *bytes*, in exact order, but neither names nor addresses. Within a
+statement both are matched by size: the last allocations of n bytes are the new storages of n bytes
+(they are still there when the statement ends, and scratch of their size is not), a release of n
+bytes is the next storage of n bytes that died. What the allocator did and no name accounts for is
+scratch memory inside a kernel: INTERNAL. Two blocks of equal size in one statement may be swapped
+by this; the bytes live at each instant are right all the same.
 
 Without the allocator's events (another profiler had the thread) the names alone make
 the program, and scratch memory is missing from it: ``internal_observed`` is False.
@@ -18,8 +16,9 @@ the program, and scratch memory is missing from it: ``internal_observed`` is Fal
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memprof.profiler.model import AllocationProgram, Category, Event, EventKind, Origin, Storage
@@ -28,13 +27,6 @@ Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category
 """(origin, input indices, output indices, survives the call) → category."""
 
 # --- the raw material: what was seen during one call, in order -----------------------------
-
-
-class At(NamedTuple):
-    """Execution reached a statement. ``mark`` numbers these within the trace, from 1."""
-
-    mark: int
-    line: int
 
 
 class Bound(NamedTuple):
@@ -58,34 +50,42 @@ class Freed(NamedTuple):
     storage: int
 
 
-Report = At | Bound | Dropped | Freed
+class Delta(NamedTuple):
+    """An allocator event: signed bytes."""
 
-
-class AllocatorDelta(NamedTuple):
-    """An allocator event: signed bytes, and the mark it happened under (0: before the first)."""
-
-    mark: int
     nbytes: int
     device: str = "cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownStorage:
-    """A storage that was live before the call.
+@dataclass(slots=True)
+class Segment:
+    """One statement that was executed: what the code and storages that died reported in it, and
+    what the allocator did."""
+
+    line: int
+    reports: list[Bound | Dropped | Freed] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A storage in the making.
 
     Attributes:
-        storage: its identity.
-        nbytes: its size in bytes.
-        device: e.g. ``cpu``.
-        name: of the first graph input in it, or of the constant.
-        inputs: indices of all graph inputs in it; () for a constant of the graph.
+        name: of the first graph input in it, of the constant, or that it was first given.
+        identity: number of the storage.
+        inputs: indices of all graph inputs in it.
+        owner: the name that holds it now.
     """
 
-    storage: int
     nbytes: int
     device: str
-    name: str
+    origin: Origin
+    name: str = ""
+    identity: int | None = None
     inputs: tuple[int, ...] = ()
+    owner: str | None = None
+    freed: bool = False
 
 
 @dataclass(slots=True)
@@ -94,17 +94,17 @@ class Trace:
 
     Attributes:
         key: the graph's symbolic sizes.
-        entry: storages live at its beginning.
-        reports: of the instrumented code and of storages dying, in order.
-        allocator: the allocator's own events in order, None if they were not recorded.
+        entry: storages live at its beginning: INPUT, or EXTERNAL for constants of the graph.
+        segments: the first is what comes before the first statement.
+        allocator: whether the allocator's events were recorded.
         outputs: for each graph output the storage it lies in, None for what is no tensor.
         host_ns: duration in nanoseconds.
     """
 
     key: tuple[int, ...]
-    entry: list[KnownStorage] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
-    allocator: list[AllocatorDelta] | None = None
+    entry: list[Block] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=lambda: [Segment(0)])
+    allocator: bool = False
     outputs: list[int | None] = field(default_factory=list)
     host_ns: int = 0
 
@@ -117,73 +117,27 @@ _MAX_ROUNDING = 1 << 20
 
 
 def build_program(trace: Trace, categorize: Categorize) -> AllocationProgram:
-    """The program that ``trace`` shows."""
-    return _Builder(trace).build(categorize)
-
-
-@dataclass(slots=True)
-class _Block:
-    """A storage in the making."""
-
-    nbytes: int
-    device: str
-    origin: Origin
-    name: str
-    identity: int | None = None
-    inputs: tuple[int, ...] = ()
-    freed: bool = False
-
-
-@dataclass(slots=True)
-class _Segment:
-    """All that happened under one mark."""
-
-    line: int
-    reports: list[Report] = field(default_factory=list)
-    deltas: list[AllocatorDelta] = field(default_factory=list)
+    """The program that ``trace`` shows; it takes the trace's blocks over."""
+    builder = _Builder(trace)
+    for segment in trace.segments:
+        builder.replay(segment)
+    return builder.finish(categorize)
 
 
 class _Builder:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.blocks: list[_Block] = []
-        self.events: list[Event] = []
-        self.by_storage: dict[int, int] = {}
-        self.names: dict[str, list[int]] = {}  # name → its blocks, in order of binding
-        self.owner: dict[int, str] = {}  # block → name that owns it
-        self.scratch: list[int] = []  # INTERNAL blocks that are live, oldest first
+        self.blocks = list(trace.entry)
+        self.events: list[tuple[EventKind, Block, int, str | None]] = []
+        self.by_storage = {b.identity: b for b in self.blocks}
+        # name → its blocks, in order of binding
+        self.names = {b.name: [b] for b in self.blocks}
+        self.scratch: list[Block] = []  # INTERNAL blocks that are live, oldest first
+        for block in self.blocks:
+            block.owner = block.name
 
-    def build(self, categorize: Categorize) -> AllocationProgram:
-        for known in self.trace.entry:
-            block = self._add(
-                _Block(
-                    known.nbytes,
-                    known.device,
-                    Origin.INPUT if known.inputs else Origin.EXTERNAL,
-                    known.name,
-                    known.storage,
-                    known.inputs,
-                )
-            )
-            self.by_storage[known.storage] = block
-            self.names[known.name] = [block]
-            self.owner[block] = known.name
-        for segment in self._segments():
-            self._replay(segment)
-        return self._finish(categorize)
-
-    def _segments(self) -> list[_Segment]:
-        segments = [_Segment(0)]
-        for report in self.trace.reports:
-            if isinstance(report, At):
-                segments.append(_Segment(report.line))
-            else:
-                segments[-1].reports.append(report)
-        for delta in self.trace.allocator or ():
-            segments[delta.mark].deltas.append(delta)
-        return segments
-
-    def _replay(self, segment: _Segment) -> None:
+    def replay(self, segment: Segment) -> None:
+        line = segment.line
         new: list[Bound] = []
         died: list[int] = []
         for report in segment.reports:
@@ -192,41 +146,40 @@ class _Builder:
                     new.append(report)
             elif isinstance(report, Freed):
                 died.append(report.storage)
-        if self.trace.allocator is None:
-            self._by_names_alone(segment)
-        else:
-            self._by_allocator(segment, new, died)
-        self._follow_names(segment)
-
-    def _by_names_alone(self, segment: _Segment) -> None:
-        for report in segment.reports:
-            if isinstance(report, Bound) and report.storage not in self.by_storage:
-                self._alloc(report, report.nbytes, segment.line)
-            elif isinstance(report, Freed):
-                self._free(self.by_storage.get(report.storage), segment.line)
-
-    def _by_allocator(self, segment: _Segment, new: list[Bound], died: list[int]) -> None:
-        line = segment.line
+        deltas = segment.deltas
+        if not self.trace.allocator:
+            deltas = [Delta(b.nbytes, b.device) for b in new]
         named: dict[int, Bound] = {}  # position in the segment's deltas → storage
-        for i in reversed(range(len(segment.deltas))):
-            delta = segment.deltas[i]
-            fitting = (b for b in reversed(new) if _fits(b, delta.nbytes, delta.device))
+        for i in reversed(range(len(deltas))):
+            fitting = (b for b in reversed(new) if _fits(b, deltas[i].nbytes, deltas[i].device))
             if (match := next(fitting, None)) is not None:
                 new.remove(match)
                 named[i] = match
-        for i, delta in enumerate(segment.deltas):
+        for i, delta in enumerate(deltas):
             if delta.nbytes < 0:
                 self._release(-delta.nbytes, died, line)
             elif i in named:
                 self._alloc(named[i], delta.nbytes, line)
             else:
-                block = self._add(_Block(delta.nbytes, delta.device, Origin.INTERNAL, ""))
+                block = Block(delta.nbytes, delta.device, Origin.INTERNAL)
+                self.blocks.append(block)
                 self.scratch.append(block)
-                self.events.append(Event(EventKind.ALLOC, block, line))
+                self.events.append((EventKind.ALLOC, block, line, None))
         for bound in new:
             self._name_without_allocation(bound, line)
         for storage in died:
             self._free(self.by_storage.get(storage), line)
+        self._follow_names(segment)
+
+    def _alloc(self, bound: Bound, nbytes: int, line: int) -> None:
+        self._new(nbytes, Origin.BUFFER, bound).owner = bound.name
+        self.events.append((EventKind.ALLOC, self.blocks[-1], line, bound.name))
+
+    def _new(self, nbytes: int, origin: Origin, bound: Bound) -> Block:
+        block = Block(nbytes, bound.device, origin, bound.name, bound.storage)
+        self.blocks.append(block)
+        self.by_storage[bound.storage] = block
+        return block
 
     def _name_without_allocation(self, bound: Bound, line: int) -> None:
         """A storage is named for the first time, but its statement allocated nothing for it."""
@@ -234,48 +187,36 @@ class _Builder:
             self._alloc(bound, 0, line)
             return
         for block in reversed(self.scratch):
-            made = self.blocks[block]
-            if _fits(bound, made.nbytes, made.device):
+            if _fits(bound, block.nbytes, block.device):
                 # Made by an earlier statement that had no name for it.
                 self.scratch.remove(block)
-                made.origin, made.name, made.identity = Origin.BUFFER, bound.name, bound.storage
-                made.device = bound.device
-                self.events.append(Event(EventKind.REUSE, block, line, bound.name))
-                break
-        else:
-            # Memory that something else holds; it was there all along.
-            made = _Block(bound.nbytes, bound.device, Origin.EXTERNAL, bound.name, bound.storage)
-            block = self._add(made)
-        self.by_storage[bound.storage] = block
+                block.origin, block.name, block.identity = Origin.BUFFER, bound.name, bound.storage
+                block.device = bound.device
+                self.events.append((EventKind.REUSE, block, line, bound.name))
+                self.by_storage[bound.storage] = block
+                return
+        # Memory that something else holds; it was there all along.
+        self._new(bound.nbytes, Origin.EXTERNAL, bound)
 
     def _release(self, nbytes: int, died: list[int], line: int) -> None:
         for storage in died:
             block = self.by_storage.get(storage)
-            if block is not None and self.blocks[block].nbytes == nbytes:
+            if block is not None and block.nbytes == nbytes:
                 died.remove(storage)
                 self._free(block, line)
                 return
-        for block in reversed(self.scratch):
-            if self.blocks[block].nbytes == nbytes:
-                self._free(block, line)
-                return
-        # Neither ours nor scratch: memory from before the call that no argument reaches.
+        # If there is none: memory from before the call that no argument reaches.
+        self._free(next((b for b in reversed(self.scratch) if b.nbytes == nbytes), None), line)
 
-    def _alloc(self, bound: Bound, nbytes: int, line: int) -> None:
-        block = self._add(_Block(nbytes, bound.device, Origin.BUFFER, bound.name, bound.storage))
-        self.by_storage[bound.storage] = block
-        self.owner[block] = bound.name
-        self.events.append(Event(EventKind.ALLOC, block, line, bound.name))
-
-    def _free(self, block: int | None, line: int) -> None:
-        if block is None or self.blocks[block].freed:
+    def _free(self, block: Block | None, line: int) -> None:
+        if block is None or block.freed:
             return
-        self.blocks[block].freed = True
+        block.freed = True
         if block in self.scratch:
             self.scratch.remove(block)
-        self.events.append(Event(EventKind.FREE, block, line))
+        self.events.append((EventKind.FREE, block, line, None))
 
-    def _follow_names(self, segment: _Segment) -> None:
+    def _follow_names(self, segment: Segment) -> None:
         """Keep track of which name owns each block.
 
         ``buf4 = buf3; del buf3`` hands a block over; a view beside a living buffer
@@ -291,64 +232,56 @@ class _Builder:
                     bound_here.add(report.name)
                     self.names.pop(report.name, None)
                 self.names.setdefault(report.name, []).append(block)
-                self.owner.setdefault(block, report.name)
+                block.owner = block.owner or report.name
             elif isinstance(report, Dropped):
                 for name in report.names:
                     for block in self.names.pop(name, ()):
                         self._pass_on(block, name, segment.line)
 
-    def _pass_on(self, block: int, name: str, line: int) -> None:
-        if self.owner.get(block) == name and not self.blocks[block].freed:
+    def _pass_on(self, block: Block, name: str, line: int) -> None:
+        if block.owner == name and not block.freed:
             heir = next((n for n in reversed(self.names) if block in self.names[n]), None)
             if heir is not None:
-                self.owner[block] = heir
-                self.events.append(Event(EventKind.REUSE, block, line, heir))
+                block.owner = heir
+                self.events.append((EventKind.REUSE, block, line, heir))
 
-    def _add(self, block: _Block) -> int:
-        self.blocks.append(block)
-        return len(self.blocks) - 1
-
-    def _finish(self, categorize: Categorize) -> AllocationProgram:
-        outputs: dict[int, list[int]] = {}
+    def finish(self, categorize: Categorize) -> AllocationProgram:
+        outputs: dict[Block | None, list[int]] = defaultdict(list)
         for index, storage in enumerate(self.trace.outputs):
-            block = self.by_storage.get(storage) if storage is not None else None
-            if block is not None:
-                outputs.setdefault(block, []).append(index)
+            outputs[self.by_storage.get(storage)].append(index)
         devices = {b.device for b in self.blocks if b.device.startswith("cuda:")}
-        # What a kernel allocated and did not give back, a workspace or packed weights, it
-        # keeps from a first call on: later calls, for which the program stands, do not
-        # allocate it.
-        kept = set(self.scratch)
-        ids = {
-            block: i for i, block in enumerate(b for b in range(len(self.blocks)) if b not in kept)
-        }
+        ids: dict[Block, int] = {}
         storages = []
-        for block, i in ids.items():
-            b, out = self.blocks[block], tuple(outputs.get(block, ()))
-            if b.device == "cuda" and len(devices) == 1:
-                (b.device,) = devices
-            outlives = b.origin is Origin.INPUT or b.origin is Origin.EXTERNAL or bool(out)
+        for block in self.blocks:
+            # What a kernel allocated and did not give back, a workspace or packed weights, it
+            # keeps from a first call on: later calls, for which the program stands, do not
+            # allocate it.
+            if block in self.scratch:
+                continue
+            ids[block] = len(ids)
+            device, out = block.device, tuple(outputs.get(block, ()))
+            if device == "cuda" and len(devices) == 1:
+                (device,) = devices
+            outlives = block.origin in (Origin.INPUT, Origin.EXTERNAL) or bool(out)
             storages.append(
                 Storage(
-                    id=i,
-                    nbytes=b.nbytes,
-                    device=b.device,
-                    origin=b.origin,
-                    name=b.name,
-                    category=categorize(b.origin, b.inputs, out, not b.freed),
-                    identity=b.identity if outlives else None,
-                    inputs=b.inputs,
+                    id=ids[block],
+                    nbytes=block.nbytes,
+                    device=device,
+                    origin=block.origin,
+                    name=block.name,
+                    category=categorize(block.origin, block.inputs, out, not block.freed),
+                    identity=block.identity if outlives else None,
+                    inputs=block.inputs,
                     outputs=out,
                 )
             )
         return AllocationProgram(
             key=self.trace.key,
             storages=tuple(storages),
-            events=tuple(
-                replace(e, storage=ids[e.storage]) for e in self.events if e.storage in ids
-            ),
-            internal_observed=self.trace.allocator is not None,
-            kept_bytes=sum(self.blocks[block].nbytes for block in self.scratch),
+            events=tuple(Event(k, ids[b], line, o) for k, b, line, o in self.events if b in ids),
+            internal_observed=self.trace.allocator,
+            kept_bytes=sum(b.nbytes for b in self.scratch),
             host_ns=self.trace.host_ns,
         )
 
@@ -361,10 +294,3 @@ def _fits(bound: Bound, allocated: int, device: str) -> bool:
     if device == "cpu":
         return False
     return 0 < bound.nbytes < allocated <= bound.nbytes + _MAX_ROUNDING
-
-
-def as_deltas(events: list[tuple[str, int, str]], prefix: str) -> list[AllocatorDelta]:
-    """Allocator events (mark, signed bytes, device) with marks ``<prefix><number>``; those with
-    a negative number are left out."""
-    marked = ((int(m[len(prefix) :]) if m else 0, n, d) for m, n, d in events)
-    return [AllocatorDelta(*delta) for delta in marked if delta[0] >= 0]

@@ -1,38 +1,101 @@
-"""Collects what happens to memory during one call."""
+"""What happens to memory during one call: a copy of the generated wrapper that reports it, and the
+hooks that it reports to.
+
+The copy runs in the *same* module globals, with the same kernels, constants and streams,
+and keeps the original line numbers, so it computes the same values and its tracebacks
+still point into the generated file. Only calls to hooks, which never raise, are added:
+
+    hooks.at(line)                    before each statement
+    hooks.bound(name, value)          after ``name = …``
+    hooks.dropped(names)              after ``del names``
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from memprof.profiler.model import Origin
 from memprof.profiler.process_hooks import ForkSafeLock
 
+from ..provenance.generated_code import (
+    Clone,
+    call_function,
+    clone_factory,
+    target_names,
+    wrapper_functions,
+)
 from ._torch_compat import AllocatorEvents
-from .program_builder import At, Bound, Dropped, Freed, KnownStorage, Trace, as_deltas
+from .program_builder import Block, Bound, Delta, Dropped, Freed, Segment, Trace
 
-_MARK = "memprof:"
+_HOOKS = "__memprof_hooks__"
+
+
+InstrumentedCall = Callable[[Any], Clone]
+"""From hooks to a copy that calls them."""
+
+
+def instrument(source: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
+    """Build the clone of a generated module's ``call``; None if the module has no Python wrapper
+    (C++ wrapper code). Its globals are used as they are and not changed."""
+    tree = ast.parse(source)
+    if call_function(tree) is None:
+        return None
+    for _, function in wrapper_functions(tree):
+        function.body = _instrumented(function.body)
+    return clone_factory(tree, [_HOOKS], module_globals)
+
+
+def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for st in body:
+        for part in ("body", "orelse"):
+            if isinstance(inner := getattr(st, part, None), list):
+                setattr(st, part, _instrumented(inner))
+        if not isinstance(st, ast.FunctionDef):
+            out.append(_hook(st, "at", ast.Constant(st.lineno)))
+        out.append(st)
+        # A list of arguments for a partition makes nothing and owns nothing.
+        if isinstance(st, ast.Assign) and not isinstance(st.value, (ast.List, ast.Tuple)):
+            names = [n for t in st.targets for n in target_names(t)]
+            out.extend(_hook(st, "bound", ast.Constant(n), ast.Name(n, ast.Load())) for n in names)
+        elif isinstance(st, ast.Delete):
+            names = [n for t in st.targets for n in target_names(t)]
+            if names:
+                constants: list[ast.expr] = [ast.Constant(n) for n in names]
+                out.append(_hook(st, "dropped", ast.Tuple(constants, ast.Load())))
+    return out
+
+
+def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
+    # Built, not parsed: a large graph has thousands of statements.
+    function = ast.Attribute(ast.Name(_HOOKS, ast.Load()), name, ast.Load())
+    statement = ast.Expr(ast.Call(function, list(arguments), []))
+    for node in ast.walk(statement):
+        ast.copy_location(node, at)
+    return statement
+
+
+_ASIDE = -1
+"""Mark of what is not the graph's."""
 
 
 class Recorder:
-    """The hooks of one instrumented call.
-
-    A hook never raises into the generated code: the first error is kept in ``error``,
-    later reports are ignored, and the call goes on.
-    """
+    """The hooks of one instrumented call. None raises into the generated code: the first error is
+    kept in ``error``, later reports are ignored, and the call goes on."""
 
     def __init__(self, identities: StorageIdentities, key: tuple[int, ...]) -> None:
         self.trace = Trace(key)
         self.error: Exception | None = None
         self._identities = identities
         self._allocator = AllocatorEvents()
-        self._marks = 0
 
     # --- hooks ----------------------------------------------------------------------------
 
@@ -40,16 +103,15 @@ class Recorder:
         """Execution reached ``line``."""
         if self.error is None:
             with self._keeping_errors():
-                self._marks += 1
-                self.trace.reports.append(At(self._marks, line))
+                self.trace.segments.append(Segment(line))
                 if self._allocator.started:
-                    self._allocator.mark(f"{_MARK}{self._marks}")
+                    self._allocator.mark(len(self.trace.segments) - 1)
 
     def aside(self) -> None:
         """What is allocated until the next statement is not the graph's."""
         if self.error is None and self._allocator.started:
             with self._keeping_errors():
-                self._allocator.mark(f"{_MARK}-1")
+                self._allocator.mark(_ASIDE)
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
@@ -57,16 +119,17 @@ class Recorder:
             with self._keeping_errors():
                 for storage in _storages(value):
                     number = self._identities.identity(storage)
-                    self.trace.reports.append(
-                        Bound(name, number, storage.nbytes(), str(storage.device))
-                    )
+                    self._report(Bound(name, number, storage.nbytes(), str(storage.device)))
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """``names`` were deleted."""
-        self.trace.reports.append(Dropped(names))
+        self._report(Dropped(names))
 
     def _freed(self, storage: int) -> None:
-        self.trace.reports.append(Freed(storage))
+        self._report(Freed(storage))
+
+    def _report(self, seen: Bound | Dropped | Freed) -> None:
+        self.trace.segments[-1].reports.append(seen)
 
     # --- the call -------------------------------------------------------------------------
 
@@ -105,35 +168,35 @@ class Recorder:
     def _leave(self) -> None:
         self._identities.unlisten(self._freed)
         with self._keeping_errors():
-            if self._allocator.started:
-                self.trace.allocator = as_deltas(self._allocator.stop(_MARK), _MARK)
+            self.trace.allocator = self._allocator.started
+            for mark, nbytes, device in self._allocator.stop() if self._allocator.started else ():
+                if mark != _ASIDE:
+                    self.trace.segments[mark].deltas.append(Delta(nbytes, device))
 
     def _enter(
         self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
-        found: dict[int, KnownStorage] = {}
+        found: dict[int, Block] = {}
 
-        def known(storage: torch.UntypedStorage, name: str) -> KnownStorage:
+        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> Block:
             number = self._identities.identity(storage)
-            new = KnownStorage(number, storage.nbytes(), str(storage.device), name)
+            new = Block(storage.nbytes(), str(storage.device), origin, name, number)
             return found.setdefault(number, new)
 
         for index, value in enumerate(inputs):
             name = names[index] if index < len(names) else f"input {index}"
             for storage in _storages(value):
-                seen = known(storage, name)
-                found[seen.storage] = replace(seen, inputs=(*seen.inputs, index))
+                block = known(storage, Origin.INPUT, name)
+                block.inputs = (*block.inputs, index)
         for name, tensor in constants.items():
             for storage in _storages(tensor):
-                known(storage, name)
+                known(storage, Origin.EXTERNAL, name)
         self.trace.entry = list(found.values())
 
 
 def _storages(value: object) -> Iterable[torch.UntypedStorage]:
-    """Storages of a tensor, or of the tensors in nested sequences.
-
-    Sparse tensors and the opaque packed weights of oneDNN have none to speak of.
-    """
+    """Storages of a tensor, or of the tensors in nested sequences; sparse tensors and the opaque
+    packed weights of oneDNN have none to speak of."""
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided:
             yield value.untyped_storage()
@@ -145,10 +208,9 @@ def _storages(value: object) -> Iterable[torch.UntypedStorage]:
 class StorageIdentities:
     """Names for storages that hold for the whole process, with a notice when one dies.
 
-    The address of a storage is reused as soon as it is freed, so it cannot say whether two
-    observations saw the same memory. A storage gets a number the first time it is seen and
-    keeps it until it dies; numbers are never reused. torch keeps a storage's Python object as long
-    as the storage itself, so a weak reference to it fires exactly when the memory is released.
+    Addresses are reused, so a storage gets a number the first time it is seen; numbers are not.
+    torch keeps a storage's Python object as long as the storage itself, so a weak reference to it
+    fires exactly when the memory is released.
     """
 
     def __init__(self) -> None:
@@ -173,10 +235,8 @@ class StorageIdentities:
         return self._by_address.get(storage._cdata)
 
     def listen(self, on_death: Callable[[int], None]) -> None:
-        """Call ``on_death(number)`` for every storage that dies from now on.
-
-        It is called from whatever thread dropped the last reference, and must not raise.
-        """
+        """Call ``on_death(number)`` for every storage that dies from now on, from whatever thread
+        dropped the last reference; it must not raise."""
         with self._lock:
             self._listeners = (*self._listeners, on_death)
 

@@ -3,14 +3,12 @@
 Note [Three lives of a callable]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
-Inductor's own callable between two readings of the clock and appends one tuple to the
-call log; where the graph has no symbolic sizes this is a closure over constants that
-replaces the observing one, for good unless an arena (``cpu_arena``) is better than Inductor's
-callable. *Plain*: the observation failed; the callable is
-still counted, but has no program.
+Inductor's own callable, or an arena's (``cpu_arena``), between two readings of the clock and
+appends one tuple to the call log. *Plain*: the observation failed; the callable is still counted,
+but has no program.
 
-A graph with symbolic sizes has one program per combination of them, so its steady callable
-looks the combination up, and observes when it is a new one. The sizes are integer inputs of
+A graph with symbolic sizes has one program per combination of them, so its callable looks the
+combination up, and observes when it is a new one. The sizes are integer inputs of
 the graph, or, where one is not (the inner tensors of a jagged one), read off a tensor.
 """
 
@@ -18,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
@@ -30,23 +29,23 @@ from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
-from ..cpu_arena.steady_state import ArenaSteadyState, arena_steady_state
-from ..cuda_graphs_stage import NotRun, ObservableModel, check_runs, running
-from ..ledger import Counter
+from ..cpu_arena.steady_state import ArenaSteadyState
+from ..cuda_graphs_stage import ObservableModel, running
+from ..ledger import Counter as Ticks
 from ..options import Options
-from ..pipeline import CompileStage, CompileState
+from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
 from ..roles.graph_value import categorizer
-from ..runtime import LiveGraph, Runtime
-from .instrument import InstrumentedCall, instrument
+from ..runtime import RUNTIME, LiveGraph
 from .program_builder import build_program
-from .recorder import Recorder
+from .recorder import InstrumentedCall, Recorder, instrument
 
 BoxedCall = Callable[[list[Any]], Any]
 
 UNOBSERVED = -1
 """Program index of a call that has no program."""
 
+_NOT_SHOWN = "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
 MAX_IN_VAIN = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
@@ -57,41 +56,47 @@ class ObserveStage(CompileStage):
 
     Args:
         graph: whose calls are counted and whose record gets the programs.
-        runtime: the call log, ledger and storage identities to use.
         options: how many calls to observe.
+        args: fake tensors and symbolic integers that the graph was traced with.
         models: where the callable may run in graph trees: what they run, complete when it is
             compiled. Its first call, which is their warm-up and tunes the kernels, goes by
             unobserved; one clean observation follows it. None where there are no trees.
     """
 
     graph: LiveGraph
-    runtime: Runtime
     options: Options
+    args: Sequence[Any]
     models: list[ObservableModel] | None = None
     name = "observe"
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
+    def post_compile(self, compiled: Any) -> Any:
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
-        sizes, dims = _size_inputs(state.flat_args)
         if hasattr(compiled, "current_callable"):
-            observed = ObservedCall(self, compiled.current_callable, compiled, sizes, dims)
-
             in_parts = self.models is not None and compat.runs_in_parts(compiled)
 
             def install(call: BoxedCall) -> None:
                 compiled.current_callable = tell_what_is_given(call) if in_parts else call
 
-            observed.start(install)
+            _ObservedCall(self, compiled.current_callable, compiled, install)
             return compiled
-        return _changing_function(ObservedCall(self, compiled, None, sizes, dims))
+        current: BoxedCall = compiled
+
+        def change(call: BoxedCall) -> None:
+            nonlocal current
+            current = call
+
+        # A real function, not an object: torch._dynamo.disable copies its attributes.
+        def call(inputs: list[Any]) -> Any:
+            return current(inputs)
+
+        _ObservedCall(self, compiled, None, change)
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
 
 def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives.
-
-    The ragged size of a jagged tensor is no number: it is another one for each tensor, of
-    whatever sizes.
-    """
+    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives. The ragged
+    size of a jagged tensor is no number: it is another one for each tensor, of whatever sizes."""
     sizes = tuple(
         i
         for i, a in enumerate(args)
@@ -109,85 +114,68 @@ def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int,
     return sizes, tuple(dims)
 
 
-def _changing_function(observed: ObservedCall) -> BoxedCall:
-    """A boxed function whose callable can change, for graphs without a ``CompiledFxGraph``.
-
-    A real function, not an object: ``torch._dynamo.disable`` copies its attributes.
-    """
-    current: list[BoxedCall] = [observed.plain]
-
-    def call(inputs: list[Any]) -> Any:
-        return current[0](inputs)
-
-    def install(changed: BoxedCall) -> None:
-        current[0] = changed
-
-    observed.start(install)
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
-
-
-class ObservedCall:
-    """The changing callable of one graph, see Note [Three lives of a callable]."""
+class _ObservedCall:
+    """The changing callable of one graph, see Note [Three lives of a callable]; ``install`` gets
+    the first one and, as it changes, later ones."""
 
     def __init__(
         self,
         stage: ObserveStage,
         plain: BoxedCall,
         compiled: Any,
-        sizes: tuple[int, ...],
-        dims: tuple[tuple[int, int], ...],
+        install: Callable[[BoxedCall], None],
     ) -> None:
         self.record: GraphRecord = stage.graph.record
         self.tick = stage.graph.calls.tick
-        self.runtime = stage.runtime
         self.options = stage.options
         self.plain = plain
         self.compiled = compiled
         self.module_globals = compat.generated_globals(compiled) or {}
-        self.sizes = sizes
-        self.dims = dims
-        self.dynamic = bool(sizes or dims)
-        self.programs: dict[tuple[int, ...], tuple[int, BoxedCall]] = {}
+        self.sizes, self.dims = _size_inputs(stage.args)
+        self.dynamic = bool(self.sizes or self.dims)
+        # By key, what calls that are observed no more run.
+        self.settled: dict[tuple[int, ...], BoxedCall] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
-        self._in_vain: dict[tuple[int, ...], int] = {}
+        self._in_vain: Counter[tuple[int, ...]] = Counter()
         in_trees = stage.models is not None
         self._unseen = -1 if in_trees and not compat.skips_warm_up() else 0
         runs = stage.options.observe_runs
         self._runs = min(runs, 1) if in_trees else runs
         # Trees know sizes by integer inputs alone: where a size is none, they may replay a graph
         # for another one, and the call is observed beside them.
-        self._models = [] if dims else self._models_of(stage.models or ())
+        self._models = [] if self.dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED, self.plain)
-        self._beyond: Counter | None = None
-        self._arena: ArenaSteadyState | None = None
-        if compiled is not None:
-            ledger, wanted = stage.runtime.ledger, stage.options.graphs
-            self._arena = arena_steady_state(
-                self.record, compiled, plain, sizes, bool(dims), ledger, wanted
-            )
+        self._beyond: Ticks | None = None
+        self._arena = self._arena_if_wanted()
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
-        self._install: Callable[[BoxedCall], None] = lambda call: None
-
-    def start(self, install: Callable[[BoxedCall], None]) -> None:
-        """Hand the first callable to ``install``, and later ones as they change."""
         self._install = install
-        off = next(
-            (o for o in ("observe_runs", "max_programs") if not getattr(self.options, o)), None
+        for option in ("observe_runs", "max_programs"):
+            if not getattr(self.options, option):
+                self.record.unobservable = f"observation is off ({option}=0)"
+                install(self._unobserved)
+                return
+        install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
+
+    def _arena_if_wanted(self) -> ArenaSteadyState | None:
+        """What decides whether observed calls run in the arena."""
+        record, wanted = self.record, self.options.graphs
+        if self.compiled is None or wanted is False or set(record.devices) - {"cpu"}:
+            return None
+        if self.dims:
+            why = "no arena: a size is no input of its own"
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, why)
+            return None
+        return ArenaSteadyState(
+            record, self.compiled, self.module_globals, self.plain, self.sizes, wanted
         )
-        if off is not None:
-            self.record.unobservable = f"observation is off ({off}=0)"
-            install(self._unobserved)
-        else:
-            install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
 
     # --- steady ---------------------------------------------------------------------------
 
     def _steady(self, program: int, run: BoxedCall) -> BoxedCall:
         """The callable ``run`` and one record a call: all that is left on the hot path."""
-        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
+        calls, tick, graph = RUNTIME.calls, self.tick, self.record.id
 
         def call(inputs: list[Any]) -> Any:
             start = perf_counter_ns()
@@ -200,22 +188,14 @@ class ObservedCall:
 
     def _by_sizes(self) -> BoxedCall:
         """Steady for known combinations of sizes, observing for new ones."""
-        calls, tick, graph = self.runtime.calls, self.tick, self.record.id
-        sizes, dims, programs = self.sizes, self.dims, self.programs
+        sizes, dims, settled = self.sizes, self.dims, self.settled
 
         def call(inputs: list[Any]) -> Any:
             key = tuple([inputs[i] for i in sizes])
             if dims:
                 key += tuple([inputs[i].size(d) for i, d in dims])
-            found = programs.get(key)
-            if found is None:
-                return self._observe(inputs, key)
-            program, run = found
-            start = perf_counter_ns()
-            out = run(inputs)
-            tick()
-            calls.record((graph, program, start, perf_counter_ns(), get_ident()))
-            return out
+            steady = settled.get(key)
+            return self._observe(inputs, key) if steady is None else steady(inputs)
 
         return call
 
@@ -234,9 +214,9 @@ class ObservedCall:
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it
         try:
-            settled = self.programs.get(key)
-            if settled is not None:  # another thread has just been
-                return self._steady(*settled)(inputs)
+            steady = self.settled.get(key)
+            if steady is not None:  # another thread has just been
+                return steady(inputs)
             return self._observed(inputs, key)
         finally:
             self._observing.release()
@@ -245,20 +225,20 @@ class ObservedCall:
         """A call with a combination of sizes too many. Nothing is kept for it: of sizes that
         never come again there is no end."""
         if self._beyond is None:
-            self._beyond = Counter()
+            self._beyond = Ticks()
             why = f"more than {self.options.max_programs} combinations of sizes"
-            self.runtime.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
+            RUNTIME.ledger.count(LedgerKind.NOT_OBSERVED, self.record.id, why, self._beyond)
         self._beyond.tick()
         return self._unobserved(inputs)
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
-            recorder = Recorder(self.runtime.identities, key)
+            recorder = Recorder(RUNTIME.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
             constants = {n: v for n, v in self.module_globals.items() if type(v) is torch.Tensor}
         except Exception as error:
-            self.runtime.ledger.fallback(self.record.id, "preparing an observation", error)
+            RUNTIME.ledger.fallback(self.record.id, "preparing an observation", error)
             self._give_up(key, f"preparing its observation failed: {error}")
             return self._unobserved(inputs)
         start = perf_counter_ns()
@@ -267,17 +247,17 @@ class ObservedCall:
         end = perf_counter_ns()
         program = UNOBSERVED
         try:
-            check_runs(armed)
-            program = self._keep(recorder, key)
-        except NotRun as why:
-            self._in_vain[key] = in_vain = self._in_vain.get(key, 0) + 1
-            if in_vain == MAX_IN_VAIN:
-                self._give_up(key, str(why))
+            if all(once.runs == 1 for once in armed):
+                program = self._keep(recorder, key)
+            else:
+                self._in_vain[key] += 1
+                if self._in_vain[key] == MAX_IN_VAIN:
+                    self._give_up(key, _NOT_SHOWN)
         except Exception as error:
-            self.runtime.ledger.fallback(self.record.id, "observing a call", error)
+            RUNTIME.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")
         self.tick()
-        self.runtime.calls.record((self.record.id, program, start, end, get_ident()))
+        RUNTIME.calls.record((self.record.id, program, start, end, get_ident()))
         return out
 
     def _keep(self, recorder: Recorder, key: tuple[int, ...]) -> int:
@@ -290,12 +270,12 @@ class ObservedCall:
         programs = self.record.programs
         index = next((i for i, p in enumerate(programs) if p.key == key), len(programs))
         programs[index : index + 1] = [program]
-        self.runtime.note_persistent(self.record, program)
+        RUNTIME.note_persistent(self.record, program)
         self.seen[key] += 1
         if self.seen[key] >= self._runs:
             self._settle(key, index)
             what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
-            self.runtime.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
+            RUNTIME.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
@@ -305,9 +285,9 @@ class ObservedCall:
         self._clone = self._clone if self.dynamic else None
 
         def use(run: BoxedCall) -> None:
-            self.programs[key] = program, run
+            self.settled[key] = steady = self._steady(program, run)
             if not self.dynamic:
-                self._install(self._steady(program, run))
+                self._install(steady)
 
         if self._arena is None or program == UNOBSERVED:
             use(self.plain)
@@ -315,7 +295,7 @@ class ObservedCall:
             use(self._arena(self.record.programs[program], use))
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
-        self.runtime.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
+        RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
         if not self.record.programs:
             self.record.unobservable = why
         self._settle(key, UNOBSERVED)
@@ -324,27 +304,22 @@ class ObservedCall:
         """Those among ``models`` that run: a graph compiled again, past a cache, was handed to the
         trees twice."""
         own = partition_functions(self.module_globals)
-        return [m for m in models if any(m.model is f for f in own)] or list(models[-1:])
+        return [m for m in models if m.model in own] or list(models[-1:])
 
     def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
-        """The callable to observe, and what the trees are to run in it, by model.
-
-        Without a Python wrapper there is nothing to instrument; the allocator's events
-        alone then give the bytes, without names.
-        """
+        """The callable to observe, and what the trees are to run in it, by model. Without a Python
+        wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
         if self._clone is None and self.module_globals:
-            path = self.record.code_path or self.module_globals.get("__file__", "<generated>")
-            self._clone = instrument(self.compiled.source_code, path, self.module_globals)
+            self._clone = instrument(self.compiled.source_code, self.module_globals)
 
+        # What the trees allocate around the copy of a partition is not the graph's.
         def inside(run: BoxedCall, inputs: list[Any]) -> Any:
-            """Run the copy of a partition; what is allocated after it is the trees'."""
             try:
                 return run(inputs)
             finally:
                 recorder.aside()
 
         def outside(run: BoxedCall, inputs: list[Any]) -> Any:
-            """What the trees do around a partition, which is not the graph's."""
             recorder.aside()
             return run(inputs)
 
@@ -357,14 +332,12 @@ class ObservedCall:
             return compat.realign_inputs(clone.call, self.compiled), []
         own = partition_functions(self.module_globals)
         copies: list[BoxedCall] = [
-            functools.partial(inside, copy)
+            functools.partial(inside, clone.partitions[own.index(m.model)])
             for m in self._models
-            for f, copy in zip(own, clone.partitions, strict=True)
-            if m.model is f
+            if m.model in own
         ]
         if copies:
-            runs = compat.runner_partitions(self.compiled)
-            partitions = [functools.partial(outside, run) for run in runs]
-            return compat.realign_inputs(clone.bind(partitions), self.compiled), copies
+            runs = [functools.partial(outside, r) for r in compat.runner_partitions(self.compiled)]
+            return compat.realign_inputs(clone.bind(runs), self.compiled), copies
         copies = [functools.partial(inside, clone.call)]
         return functools.partial(outside, self.plain), copies

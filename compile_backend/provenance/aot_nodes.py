@@ -4,11 +4,10 @@ Note [Two levels of nodes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 Buffers come from nodes of the *post-grad* graph, which Inductor's passes have rewritten in place; a
 cached artifact has only their names. User stacks live on the nodes of the *AOT* graph, which every
-process traces anew: Inductor's cache key covers the code of that graph, node names included, but
-not the stacks, so two processes (or two identical blocks at different lines) that share an artifact
-still have their own. memprof therefore links post-grad nodes to AOT nodes by name (``TAG`` in
-``node.meta["custom"]``, one of the fields that torch's pattern matcher copies to the nodes it
-makes) and stores only that link with the artifact. A fresh compilation takes the same path.
+process traces anew, and are no part of Inductor's cache key, as that graph's code is. So memprof
+links post-grad nodes to AOT nodes by name (``TAG`` in ``node.meta["custom"]``, which torch's
+pattern matcher copies to the nodes it makes) and stores only that link with the artifact. A fresh
+compilation takes the same path.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ CAPTURED_TAG = "memprof_captured_node"
 def tag_nodes(graph: Graph, tag: str = TAG) -> None:
     """Write each node's own name into its metadata, see Note [Two levels of nodes]; Dynamo copies
     it, too."""
-    for node in graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            _tag(node, tag, node.name)
+    for node in computing(graph):
+        _tag(node, tag, node.name)
 
 
 def tag_of(node: Node, tag: str = TAG) -> str | None:
@@ -43,11 +41,8 @@ def tag_of(node: Node, tag: str = TAG) -> str | None:
 
 
 def tag_inlined_nodes(graph: Graph) -> None:
-    """Tag what Dynamo inlined into a graph of a captured backward.
-
-    These are the accumulations; one belongs to the gradient that is accumulated, its first
-    argument.
-    """
+    """Tag what Dynamo inlined into a graph of a captured backward: accumulations, each with the tag
+    of the gradient that is accumulated, its first argument."""
     for node in graph.nodes:
         if tag_of(node, CAPTURED_TAG) is None:
             tags = (tag_of(source, CAPTURED_TAG) for source in node.all_input_nodes)
@@ -88,11 +83,9 @@ def own_provenance(node: Node) -> NodeProvenance:
 
 
 def nearest(start: Node, wanted: Mapping[str, Any], limit: int = 512) -> str | None:
-    """Name of the nearest node that is in ``wanted``: consumers first, then producers.
-
-    A node made by a pass serves the nodes that read it, so its consumers come first at
-    each distance. ``limit`` bounds the search on huge graphs.
-    """
+    """Name of the nearest node that is in ``wanted``. A node made by a pass serves the nodes that
+    read it, so consumers come first at each distance. ``limit`` bounds the search on huge
+    graphs."""
     seen = {start}
     queue = deque([*start.users, *start.all_input_nodes])
     while queue and limit:
@@ -123,55 +116,60 @@ def snapshot(
     (``Evidence.NEIGHBOUR``).
     """
     by_seq = by_sequence_number(forward.values()) if forward else {}
-    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    nodes = computing(graph)
     found = {n.name: with_forward(own_provenance(n), by_seq) for n in nodes}
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
-    for node in nodes:
-        if node.name not in located and node.name not in placed:
-            origin = nearest(node, located) or nearest(node, placed)
-            if origin is not None:
-                found[node.name] = borrow(found[node.name], found[origin])
+    alone = [n for n in nodes if n.name not in located and n.name not in placed]
+    borrow_from_nearest(alone, found, located, placed)
     return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 
 def captured_snapshot(
     graph: Graph, captured: Mapping[str, NodeProvenance]
 ) -> dict[str, NodeProvenance]:
-    """The same for the AOT graph of a captured backward.
-
-    Args:
-        graph: its nodes descend from nodes that were tagged.
-        captured: provenance of the captured graph's nodes, by name.
-    """
-    nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
-    found: dict[str, NodeProvenance] = {}
-    for node in nodes:
+    """The same for the AOT graph of a captured backward, whose nodes descend from tagged ones;
+    ``captured`` is the provenance of these, by name."""
+    located: dict[str, NodeProvenance] = {}
+    others: dict[str, NodeProvenance] = {}
+    alone: list[Node] = []
+    for node in computing(graph):
+        own = own_provenance(node)
         origin = captured.get(tag_of(node, CAPTURED_TAG) or "")
-        if origin is not None:
-            own = own_provenance(node)
-            found[node.name] = dataclasses.replace(
+        if origin is None:
+            alone.append(node)
+            others[node.name] = dataclasses.replace(own, stack=(), module_path=None)
+        else:
+            located[node.name] = dataclasses.replace(
                 origin, name=own.name, target=own.target, original_aten=own.original_aten
             )
-    located = dict(found)
-    for node in nodes:
-        if node.name not in found:
-            near = nearest(node, located)
-            p = dataclasses.replace(own_provenance(node), stack=(), module_path=None)
-            found[node.name] = p if near is None else borrow(p, located[near])
-    return found
+    borrow_from_nearest(alone, others, located)
+    return located | others
 
 
-def borrow(p: NodeProvenance, origin: NodeProvenance) -> NodeProvenance:
-    """``p`` with the stack and module of ``origin``, a neighbour."""
-    return dataclasses.replace(
-        p,
-        stack=origin.stack,
-        module_path=origin.module_path,
-        module_type=origin.module_type,
-        from_forward=origin.from_forward,
-        evidence=Evidence.NEIGHBOUR,
-    )
+def computing(graph: Graph) -> list[Node]:
+    """Nodes that make something."""
+    return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+
+
+def borrow_from_nearest(
+    alone: Iterable[Node], found: dict[str, NodeProvenance], *located: Mapping[str, NodeProvenance]
+) -> None:
+    """Give nodes in ``found`` the stack and module of the nearest node in the first of ``located``
+    that has one."""
+    for node in alone:
+        for wanted in located:
+            if (name := nearest(node, wanted)) is not None:
+                origin = wanted[name]
+                found[node.name] = dataclasses.replace(
+                    found[node.name],
+                    stack=origin.stack,
+                    module_path=origin.module_path,
+                    module_type=origin.module_type,
+                    from_forward=origin.from_forward,
+                    evidence=Evidence.NEIGHBOUR,
+                )
+                break
 
 
 def in_root(p: NodeProvenance) -> NodeProvenance:

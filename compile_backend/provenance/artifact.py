@@ -23,19 +23,13 @@ from memprof.profiler.model import BufferProvenance, Evidence
 from .aot_nodes import nearest, tag_of, target_name
 
 VERSION = "2"
-"""Version of the stored form; part of Inductor's cache key through ``LoweringTap``."""
+"""Version of the stored form; part of its path, and of Inductor's cache key by ``LoweringTap``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactNode:
-    """A post-grad FX node.
-
-    Attributes:
-        target: e.g. ``aten.mm.default``.
-        original_aten: the operator that decomposition started from.
-        aot_node: name of the AOT node it descends from.
-        evidence: whether that link is the node's own or its neighbour's.
-    """
+    """A post-grad FX node; ``aot_node`` is the name of the AOT node it descends from, by its own
+    link or its neighbour's (``evidence``)."""
 
     target: str
     original_aten: str | None = None
@@ -47,7 +41,6 @@ class ArtifactNode:
 class Artifact:
     """Nodes and buffers of one compiled graph, by name; a buffer's ``line`` is not known yet."""
 
-    version: str = VERSION
     nodes: dict[str, ArtifactNode] = field(default_factory=dict)
     buffers: dict[str, BufferProvenance] = field(default_factory=dict)
 
@@ -75,15 +68,12 @@ def store(artifact: Artifact, path: Path) -> None:
 
 
 def load(path: Path) -> Artifact | None:
-    """The stored artifact; None if there is none, or one that cannot be used.
-
-    A damaged file is the same as none: the graph is compiled again and stored anew.
-    """
+    """The stored artifact; None if there is none, or a damaged one: the graph is compiled again and
+    stored anew."""
     try:
-        artifact = msgspec.json.decode(path.read_bytes(), type=Artifact)
+        return msgspec.json.decode(path.read_bytes(), type=Artifact)
     except (OSError, msgspec.MsgspecError):
         return None
-    return artifact if artifact.version == VERSION else None
 
 
 # --- made from Inductor's GraphLowering: layouts, and the FX nodes behind each buffer -------
@@ -92,14 +82,8 @@ def load(path: Path) -> Artifact | None:
 Lowering = Any
 
 
-def describe_lowerings(
-    lowerings: Sequence[Lowering], aot_names: Container[str]
-) -> tuple[dict[str, ArtifactNode], dict[str, BufferProvenance]]:
-    """Nodes and buffers of a graph and its subgraphs, in the form stored with the artifact.
-
-    Buffer names are unique within one generated module: Inductor prefixes those of
-    subgraphs with the subgraph's name.
-    """
+def describe_lowerings(lowerings: Sequence[Lowering], aot_names: Container[str]) -> Artifact:
+    """Nodes and buffers of a graph and its subgraphs, whose names begin with the subgraph's."""
     nodes: dict[str, ArtifactNode] = {}
     buffers: dict[str, BufferProvenance] = {}
     for lowering in lowerings:
@@ -108,14 +92,12 @@ def describe_lowerings(
         for name, ir in lowering.name_to_buffer.items():
             origins, evidence = _origins(lowering, name, ir)
             origins.sort(key=lambda n: order.get(n, len(order)))
-            for node in origins:
-                if node.name not in nodes:
-                    nodes[node.name] = _describe_node(node, tags)
             primary = getattr(ir, "origin_node", None)
             if primary is None or primary.op in ("placeholder", "output"):
                 primary = origins[-1] if origins else None
-            elif primary.name not in nodes:
-                nodes[primary.name] = _describe_node(primary, tags)
+            for node in (*origins, primary):
+                if node is not None and node.name not in nodes:
+                    nodes[node.name] = _describe_node(node, tags)
             buffers[name] = BufferProvenance(
                 name=name,
                 kind=type(ir).__name__,
@@ -124,7 +106,7 @@ def describe_lowerings(
                 evidence=evidence,
                 **_layout(ir),
             )
-    return nodes, buffers
+    return Artifact(nodes, buffers)
 
 
 def _aot_name(node: Node, known: Container[str]) -> str | None:
@@ -151,11 +133,8 @@ def _describe_node(node: Node, tags: dict[str, str]) -> ArtifactNode:
 
 
 def _origins(lowering: Lowering, name: str, ir: Any) -> tuple[list[Node], Evidence]:
-    """The FX nodes computed into a buffer.
-
-    A copy that Inductor inserts to change a layout has none; the kernels that read it
-    are why it exists, so theirs are used, or failing that those of what it copies.
-    """
+    """The FX nodes computed into a buffer. A copy that Inductor inserts to change a layout has
+    none; it has those of the kernels that read it, or failing that of what it copies."""
     if own := _computing([ir]):
         return own, Evidence.EXACT
     scheduler = getattr(lowering, "scheduler", None)

@@ -3,10 +3,9 @@
 The wrapper is Python: a ``call(args)`` (a method of ``Runner`` in current versions), and
 functions beside it for graph partitions and for the branches of control flow.
 
-A changed copy of it runs in the module it comes from. The copy is built inside a factory function:
-what it needs beyond the module's own globals are the factory's parameters, so nothing is written to
-the module, and two threads can have two copies. Line numbers stay, so tracebacks point into the
-generated file.
+A changed copy is built inside a factory function: what it needs beyond the module's own globals are
+the factory's parameters, so nothing is written to the module, and two threads can have two copies.
+Line numbers stay, so tracebacks point into the generated file.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memprof.profiler.model import Statement, StatementKind
 
@@ -36,6 +34,12 @@ def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]
             for member in top.body:
                 if isinstance(member, ast.FunctionDef) and member.name not in _NOT_WRAPPER:
                     yield f"Runner.{member.name}", member
+
+
+def call_function(tree: ast.Module) -> ast.FunctionDef | None:
+    """What a generated module runs at each call, None if it has no Python wrapper."""
+    functions = dict(wrapper_functions(tree))
+    return functions.get("Runner.call", functions.get("call"))
 
 
 def statements(source: str) -> tuple[Statement, ...]:
@@ -136,14 +140,9 @@ _FACTORY = "__memprof_factory__"
 Boxed = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Clone:
-    """A copy whose parameters have values.
-
-    Attributes:
-        partitions: its partition functions, in order.
-        bind: from the functions to run for the partitions, in order, to ``call``.
-    """
+class Clone(NamedTuple):
+    """A copy whose parameters have values: its partition functions, in order; ``bind`` gives its
+    ``call`` which runs others for them."""
 
     partitions: tuple[Boxed, ...]
     bind: Callable[[Sequence[Boxed]], Boxed]
@@ -155,7 +154,7 @@ class Clone:
 
 
 def clone_factory(
-    tree: ast.Module, parameters: Sequence[str], path: str, module_globals: dict[str, Any]
+    tree: ast.Module, parameters: Sequence[str], module_globals: dict[str, Any]
 ) -> Callable[..., Clone]:
     """From the values of ``parameters`` to a copy.
 
@@ -175,6 +174,7 @@ def clone_factory(
     factory.body = [*body, *ast.parse("return locals()").body]
     module = ast.fix_missing_locations(ast.Module([factory], []))
     local: dict[str, Any] = {}
+    path = module_globals.get("__file__", "<generated>")
     exec(compile(module, path, "exec"), module_globals, local)
     build = local[_FACTORY]
 

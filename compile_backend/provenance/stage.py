@@ -1,12 +1,15 @@
-"""The attribute stage: gives a graph's record its nodes, buffers and statements."""
+"""The attribute stage: completes a graph's record, with its nodes, buffers and statements."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch.fx import GraphModule
 
 from memprof.profiler.model import (
     Evidence,
@@ -18,8 +21,8 @@ from memprof.profiler.model import (
 )
 
 from .. import _torch_compat
-from ..ledger import Ledger
-from ..pipeline import CompileStage, CompileState
+from ..pipeline import CompileStage
+from ..runtime import RUNTIME
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings
@@ -38,7 +41,6 @@ class AttributeStage(CompileStage):
     """
 
     record: GraphRecord
-    ledger: Ledger
     forward_nodes: Mapping[str, NodeProvenance] | None
     compile_again: Callable[[], Any]
     captured_nodes: Mapping[str, NodeProvenance] | None = None
@@ -46,19 +48,20 @@ class AttributeStage(CompileStage):
     _lowerings: list[Any] = field(default_factory=list, init=False)
     name = "attribute"
 
-    def pre_compile(self, state: CompileState) -> None:
+    def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
-        graph = state.graph_module.graph
         self.aot_nodes = (
-            snapshot(graph, self.forward_nodes)
+            snapshot(gm.graph, self.forward_nodes)
             if self.captured_nodes is None
-            else captured_snapshot(graph, self.captured_nodes)
+            else captured_snapshot(gm.graph, self.captured_nodes)
         )
-        tag_nodes(graph)
-        self._lowerings = state.cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
+        tag_nodes(gm.graph)
+        self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
 
-    def post_compile(self, compiled: Any, state: CompileState) -> Any:
-        """Describe the buffers: from the lowering, or from the artifact of a cache hit."""
+    def post_compile(self, compiled: Any) -> Any:
+        """Write down what the compiled graph says of itself, and describe the buffers: from the
+        lowering, or from the artifact of a cache hit."""
+        self._note(compiled)
         if not hasattr(compiled, "current_callable"):
             # A graph without calls is not compiled: it makes nothing, so it has no buffers.
             self.record.fx_cache = "bypass"
@@ -85,35 +88,48 @@ class AttributeStage(CompileStage):
         }
         return compiled
 
+    def _note(self, compiled: Any) -> None:
+        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
+        # backward writes to, Inductor alone can tell.
+        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
+        self.record.inputs = tuple(
+            dataclasses.replace(v, mutated=True) if v.index in mutated else v
+            for v in self.record.inputs
+        )
+        devices = getattr(compiled, "device_types", None) or ()
+        self.record.devices = tuple(sorted(map(str, devices)))
+        _torch_compat.mark_graph(compiled, self.record.id)
+        module_globals = _torch_compat.generated_globals(compiled)
+        self.record.code_path = module_globals.get("__file__") if module_globals else None
+
     def _describe(self, key: str | None) -> Artifact:
-        described = describe_lowerings(self._lowerings, self.aot_nodes)
-        artifact = Artifact(artifacts.VERSION, *described)
+        artifact = describe_lowerings(self._lowerings, self.aot_nodes)
         if key is not None:
-            path = self._path(key)
             try:
-                artifacts.store(artifact, path)
+                artifacts.store(artifact, self._path(key))
             except OSError as error:
                 # Its own text names a temporary file, another one for each graph.
                 why = f"{_torch_compat.inductor_cache_dir()}: {error.strerror or error}"
-                self.ledger.not_stored(self.record.id, "provenance beside the cache", why)
+                RUNTIME.ledger.not_stored(self.record.id, "provenance beside the cache", why)
         return artifact
 
     def _from_cache(self, compiled: Any, key: str | None) -> tuple[Any, Artifact]:
         self.record.fx_cache = "hit"
         artifact = artifacts.load(self._path(key)) if key is not None else None
         if artifact is not None:
-            self.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
+            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
             return compiled, artifact
-        self.ledger.add(
+        RUNTIME.ledger.add(
             LedgerKind.RECOMPILED,
             self.record.id,
             "found in Inductor's cache, but its provenance was not beside it",
         )
         with _torch_compat.compiling_again():
             compiled = self.compile_again()
+        self._note(compiled)
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.
-            self.ledger.add(
+            RUNTIME.ledger.add(
                 LedgerKind.NOT_OBSERVED,
                 self.record.id,
                 "the compiler did not show its buffers to this process",

@@ -14,9 +14,8 @@ the value. Names play no part. A value is
 
 Dynamo hands most values over as placeholders, but puts what belongs to an optimizer (and,
 with ``inline_inbuilt_nn_modules`` off, to a module) on the graph module as attributes,
-which AOTAutograd lifts to inputs of their own; both are listed. State that an optimizer *creates*
-inside a compiled step leaves the graph as an ordinary output (SGD's first momentum buffer), and is
-optimizer state from the next step on.
+which AOTAutograd lifts to inputs of their own. State that an optimizer *creates* inside a compiled
+step is an ordinary output there, and optimizer state from the next step on.
 """
 
 from __future__ import annotations
@@ -54,18 +53,15 @@ class DynamoInput:
     Attributes:
         name: of the placeholder, or of the attribute that will be lifted.
         source: the way to it as Python source, e.g. ``L['self']._parameters['weight']``.
-        role: see Note [Where an input's role comes from]. Of what a captured backward takes only
-            compiled autograd can say that the forward saved it, that it is the gradient until now
-            of a leaf that is no parameter (INPUT_GRADIENT), or that the backward is started with it
-            (TANGENT).
-        fqn: qualified name of what is none of a plain user input: of a parameter or buffer
-            within the outermost module that leads to it, of anything else of an optimizer
-            within that.
+        role: see Note [Where an input's role comes from]. SAVED_FOR_BACKWARD, INPUT_GRADIENT (the
+            gradient until now of a leaf that is no parameter) and TANGENT are compiled autograd's
+            word on what a captured backward takes.
+        fqn: qualified name, but of a plain user input, within the outermost module or optimizer
+            that leads to it.
         index: position among the flat inputs; None for a lifted attribute.
         forward: of what a captured backward is given by a forward: id of the forward's record,
             index of its output.
-        is_gathered: FSDP manages its module, so that a parameter is gathered into memory of its
-            own before each use, and that memory freed after it.
+        is_gathered: a parameter that FSDP gathers into other memory for each use.
     """
 
     name: str
@@ -86,9 +82,9 @@ def dynamo_inputs(
     """
     values: list[tuple[DynamoInput, Links, bool]] = []  # with its source path; is a parameter
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        source = compat.dynamo_source(node)
-        source_path = tuple(compat.source_links(source))
         example = example_inputs[at] if at < len(example_inputs) else None
+        source = compat.dynamo_source(node)
+        source_path = compat.source_links(source)
         for inside, leaf in _leaves(example):
             text = compat.source_text(source) + "".join(f"[{key!r}]" for key in inside)
             name = "_".join((node.name, *map(str, inside)))
@@ -103,7 +99,7 @@ def dynamo_inputs(
     for name in (*sorted(parameters), *sorted(buffers)):
         source = sources.get(name)
         value = DynamoInput(name, compat.source_text(source))
-        values.append((value, tuple(compat.source_links(source)), name in parameters))
+        values.append((value, compat.source_links(source), name in parameters))
 
     of_parameters = {path for _, path, is_parameter in values if path and is_parameter}
     states = [p for _, p, _ in values if _registry(p) in ("_parameters", "_buffers")]
@@ -121,11 +117,8 @@ def dynamo_inputs(
 
 
 def _leaves(example: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Keys to, and values of, what a placeholder holds: itself, unless it is a container.
-
-    Compiled autograd passes all its tensors in one list, and AOTAutograd counts what is
-    inside.
-    """
+    """Keys to, and values of, what a placeholder holds, as AOTAutograd counts it: itself, unless it
+    is a container."""
     if not isinstance(example, (dict, list, tuple)):
         yield (), example
         return

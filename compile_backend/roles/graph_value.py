@@ -27,14 +27,12 @@ class RoleInfo(NamedTuple):
 
 
 UNKNOWN = RoleInfo(Role.UNKNOWN, Category.UNKNOWN)
-RNG_STATE = RoleInfo(Role.RNG_STATE, Category.AUTOGRAD_DETAIL)
-TOKEN = RoleInfo(Role.TOKEN, Category.AUTOGRAD_DETAIL)
+DETAIL = Category.AUTOGRAD_DETAIL
 
 
-def is_rng(node: torch.fx.Node, desc: Descriptor | None) -> bool:
+def is_rng(node: torch.fx.Node, desc: Descriptor) -> bool:
     """Whether a node is random-number state: a seed, an offset or a generator."""
-    described = desc is not None and desc.kind is DescriptorKind.RNG
-    return described or isinstance(node.meta.get("val"), torch.Generator)
+    return desc.kind is DescriptorKind.RNG or isinstance(node.meta.get("val"), torch.Generator)
 
 
 def has_memory(node: torch.fx.Node) -> bool:
@@ -42,29 +40,22 @@ def has_memory(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def without_memory(
-    node: torch.fx.Node, desc: Descriptor | None, category: Category
-) -> RoleInfo | None:
+def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) -> RoleInfo | None:
     """What a number, generator, token or opaque object is; None for a tensor.
 
     Args:
         category: of numbers and opaque objects.
     """
-    kind = desc.whole.kind if desc is not None else None
-    if kind is DescriptorKind.RNG:
-        return RNG_STATE
-    if kind is DescriptorKind.TOKEN:
-        return TOKEN
     value = node.meta.get("val")
+    if desc.whole.kind is DescriptorKind.RNG or isinstance(value, torch.Generator):
+        return RoleInfo(Role.RNG_STATE, DETAIL)
+    if desc.whole.kind is DescriptorKind.TOKEN:
+        return RoleInfo(Role.TOKEN, DETAIL)
     if value is None or isinstance(value, torch.Tensor):
         return None
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return RoleInfo(Role.SIZE, category)
-    if isinstance(value, torch.Generator):
-        return RNG_STATE
-    if compat.is_backward_state(value):
-        category = Category.AUTOGRAD_DETAIL
-    return RoleInfo(Role.OPAQUE, category)
+    return RoleInfo(Role.OPAQUE, DETAIL if compat.is_backward_state(value) else category)
 
 
 def absent_value(at: int) -> GraphValue:
@@ -111,12 +102,8 @@ _OF_OTHERS = (*_PRECEDENCE[:4], Category.INPUT)
 
 
 def _made_for(value: GraphValue) -> Category:
-    """Category of memory that the graph made for an output.
-
-    Metadata name an output for its value, and the value may be that of an input where the
-    memory is not: Inductor gives a convolution's backward the weight in another memory
-    format, a copy that the forward makes and that lives until the backward has run.
-    """
+    """Category of memory that the graph made for an output. Its value may be an input's where the
+    memory is not: a convolution's backward gets the weight in another memory format, a copy."""
     if value.category not in _OF_OTHERS:
         return value.category
     return Category.ACTIVATION if value.role is Role.SAVED_FOR_BACKWARD else Category.OUTPUT

@@ -3,12 +3,12 @@
 Note [Straight calls]
 ~~~~~~~~~~~~~~~~~~~~~
 Between the two AOTAutograd's run-time wrapper takes care of everything that a graph may do: write
-to its inputs, return views of them, save symbolic sizes, take subclasses apart, thread tokens and
-random states through. Most graphs do nothing of it, and pay for the questions at each call: more
-than half of the host's time of a small training step. For those graphs ``calls.py`` reads off the
-metadata what is left, and does just that; a graph that does more keeps torch's wrapper, and so does
-each single call in a situation that is not the common one: the first call, a profiler, a gradient
-of a gradient, a retained graph, functorch, no_grad around a graph that was compiled for training.
+to its inputs, return views of them, take subclasses apart, thread tokens and random states through.
+Most graphs do nothing of it, and pay for the questions at each call: more than half of the host's
+time of a small training step. For those ``calls.py`` does what is left; a graph that does more
+keeps torch's wrapper, and so does each call in a situation that is not the common one: the first
+call, a profiler, a gradient of a gradient, a retained graph, functorch, no_grad around a graph that
+was compiled for training.
 
 The autograd function derives from the one that AOTAutograd made and keeps its layout of saved
 values, so that all who know that class (compiled autograd, checkpointing, memprof itself) see no

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import runtime_wrappers as wrappers
 
 KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
 """Releases whose run-time wrapper is known: with another one torch's own is kept."""
@@ -17,6 +19,7 @@ KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
 profiler: Any = torch.autograd.profiler
 """Its ``_is_profiler_enabled`` is True while a profiler runs."""
 
+config: Any = functorch_config
 _C: Any = torch._C
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = _C._set_grad_enabled
@@ -59,35 +62,29 @@ def steady(compiled: Any, without_autocast: bool) -> Callable[[list[Any]], Any]:
     Inductor's object for it, which looks for what a first call leaves: results of autotuning, and
     metrics.
     """
-    run = _steady(compiled)
-    if not without_autocast:
-        return run
-    disabled = _C._DisableAutocast
-
-    def call(args: list[Any]) -> Any:
-        with disabled():
-            return run(args)
-
-    return call
-
-
-def _steady(compiled: Any) -> Callable[[list[Any]], Any]:
     from torch._inductor import debug
     from torch._inductor.output_code import CompiledFxGraph
 
+    run: Callable[[list[Any]], Any] = compiled
     graph = _without_idle_wrappers(compiled)
-    if not isinstance(graph, CompiledFxGraph):
-        run: Callable[[list[Any]], Any] = compiled
+    if isinstance(graph, CompiledFxGraph):
+        is_first = True
+
+        def past_it(args: list[Any]) -> Any:
+            nonlocal is_first
+            if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
+                out = compiled(args)
+                is_first = False
+                return out
+            return graph.current_callable(args)  # type: ignore[misc]
+
+        run = past_it
+    if not without_autocast:
         return run
-    is_first = True
 
     def call(args: list[Any]) -> Any:
-        nonlocal is_first
-        if is_first or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
-            out = compiled(args)
-            is_first = False
-            return out
-        return graph.current_callable(args)  # type: ignore[misc]
+        with _C._DisableAutocast():
+            return run(args)
 
     return call
 
@@ -151,25 +148,32 @@ def takes_gradients_boxed(function: Any) -> bool:
 # --- AOTAutograd's metadata -----------------------------------------------------------------
 
 
-def debug_assert() -> bool:
-    """Whether AOTAutograd checks itself at run time."""
-    from torch._functorch import config
-
-    return bool(config.debug_assert)
+def is_tensor(output: Any) -> bool:
+    """Whether an output is a tensor."""
+    return issubclass(output.raw_type, Tensor)
 
 
-def checks_custom_operators() -> bool:
-    """Whether torch's wrapper looks, at its first call, for aliases that custom operators hide."""
-    from torch._functorch import config
+def takes_gradient(output: Any) -> bool:
+    """Whether the backward is handed the gradient of an output. A name of its own from 2.13 on."""
+    asked = getattr(output, "requires_grad_for_backward", output.requires_grad)
+    return is_tensor(output) and bool(asked)
 
-    return bool(config.check_custom_op_aliasing)
+
+def gradient_format(tangent: Any) -> Any:
+    """The layout of a gradient that a backward was compiled for, with ``size`` and ``stride``; None
+    for a subclass, or where torch has not decided it."""
+    plain = type(tangent).__name__ == "PlainTensorMeta"
+    return tangent.memory_format if plain else None
+
+
+def saved_inputs(metadata: Any) -> tuple[bool, ...]:
+    """For each saved tensor whether it is an input of the graph; empty before 2.15."""
+    return tuple(getattr(metadata, "saved_tensor_is_graph_input", ()))
 
 
 def hooks_are_inlined() -> bool:
     """Whether hooks for saved tensors were traced into the graph that is being compiled."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-
-    return runtime_wrappers._should_disable_saved_tensors_hooks()
+    return wrappers._should_disable_saved_tensors_hooks()
 
 
 def uses_objects() -> bool:
@@ -183,24 +187,14 @@ def uses_objects() -> bool:
     return len(objects.index_to_bytecode_constructor) > has_stream
 
 
-def tell_varying() -> Callable[[Any, Any], None]:
-    """What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
-    from torch._functorch._aot_autograd import runtime_wrappers
+# The first is its name from 2.13 on.
+tell_varying: Any = getattr(wrappers, "mark_dynamo_propagated_dynamic_indices", None) or getattr(
+    wrappers, "maybe_mark_dynamic_helper", None
+)
+"""What tells Dynamo, on a tensor, which of its dimensions came from sizes that vary."""
 
-    module: Any = runtime_wrappers  # The first is its name from 2.13 on.
-    found: Callable[[Any, Any], None] = (
-        getattr(module, "mark_dynamo_propagated_dynamic_indices", None)
-        or module.maybe_mark_dynamic_helper
-    )
-    return found
-
-
-def in_format() -> Callable[[Tensor, Any], Tensor]:
-    """What brings a gradient into the strides that its backward was compiled for."""
-    from torch._functorch._aot_autograd.runtime_wrappers import coerce_to_expected_memory_format
-
-    return coerce_to_expected_memory_format
-
+in_format: Any = getattr(wrappers, "coerce_to_expected_memory_format", None)
+"""What brings a gradient into the strides that its backward was compiled for."""
 
 # --- AOTAutograd's wrapper, replaced --------------------------------------------------------
 
@@ -239,9 +233,7 @@ def replacing(replace: Replace) -> Iterator[None]:
 
 
 def _install() -> None:
-    from torch._functorch._aot_autograd.runtime_wrappers import RuntimeWrapper
-
-    wrapper: Any = RuntimeWrapper
+    wrapper: Any = wrappers.RuntimeWrapper
     with _INSTALL:
         plain = wrapper.post_compile
         if getattr(plain, "_memprof", False):

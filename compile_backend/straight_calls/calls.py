@@ -1,4 +1,8 @@
-"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
+"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls].
+
+``metadata`` is torch's own here, of a known release. What is made of it must not hold it, since
+AOTAutograd strips it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 
 Call = Callable[[list[Any]], Any]
 """What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
-
-Varying = tuple[tuple[int, frozenset[int]], ...]
-"""Tensors by position with the dimensions of each that vary, of which Dynamo is told."""
 
 
 class NotStraight(Exception):
@@ -56,18 +56,16 @@ def straight_calls(
 def _straight(
     wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
 ) -> Call:
-    if compat.debug_assert():
+    if compat.config.debug_assert:
         raise NotStraight("is checked by debug_assert")
-    known = view_and_mutation_meta(metadata)
     without_autocast = bool(wrapper.disable_amp)
-    # Inputs that the graph itself writes to, whose version is to be advanced.
-    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
+    written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd) if keep else ()
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        _check(known)
-        run = compat.steady(compiled, without_autocast)
-        return _inference(run, known, written, torchs(compiled))
+        _check(metadata, training=False)
+        run = _inference(compat.steady(compiled, without_autocast), len(metadata.output_info))
+        return _call(run, torchs(compiled), metadata, written, training=False)
     function: Any = getattr(compiled, "__self__", None)
     if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
@@ -77,116 +75,57 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    _check(known)
-    _check_training(known)
-    detached = tuple(wrapper.indices_of_inps_to_detach)
-    return _training(function, known, written, detached, without_autocast, torchs)
+    _check(metadata, training=True)
+    ours = _derived(function, metadata, without_autocast)
+    run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
+    return _call(run, torchs(ours.apply), metadata, written, training=True)
 
 
-def _check(known: ViewAndMutationMeta) -> None:
-    """Raises ``NotStraight`` if a call has more to do."""
-    _refuse(
-        {
-            f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
-            "returns views": any(o.output_type.is_alias for o in known.output_info),
-            "has inputs that are written to after the call": known.num_mutated_outputs,
-            "returns bases of views": known.num_intermediate_bases,
-            "has effects in an order": known.tokens + known.num_backward_tokens,
-            "takes a random state as an input": known.is_rng_op_functionalized,
-            "changes the grad mode": known.grad_enabled_mutation is not None,
-        }
-    )
+_NOT_MADE_ANEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
+"""Outputs that AOTAutograd does not make after the call, from what they are a view of."""
 
 
-def _check_training(known: ViewAndMutationMeta) -> None:
-    """Raises ``NotStraight`` if a training step has more to do."""
-    sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
-    tangents = known.subclass_tangent_meta
-    _refuse(
-        {
-            "takes random states as inputs": known.num_graphsafe_rng_states,
-            "saves opaque objects": known.num_opaque_objects_saved_for_bw,
-            "writes to inputs in its backward": (
-                known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-            ),
+def _check(metadata: Any, training: bool) -> None:
+    """Raises ``NotStraight`` if a call, or a training step, has more to do."""
+    reasons = {
+        "returns views": any(
+            o.output_type.name not in _NOT_MADE_ANEW for o in metadata.output_info
+        ),
+        "has inputs that are written to after the call": metadata.num_mutated_inp_runtime_indices,
+        "returns bases of views": metadata.num_intermediate_bases,
+        "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
+        "takes a random state as an input": metadata.is_rng_op_functionalized,
+        "changes the grad mode": metadata.grad_enabled_mutation is not None,
+    }
+    if training:
+        sizes = metadata.num_symints_saved_for_bw
+        unchecked = metadata.num_tensors_saved_with_no_vc_check
+        written = metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        formats = list(map(compat.gradient_format, metadata.subclass_tangent_meta))
+        flows = sum(map(compat.takes_gradient, metadata.output_info))
+        reasons |= {
+            "takes random states as inputs": metadata.num_graphsafe_rng_states,
+            "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
+            "writes to inputs in its backward": written,
             "is not partitioned": sizes is None or unchecked is None,
-            "takes gradients that are subclasses": None in tangents,
-            "takes gradients of another number than its outputs": (
-                len(tangents) != sum(o.takes_gradient for o in known.output_info)
-            ),
+            "takes gradients that are subclasses": None in formats,
+            "takes gradients of another number than its outputs": len(formats) != flows,
         }
-    )
-
-
-def _refuse(reasons: dict[str, Any]) -> None:
     for words, holds in reasons.items():
         if holds:
             raise NotStraight(words)
 
 
-def _varying(known: ViewAndMutationMeta) -> Varying:
-    return tuple((i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims)
-
-
-def _inference(
-    run: Call, known: ViewAndMutationMeta, written: tuple[int, ...], torchs: Call
-) -> Call:
-    """A straight call of a graph without a backward. ``torchs`` is torch's wrapper of it."""
-    returns, varying = len(known.output_info), _varying(known)
-    tell_varying = compat.tell_varying()
-    profiler, increment_version = compat.profiler, compat.increment_version
-    is_grad_enabled, set_grad_enabled = compat.is_grad_enabled, compat.set_grad_enabled
-    is_first = compat.checks_custom_operators()
-
-    def call(args: list[Any]) -> Any:
-        nonlocal is_first
-        if is_first or profiler._is_profiler_enabled:
-            out = torchs(args)
-            is_first = False
-            return out
-        if written:
-            increment_version(tuple([args[i] for i in written]))
-        if is_grad_enabled():
-            set_grad_enabled(False)
-            try:
-                outputs = run(args)
-            finally:
-                set_grad_enabled(True)
-        else:
-            outputs = run(args)
-        outputs = compat.listed(outputs, returns)
-        for i, dims in varying:
-            tell_varying(outputs[i], dims)
-        return outputs
-
-    return call
-
-
-def _training(
-    function: type,
-    known: ViewAndMutationMeta,
-    written: tuple[int, ...],
-    detached: tuple[int, ...],
-    without_autocast: bool,
-    wrap: Callable[[Any], Call],
-) -> Call:
-    """A straight call of a graph with a backward, and with that straight as well.
+def _call(run: Call, torchs: Call, metadata: Any, written: tuple[int, ...], training: bool) -> Call:
+    """A straight call: ``run``, unless the situation wants torch's wrapper, ``torchs``.
 
     Args:
-        function: the ``autograd.Function`` that AOTAutograd made.
-        detached: inputs that never get a gradient although they ask for one.
-        without_autocast: compiled code runs with autocast off, which was traced into it.
-        wrap: makes torch's wrapper around the ``apply`` of such a function.
+        written: inputs that the graph itself writes to, whose version is to be advanced.
     """
-    ours = _derived(function, known, without_autocast)
-    torchs = wrap(ours.apply)
-    apply = compat.plain_apply(ours)
-    varying = _varying(known)
-    tell_varying = compat.tell_varying()
-    profiler, increment_version = compat.profiler, compat.increment_version
-    is_grad_enabled, functorch_is_active = compat.is_grad_enabled, compat.functorch_is_active
-    replays_views, set_replays_views = compat.replays_views, compat.set_replays_views
-    checks_operators = compat.checks_custom_operators()
+    # Outputs with the dimensions of each that vary, of which Dynamo is told.
+    varying = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
+    # torch's wrapper looks, at its first call, for aliases that custom operators hide.
+    checks_operators = bool(compat.config.check_custom_op_aliasing)
     is_first = True
     is_common = True
 
@@ -201,39 +140,64 @@ def _training(
                 return out
             is_first = False
         if (
-            profiler._is_profiler_enabled
+            compat.profiler._is_profiler_enabled
             or not is_common
-            or not is_grad_enabled()
-            or functorch_is_active()
+            or (training and (not compat.is_grad_enabled() or compat.functorch_is_active()))
         ):
             return torchs(args)
         if written:
-            increment_version(tuple([args[i] for i in written]))
-        if detached:
-            args = list(args)
-            for i in detached:
-                if isinstance(args[i], Tensor):
-                    args[i] = args[i].detach()
-        if replays_views():
-            outputs = list(apply(*args))
-        else:
-            set_replays_views(True)
-            try:
-                outputs = list(apply(*args))
-            finally:
-                set_replays_views(False)
+            compat.increment_version(tuple([args[i] for i in written]))
+        outputs = run(args)
         for i, dims in varying:
-            tell_varying(outputs[i], dims)
+            compat.tell_varying(outputs[i], dims)
         return outputs
 
     return call
 
 
-def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) -> Any:
-    """``function`` with a straight ``forward`` and ``backward``."""
-    backward = _backward(function, known, without_autocast)
+def _inference(compiled: Call, returns: int) -> Call:
+    """Compiled code without a backward, which returns so many outputs."""
+
+    def run(args: list[Any]) -> Any:
+        if not compat.is_grad_enabled():
+            return compat.listed(compiled(args), returns)
+        compat.set_grad_enabled(False)
+        try:
+            return compat.listed(compiled(args), returns)
+        finally:
+            compat.set_grad_enabled(True)
+
+    return run
+
+
+def _training(function: Any, detached: tuple[int, ...]) -> Call:
+    """``apply`` of a function as ``_derived`` makes them; ``detached`` are inputs that never get a
+    gradient although they ask for one."""
+    apply = compat.plain_apply(function)
+
+    def run(args: list[Any]) -> Any:
+        if detached:
+            args = list(args)
+            for i in detached:
+                if isinstance(args[i], Tensor):
+                    args[i] = args[i].detach()
+        if compat.replays_views():
+            return list(apply(*args))
+        compat.set_replays_views(True)
+        try:
+            return list(apply(*args))
+        finally:
+            compat.set_replays_views(False)
+
+    return run
+
+
+def _derived(function: Any, metadata: Any, without_autocast: bool) -> Any:
+    """``function``, which AOTAutograd made, with a straight ``forward`` and ``backward``, in which
+    autocast is off if it was traced into them."""
+    backward = _backward(function, metadata, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, known, without_autocast)),
+        "forward": staticmethod(_forward(function, metadata, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -244,20 +208,21 @@ def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) 
 
 
 def _forward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+    function: Any, metadata: Any, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = compat.steady(function.compiled_fw, without_autocast)
-    tell_varying, unsafe_view = compat.tell_varying(), compat.unsafe_view
-    infos = list(enumerate(known.output_info))
-    returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
-    unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
-    without_gradient = [i for i, o in infos if o.is_tensor and not o.requires_grad]
+    infos = list(enumerate(metadata.output_info))
+    returns = len(infos)
+    unsafe_views = [i for i, o in infos if o.output_type.name == "unsafe_view_alias"]
+    without_gradient = [i for i, o in infos if compat.is_tensor(o) and not o.requires_grad]
+    del infos
     # At the end of the outputs: tensors, those whose version is not checked, and sizes.
-    sizes = known.num_symints_saved_for_bw or 0
-    unchecked = known.num_tensors_saved_with_no_vc_check or 0
-    saved = slice(known.num_forward, -(unchecked + sizes) or None)
+    sizes: int = metadata.num_symints_saved_for_bw
+    unchecked: int = metadata.num_tensors_saved_with_no_vc_check
+    saved = slice(metadata.num_forward, -(unchecked + sizes) or None)
     saved_unchecked = slice(-(unchecked + sizes), -sizes or None)
-    kept = known.saved_tensor_is_graph_input
+    saved_varying = list(metadata.dynamic_saved_tensors_idxs.items())
+    kept = compat.saved_inputs(metadata)
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
@@ -267,7 +232,7 @@ def _forward(
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
         for i, dims in saved_varying:
             n = len(tensors)
-            tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
+            compat.tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
         if sizes:
             ctx.symints = outputs[-sizes:]
         ctx._materialize_non_diff_grads = False
@@ -276,7 +241,7 @@ def _forward(
             returned = list(returned)
             for i in unsafe_views:
                 x = returned[i]
-                returned[i] = unsafe_view(x, x.shape)
+                returned[i] = compat.unsafe_view(x, x.shape)
         if without_gradient:
             ctx.mark_non_differentiable(*[returned[i] for i in without_gradient])
         return tuple(returned)
@@ -297,22 +262,16 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
     ]
 
 
-def _backward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
-) -> Callable[..., Any]:
+def _backward(function: Any, metadata: Any, without_autocast: bool) -> Callable[..., Any]:
     torchs = function.backward
-    flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
-    in_order = known.deterministic is False
-    deterministic_is_asked = compat.deterministic_is_asked
-    is_grad_enabled, functorch_stack = compat.is_grad_enabled, compat.functorch_stack
-    graph_is_kept, dynamo_callback = compat.graph_is_kept, compat.dynamo_callback
-    callers_context, in_format = compat.callers_context, compat.in_format()
+    flows = [i for i, o in enumerate(metadata.output_info) if compat.takes_gradient(o)]
+    in_order = metadata.deterministic is False
     boxed = compat.takes_gradients_boxed(function)
-    # A format that is no strides has no size and none, and is looked at by in_format().
+    # A format that is no strides has no size either, and is looked at by in_format.
+    expected = map(compat.gradient_format, metadata.subclass_tangent_meta)
     formats = [
-        (i, expected.size, expected.stride, expected)
-        for i, expected in zip(flows, known.subclass_tangent_meta, strict=True)
-        if expected is not None
+        (i, f.size and tuple(f.size), f.stride and tuple(f.stride), f)
+        for i, f in zip(flows, expected, strict=True)
     ]
     last: Any = None
     run: Any = None
@@ -322,11 +281,11 @@ def _backward(
         compiled = function.compiled_bw
         if (
             compiled is None
-            or graph_is_kept()
-            or is_grad_enabled()
-            or dynamo_callback() is not None
-            or functorch_stack() is not None
-            or (in_order and deterministic_is_asked())
+            or compat.graph_is_kept()
+            or compat.is_grad_enabled()
+            or compat.dynamo_callback() is not None
+            or compat.functorch_stack() is not None
+            or (in_order and compat.deterministic_is_asked())
         ):
             return torchs(ctx, *given)
         grads: Any = given[0] if boxed else given
@@ -340,12 +299,14 @@ def _backward(
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]
         for i, size, stride, expected in formats:
             x = grads[i]
-            args.append(x if x.shape == size and x.stride() == stride else in_format(x, expected))
+            args.append(
+                x if x.shape == size and x.stride() == stride else compat.in_format(x, expected)
+            )
         x = None
         if boxed:
             grads.clear()
         ctx.maybe_clear_saved_tensors()
-        context = callers_context()
+        context = compat.callers_context()
         out = run(args) if context is None else context.run(run, args)
         return tuple(out) if type(out) in (list, tuple) else (out,)
 

@@ -55,7 +55,7 @@ COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch/fx/graph.py(", ()),
     # memprof's own work around the first calls of a graph.
     ("compile_backend/inner_compile.py(", ()),
-    ("compile_backend/observation/instrument.py(", ()),
+    ("compile_backend/observation/recorder.py(", ("instrument",)),
     ("compile_backend/observation/program_builder.py(", ()),
     ("compile_backend/observation/stage.py(", ("_keep",)),
 )

@@ -44,10 +44,10 @@ PLACES = [
     (stage, "categorizer"),
     (stage.ObserveStage, "post_compile"),
     (recorder, "_storages"),
-    (recorder, "as_deltas"),
+    (recorder, "Delta"),
     (recorder.AllocatorEvents, "start"),
     (recorder.AllocatorEvents, "mark"),
-    (inner_compile.RecordStage, "post_compile"),
+    (provenance_stage.AttributeStage, "post_compile"),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.compile_backend.observation.instrument import instrument
+from memprof.compile_backend.observation.recorder import instrument
 from memprof.compile_backend.provenance.generated_code import statements
 from memprof.profiler.model import SourceFrame, StatementKind
 from memprof.profiler.stack_text import (
@@ -135,7 +135,7 @@ call = runner.call
     exec(compile(source, "generated.py", "exec"), module)
     before = set(module)
     # WHEN its clone runs
-    clone = instrument(source, "generated.py", module)
+    clone = instrument(source, module)
     assert clone is not None
     hooks = _Hooks()
     result = clone(hooks).call([4])
@@ -154,9 +154,9 @@ call = runner.call
 
 def test_a_traceback_of_the_clone_points_into_the_generated_file() -> None:
     source = "def call(args):\n    x = 1\n    raise ValueError(x)\n"
-    module: dict[str, object] = {}
+    module: dict[str, object] = {"__file__": "generated.py"}
     exec(compile(source, "generated.py", "exec"), module)
-    clone = instrument(source, "generated.py", module)
+    clone = instrument(source, module)
     assert clone is not None
     with pytest.raises(ValueError, match="1") as caught:
         clone(_Hooks()).call([])
@@ -165,7 +165,7 @@ def test_a_traceback_of_the_clone_points_into_the_generated_file() -> None:
 
 
 def test_a_module_without_a_python_wrapper_has_no_clone() -> None:
-    assert instrument("call = load_binary()", "generated.py", {}) is None
+    assert instrument("call = load_binary()", {}) is None
 
 
 def test_stack_traces_of_every_python_version() -> None:

@@ -12,6 +12,7 @@ import memprof
 from memprof.compile_backend import _torch_compat
 from memprof.compile_backend.cuda_graphs_stage import GraphsStage
 from memprof.compile_backend.ledger import Ledger
+from memprof.compile_backend.runtime import RUNTIME
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
 AFTER_ITS_FORWARD = "its forward runs without a graph, and so does what takes what that saved"
@@ -34,22 +35,21 @@ AFTER_ITS_FORWARD = "its forward runs without a graph, and so does what takes wh
     ],
 )
 def test_a_graph_that_is_not_captured_says_why(
-    on: bool, own: str | None, of_forward: bool, says: str
+    on: bool, own: str | None, of_forward: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN Inductor's box, which an annotation of the code has switched off before compilation, and
     # which Inductor itself switches off meanwhile
     box: Any = _torch_compat.no_cudagraphs()
     box.value = on
-    ledger = Ledger()
+    monkeypatch.setattr(RUNTIME, "ledger", Ledger())
     record = GraphRecord(3, GraphKind.FORWARD)
     stage = GraphsStage(
-        record, ledger, box, [], clone_outputs=False, inductor={}, of_forward=of_forward
+        record, box, {}, [], clone_outputs=False, inductor={}, of_forward=of_forward
     )
     box.value = False
     compiled = SimpleNamespace(disabled_cudagraphs_reason=own)
-    state: Any = None
-    assert stage.post_compile(compiled, state) is compiled
-    (entry,) = ledger.entries_since({})
+    assert stage.post_compile(compiled) is compiled
+    (entry,) = RUNTIME.ledger.entries_since({})
     assert (entry.kind, entry.graph, entry.reason) == (LedgerKind.NOT_GRAPHED, 3, says)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
-from memprof.compile_backend.pipeline import CompileStage, CompileState, compile_through
+from memprof.compile_backend.pipeline import CompileStage, compile_through
 
 Compiled = Callable[[list[str]], list[str]]
 
 
-def state(log: list[str]) -> CompileState:
-    state = CompileState(torch.fx.symbolic_trace(lambda x: x))
-    state.cleanup.callback(log.append, "end")
-    return state
+GRAPH = torch.fx.symbolic_trace(lambda x: x)
 
 
 class Recorder(CompileStage):
@@ -27,12 +25,13 @@ class Recorder(CompileStage):
         self.log = log
         self.fails = fails
 
-    def pre_compile(self, state: CompileState) -> None:
+    def pre_compile(self, gm: torch.fx.GraphModule, cleanup: ExitStack) -> None:
+        cleanup.callback(self.log.append, f"end {self.name}")
         self.log.append(f"pre {self.name}")
         if self.fails == "pre":
             raise ZeroDivisionError(self.name)
 
-    def post_compile(self, compiled: Compiled, state: CompileState) -> Compiled:
+    def post_compile(self, compiled: Compiled) -> Compiled:
         self.log.append(f"post {self.name}")
         if self.fails == "post":
             raise ZeroDivisionError(self.name)
@@ -55,13 +54,13 @@ def run(
     def failed(stage: CompileStage, half: str, error: Exception) -> None:
         failures.append((stage.name, half, type(error).__name__))
 
-    return compile_through(stages, compiler, state(log), failed)([])
+    return compile_through(stages, compiler, GRAPH, failed)([])
 
 
 def test_first_to_see_the_graph_is_outermost_at_run_time() -> None:
     log: list[str] = []
     assert run([Recorder("a", log), Recorder("b", log)], log, []) == ["a", "b"]
-    assert log == ["pre a", "pre b", "compile", "post b", "post a", "end"]
+    assert log == ["pre a", "pre b", "compile", "post b", "post a", "end b", "end a"]
 
 
 def test_without_stages_it_is_the_compiler() -> None:
@@ -91,6 +90,6 @@ def test_what_the_compiler_raises_is_the_users() -> None:
         raise KeyError("user")
 
     with pytest.raises(KeyError, match="user"):
-        compile_through([Recorder("a", log)], compiler, state(log), lambda *a: failures.append(a))
-    assert log == ["pre a", "end"]
+        compile_through([Recorder("a", log)], compiler, GRAPH, lambda *a: failures.append(a))
+    assert log == ["pre a", "end a"]
     assert failures == []

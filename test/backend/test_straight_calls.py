@@ -100,7 +100,7 @@ def test_a_failure_of_ours_costs_nothing_but_time(monkeypatch: pytest.MonkeyPatc
     def fails(*_: Any) -> Any:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(calls, "_check_training", fails)
+    monkeypatch.setattr(calls, "_derived", fails)
     w = torch.ones(3, requires_grad=True)
     before = RUNTIME.ledger.counts()
     torch.compile(lambda x: x * w, backend="memprof")(torch.ones(3)).sum().backward()

@@ -19,6 +19,7 @@ from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend.aot_metadata import (
     Descriptor,
     DescriptorKind,
+    MutationType,
     ViewAndMutationMeta,
     descriptor,
     view_and_mutation_meta,
@@ -34,6 +35,7 @@ class Graph:
 
     Attributes:
         ours, torchs: our copy of the metadata, and what torch's object said at that moment.
+        output_types: names of what its outputs are.
         io: our description of inputs and outputs.
         result_names: names of the output nodes, "" for None.
         output_descriptors: AOTAutograd's.
@@ -43,9 +45,10 @@ class Graph:
     kind: GraphKind
     ours: ViewAndMutationMeta
     torchs: dict[str, Any]
+    output_types: set[str]
     io: GraphIO
     result_names: list[str]
-    output_descriptors: list[Descriptor | None]
+    output_descriptors: list[Descriptor]
     mutated_by_inductor: tuple[int, ...] = ()
     forward: Graph | None = None
 
@@ -107,11 +110,10 @@ class Capture:
             results = [getattr(r, "name", "") for r in output.args[0]]
             descriptors = [descriptor(d) for d in output.meta.get("desc") or ()]
             if len(descriptors) > len(results):  # AOTAutograd leaves those of tokens there
-                descriptors = [
-                    d for d in descriptors if d is None or d.kind is not DescriptorKind.TOKEN
-                ]
+                descriptors = [d for d in descriptors if d.kind is not DescriptorKind.TOKEN]
             said = derived_from_torch(meta, len(results))
-            graph = Graph(kind, ours, said, io, results, descriptors)
+            types = {o.output_type.name for o in meta.output_info}
+            graph = Graph(kind, ours, said, types, io, results, descriptors)
             self.graphs.append(graph)
             if kind is GraphKind.FORWARD:
                 forward.append(graph)
@@ -139,7 +141,10 @@ def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:
         "mutation_types": [m.mutation_type.name.lower() for m in meta.input_info],
         "mutated_in_graph": list(meta.mutated_graph_handled_indices),
         "num_mutated_outputs": meta.num_mutated_inp_runtime_indices,
-        "outputs": [(o.output_type.name, o.base_idx, o.requires_grad) for o in meta.output_info],
+        "aliased_inputs": [
+            o.base_idx if o.output_type.name in ("alias_of_input", "is_input") else None
+            for o in meta.output_info
+        ],
         "num_forward": meta.num_forward,
         "donated": _plain(meta.bw_donated_idxs),
     }
@@ -157,9 +162,11 @@ def derived_from_ours(meta: ViewAndMutationMeta, outputs: int) -> dict[str, Any]
     """The same from our copy."""
     said: dict[str, Any] = {
         "mutation_types": [m.value for m in meta.input_info],
-        "mutated_in_graph": list(meta.mutated_in_graph),
+        "mutated_in_graph": [
+            i for i, m in enumerate(meta.input_info) if m is MutationType.MUTATED_IN_GRAPH
+        ],
         "num_mutated_outputs": meta.num_mutated_outputs,
-        "outputs": [(o.output_type.value, o.base_idx, o.requires_grad) for o in meta.output_info],
+        "aliased_inputs": list(meta.output_info),
         "num_forward": meta.num_forward,
         "donated": _plain(meta.bw_donated_idxs),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.compile_backend.aot_metadata import ViewAndMutationMeta
 from memprof.compile_backend.roles.dynamo_input import DynamoInput, classify, dynamo_inputs
 from memprof.compile_backend.roles.graph_io import describe_graph, user_frame
 from memprof.compile_backend.roles.graph_value import extent_bytes
@@ -180,8 +181,8 @@ def test_a_graph_without_descriptors_is_described_as_far_as_it_goes() -> None:
     io = describe_graph(
         gm,
         kind=GraphKind.INFERENCE,
-        fw_metadata=None,
-        dynamo_inputs=None,
+        fw_metadata=ViewAndMutationMeta(),
+        dynamo_inputs=(),
         static_input_idxs=(0,),
         forward=None,
     )
@@ -200,8 +201,8 @@ def test_a_backward_alone_knows_its_saved_values_by_position() -> None:
     io = describe_graph(
         graph(torch.empty(2)),
         kind=GraphKind.BACKWARD,
-        fw_metadata=None,
-        dynamo_inputs=None,
+        fw_metadata=ViewAndMutationMeta(),
+        dynamo_inputs=(),
         static_input_idxs=(),
         forward=None,
     )

@@ -12,7 +12,6 @@ from torch._functorch._aot_autograd import schemas
 
 from memprof.compile_backend.aot_metadata import (
     MutationType,
-    OutputType,
     ViewAndMutationMeta,
     view_and_mutation_meta,
 )
@@ -29,7 +28,7 @@ def torchs(class_: Any, **values: Any) -> Any:
 
 
 def test_types_are_torchs() -> None:
-    assert [t.value for t in OutputType] == [t.name for t in schemas.OutputType]
+    assert {"alias_of_input", "is_input"} < {t.name for t in schemas.OutputType}
     assert [m.name for m in MutationType] == [m.name for m in schemas.MutationType]
 
 
@@ -111,4 +110,4 @@ def test_everything_derived_agrees_with_torch(theirs: Any, checked_tensors: int)
 
 def test_everything_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        ViewAndMutationMeta((), ()).num_intermediate_bases = 1  # type: ignore[misc]
+        ViewAndMutationMeta().num_intermediate_bases = 1  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.compile_backend.cpu_arena.memory import MIN_SEGMENT, Arena, LeasePool, OverBudget
+from memprof.compile_backend.cpu_arena.memory import PAGE, LeasePool, Tokens
 from memprof.compile_backend.cpu_arena.tensors import (
     LEASES_PER_SITE,
     MAX_SCRATCH,
@@ -28,30 +29,30 @@ class User:
     """What keeps a pool's free memory."""
 
 
-def check_books(arena: Arena, live: dict[int, int]) -> None:
-    """Blocks tile the segments, and exactly ``live`` (address → bytes) is allocated."""
+def check_books(pool: LeasePool, live: dict[int, int]) -> None:
+    """Blocks are whole pages, and exactly ``live`` (address → bytes) is out."""
     found = {}
-    for segment in arena.segments():
-        at, free_before = segment.address, False
-        for block in segment.blocks:
-            assert block.address == at
-            assert block.nbytes > 0
-            assert block.address % 64 == 0
-            assert not (free_before and not block.live), "free neighbours are merged"
-            at, free_before = at + block.nbytes, not block.live
-            if block.live:
-                found[block.address] = block.requested
-                assert block.requested <= block.nbytes
-        assert at == segment.address + segment.nbytes
+    segments = pool.segments()
+    for segment in segments:
+        (block,) = segment.blocks
+        assert (block.address, block.nbytes) == (segment.address, segment.nbytes)
+        assert block.nbytes % PAGE == 0
+        assert block.nbytes > 0
+        if block.live:
+            found[block.address] = block.requested
+            # A block is at most twice as large as what it serves, but for whole pages.
+            assert block.requested <= block.nbytes <= 2 * (block.requested + PAGE)
+    ends = [s.address + s.nbytes for s in segments]
+    assert all(end <= s.address for end, s in zip(ends, segments[1:], strict=False))
     assert found == live
-    assert arena.reserved_bytes == sum(s.nbytes for s in arena.segments())
-    assert arena.live_addresses() == set(live)
+    assert pool.reserved_bytes == sum(s.nbytes for s in segments)
+    assert set(pool.leased()) == set(live)
 
 
-# (bytes to allocate) or (number of the live block to free).
+# (bytes to lease) or (number of the lease to end).
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("take"), st.integers(1, 3 * MIN_SEGMENT // 2)),
+        st.tuples(st.just("take"), st.integers(1, 3 << 20)),
         st.tuples(st.just("give"), st.integers(0, 50)),
         st.tuples(st.just("trim"), st.just(0)),
     ),
@@ -59,55 +60,75 @@ operations = st.lists(
 )
 
 
+def leased(pool: LeasePool, nbytes: int, tokens: Tokens | None = None) -> memoryview:
+    """A block, of a call site without a limit."""
+    view = pool.lease(nbytes, [None] if tokens is None else tokens)
+    assert view is not None
+    assert view.nbytes == nbytes
+    return view
+
+
 @given(operations)
 @settings(max_examples=100)
 def test_books_are_right_after_any_operations(todo: list[tuple[str, int]]) -> None:
-    arena, live = Arena(), {}
+    pool, user = LeasePool(), User()
+    pool.add_user(user)
+    held: dict[int, memoryview] = {}
+    most = 0
     for what, n in todo:
         if what == "take":
-            address = arena.allocate(n)
-            assert address not in live
-            live[address] = n
-        elif what == "give" and live:
-            address = sorted(live)[n % len(live)]
-            arena.free(address)
-            del live[address]
+            view = leased(pool, n)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            assert address not in held
+            held[address] = view
+            del view
+        elif what == "give" and held:
+            del held[sorted(held)[n % len(held)]]
         elif what == "trim":
-            arena.trim()
-        check_books(arena, live)
-    for address in live:
-        arena.free(address)
-    arena.trim()
-    assert arena.reserved_bytes == 0
+            pool.trim()
+        check_books(pool, {a: v.nbytes for a, v in held.items()})
+        # What is free beside what is out is no more than was out once.
+        most = max(most, sum(b.nbytes for s in pool.segments() for b in s.blocks if b.live))
+        assert pool.reserved_bytes <= most
+    held.clear()
+    pool.trim()
+    assert pool.reserved_bytes == 0
 
 
-def test_a_segment_is_given_back_before_more_is_asked_for() -> None:
+def test_blocks_are_given_back_before_more_is_asked_for() -> None:
     # GIVEN a pool in which 8 MiB were in use at once, and nothing is now
-    arena = Arena()
-    arena.free(arena.allocate(8 << 20))
+    pool, user = LeasePool(), User()
+    pool.add_user(user)
+    leased(pool, 8 << 20)
     # WHEN sizes grow a little from call to call
     for extra in range(1, 6):
-        arena.free(arena.allocate((8 << 20) + extra * 4096))
+        leased(pool, (8 << 20) + extra * 4096)
         # THEN old sizes do not pile up
-        assert arena.reserved_bytes == (8 << 20) + extra * 4096
+        assert pool.reserved_bytes == (8 << 20) + extra * 4096
+
+
+def test_a_free_block_serves_what_needs_half_of_it() -> None:
+    pool, user = LeasePool(), User()
+    pool.add_user(user)
+    for nbytes in (8 << 20, 5 << 20, 8 << 20, 4 << 20):
+        leased(pool, nbytes)
+        assert pool.reserved_bytes == 8 << 20
+    leased(pool, 1 << 20)
+    assert pool.reserved_bytes == 1 << 20
 
 
 def test_a_budget_is_kept() -> None:
-    arena = Arena(budget=lambda: 4 << 20)
-    first = arena.allocate(3 << 20)
-    with pytest.raises(OverBudget, match="would exceed the budget of 4194304 bytes"):
-        arena.allocate(3 << 20)
-    arena.free(first)
-    arena.allocate(4 << 20)
-    assert arena.reserved_bytes == 4 << 20
-
-
-def test_what_is_not_live_cannot_be_freed() -> None:
-    arena = Arena()
-    address = arena.allocate(64)
-    arena.free(address)
-    with pytest.raises(KeyError):
-        arena.free(address)
+    pool, user = LeasePool(lambda: 4 << 20), User()
+    pool.add_user(user)
+    tokens: Tokens = [None, None]
+    first = leased(pool, 3 << 20, tokens)
+    assert pool.lease(3 << 20, tokens) is None
+    assert len(tokens) == 1
+    del first
+    second = leased(pool, 4 << 20, tokens)
+    assert pool.reserved_bytes == 4 << 20
+    del second
+    assert len(tokens) == 2
 
 
 SPEC = TensorShape.of((256, 512), (512, 1), torch.float32)
@@ -148,7 +169,7 @@ def test_a_site_has_so_many_blocks_out_and_no_more() -> None:
     reserved = pool.reserved_bytes
     del held
     assert pool.reserved_bytes == reserved == LEASES_PER_SITE * SPEC.nbytes
-    assert [s.nbytes for s in pool.segments()] == [MIN_SEGMENT]
+    assert [s.nbytes for s in pool.segments()] == [SPEC.nbytes] * LEASES_PER_SITE
     assert len(pool.leased()) == 0
 
 
@@ -206,7 +227,7 @@ def test_a_forked_child_starts_anew() -> None:
     make = leased_tensors(pool, SPEC, "")
     t = make().fill_(5.0)
     pool._lock.acquire()  # as if another thread were at it, with the books half written
-    free, pool._arena._free = pool._arena._free, []
+    free, pool._free = pool._free, []
     child = os.fork()
     if child == 0:
         try:
@@ -217,7 +238,7 @@ def test_a_forked_child_starts_anew() -> None:
             os._exit(0 if ok and not pool.leased() else 1)
         finally:
             os._exit(2)
-    pool._arena._free = free
+    pool._free = free
     pool._lock.release()
     assert os.waitpid(child, 0)[1] == 0
     assert t.eq(5.0).all()

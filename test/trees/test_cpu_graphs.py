@@ -534,11 +534,11 @@ def test_a_function_that_dies_while_its_outputs_live() -> None:
     for _ in range(CALLS):
         a = ours(x)
     expected = theirs(x)
-    users = POOL.users
+    users = len(POOL._users)
     del ours, theirs
     torch._dynamo.reset()
     gc.collect()
-    assert POOL.users == users - 1
+    assert len(POOL._users) == users - 1
     # THEN the output keeps its memory, and the rest is gone
     assert [label.split(": ")[1][:3] for label in POOL.leased().values()] == ["buf"]
     assert torch.equal(a, expected)
@@ -583,16 +583,6 @@ def test_large_graphs_join_by_themselves() -> None:
     before = faults()
     compiled(x)
     assert faults() - before < 64 << 20 >> 12 >> 3
-
-
-def test_the_price_of_a_fault_is_measured_unseen() -> None:
-    # GIVEN a decision about an arena while the user profiles
-    steady_state.nanoseconds_per_fault.cache_clear()
-    with torch.profiler.profile(profile_memory=True, record_shapes=True) as prof:
-        price = steady_state.nanoseconds_per_fault()
-    # THEN the profile has no operators and no memory of memprof's own
-    assert price > 0
-    assert [e.name for e in prof.events() if e.name.startswith(("aten::", "[memory]"))] == []
 
 
 def test_the_budget_is_kept() -> None:

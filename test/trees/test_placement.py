@@ -69,7 +69,7 @@ def test_blocks_of_a_program() -> None:
 
 def test_an_arena_plan() -> None:
     p = program(("a", 100, 1), ("b", 50, 2), ("a", 0, 3), ("c", 80, 4), ("c", 0, 5), ("b", 0, 5))
-    plan = plan_program(p, {1: "a", 2: "b", 4: "c"}, set())
+    plan = plan_program(p, {1: "a", 2: "b", 4: "c"}, set(), 256 << 10)
     placement = placement_of_plan(3, p, plan)
     check(placement)
     assert placement.segments == ((0, plan.scratch_bytes),)

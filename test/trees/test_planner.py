@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +20,10 @@ lifetimes = st.lists(
 )
 
 
-def check(buffers: list[Lifetime], made: Offsets, alignment: int = 64) -> None:
+def check(buffers: list[Lifetime], made: Offsets) -> None:
     for i, (a, o) in enumerate(zip(buffers, made.offsets, strict=True)):
         assert o >= 0
-        assert o % alignment == 0
+        assert o % 64 == 0
         assert o + a.nbytes <= made.nbytes
         for b, p in list(zip(buffers, made.offsets, strict=True))[i + 1 :]:
             together = a.begin < b.end and b.begin < a.end
@@ -44,12 +43,6 @@ def test_no_two_live_buffers_overlap(buffers: list[Lifetime]) -> None:
     assert pack(buffers) == made
 
 
-@given(lifetimes, st.sampled_from([1, 16, 64, 4096]))
-@settings(max_examples=50)
-def test_alignment(buffers: list[Lifetime], alignment: int) -> None:
-    check(buffers, pack(buffers, alignment), alignment)
-
-
 def test_nothing_to_place() -> None:
     assert pack([]) == Offsets((), 0, 0)
     assert pack([Lifetime(0, 0, 5), Lifetime(0, 1, 2)]) == Offsets((0, 0), 0, 0)
@@ -65,12 +58,6 @@ def test_a_chain_needs_two_buffers() -> None:
 def test_an_exact_plan() -> None:
     made = pack([Lifetime(100, 0, 4), Lifetime(200, 1, 2), Lifetime(60, 2, 4)])
     assert made == Offsets((256, 0, 0), 384, 384)
-
-
-@pytest.mark.parametrize("bad", [Lifetime(-1, 0, 1), Lifetime(1, 2, 1)])
-def test_what_cannot_be(bad: Lifetime) -> None:
-    with pytest.raises(ValueError, match="cannot be placed"):
-        pack([bad])
 
 
 def realistic(seed: int) -> list[Lifetime]:

@@ -111,7 +111,7 @@ class _Pickle:
         self._pickled = pickled[2:-1]
 
     def put(self, value: object, *, remember: bool = False) -> None:
-        """Push a value. What is remembered, and all in it, is kept, and from then on referred to."""
+        """Push a value. What is remembered, and all in it, is kept and referred to from then on."""
         self._pickler.fast = not remember
         self._pickler.dump(value)
         self._file.write(self._pickled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,41 +13,9 @@ from ..attribution import Attribution, Site
 from ..live import LiveItem
 from ..model import Category, NodeProvenance, Profile, SourceFrame
 from ..timeline import Timeline
+from .cheapness import cheapness
 from .finding import Evidence, Finding, FindingKind, at_peak
 from .recomputed_peak import RecomputedPeak, made
-
-# Words of operator names, digits and underscores left out: `conv2d` and `_convolution` have one,
-# `upsample_bilinear2d`, `lgamma` and `maximum` have none.
-_HEAVY = frozenset(
-    (
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "smm", "hspmm", "sspaddmm", "mv", "addmv"),
-        *("dot", "vdot", "tensordot", "matmul", "linear", "einsum", "conv", "convolution"),
-        *("attention", "lstm", "gru", "rnn", "fft", "cdist", "pdist"),
-        *("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "unique"),
-        *("cholesky", "svd", "qr", "lu", "ldl", "eig", "eigh", "eigvals", "det", "slogdet"),
-        *("inv", "inverse", "pinverse", "solve", "lstsq"),
-    )
-)
-_REDUCING = frozenset(
-    (
-        *("sum", "nansum", "mean", "nanmean", "prod", "var", "std", "norm", "softmax", "pool"),
-        *("amax", "amin", "aminmax", "logsumexp"),
-        *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
-    )
-)
-
-
-def cheapness(op: str | None) -> float:
-    """How cheap an operator is to run again, from 0 (never) to 1, by its name."""
-    namespace, _, rest = (op or "").partition(".")
-    name = rest.partition(".")[0]
-    if namespace not in ("aten", "prims") or not name:
-        return 0.0
-    words = set(re.findall("[a-z]+", name))
-    if words & _HEAVY:
-        return 0.2
-    # As words, these two are in names of elementwise operators too (`clamp_max`).
-    return 0.7 if words & _REDUCING or name in ("max", "min") else 1.0
 
 
 def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
@@ -67,7 +34,9 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         if worth >= threshold:
             lifetime = _lifetime(timeline, attribution, members)
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
-    peaks = RecomputedPeak(timeline, lambda op: cheapness(op) == 1.0)
+    if not ranked:
+        return
+    peaks = RecomputedPeak(timeline)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
         remedy = _Remedy.of(timeline.profile, module, members)
         nbytes = at.nbytes - peaks.without({made(i) for i, _ in members}, remedy.takes)

@@ -249,7 +249,9 @@ for _function in (leave_dynamo, return_to_dynamo):
 
 
 def next_capture_id() -> int:
-    """Number of a capture, from torch's counter: its logs and Dynamo's compile ids use it."""
+    """Number of a capture that begins, from torch's counter; its other one, which its tools read,
+    goes up as well."""
+    _utils.counters["compiled_autograd"]["captures"] += 1
     return next(_ca.COMPILE_COUNTER)
 
 
@@ -263,11 +265,6 @@ def compile_context_of(capture_id: int) -> CompileContext:
     return CompileContext(
         CompileId(compiled_autograd_id=capture_id, frame_id=None, frame_compile_id=None)
     )
-
-
-def count_capture() -> None:
-    """torch's counter of captures, which its own tools read."""
-    _utils.counters["compiled_autograd"]["captures"] += 1
 
 
 def set_verbose_logger() -> None:

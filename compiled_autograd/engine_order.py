@@ -26,11 +26,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
-from .node_meta import SUM_OF_GRADIENTS, origin_of
-from .nodes import is_final, is_item_of_argument, runs_python
+from .node_meta import origin_of
+from .nodes import add_gradients, is_final, is_item_of_argument, runs_python
 
 Edges = dict[Any, list[Any]]
 """Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
@@ -115,7 +116,7 @@ def as_the_engine(graph: Graph, places: Sequence[int]) -> None:
             place[node] = -1
         elif is_final(node):
             place[node] = len(places)
-        elif SUM_OF_GRADIENTS in node.meta:
+        elif node.target in (torch.add, add_gradients):
             place[node] = max((place.get(a, -1) for a in node.all_input_nodes), default=-1)
         else:
             place[node] = places[origin.call_index]

@@ -29,52 +29,41 @@ from collections.abc import Iterable
 
 from torch.fx import Graph, Node
 
+from .. import nodes
 from ..node_meta import GRADIENT_GROUP, INPUT_GROUP, origin_of
-from ..nodes import (
-    HOOKS_AFTER_ACCUMULATION,
-    accumulated,
-    aliased_inputs,
-    is_accumulate_grad,
-    is_hook,
-    is_item_of_argument,
-    runs_python,
-)
+from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 
 
 def accumulate_grad_asap(graph: Graph) -> None:
     """Move every accumulation, with the hooks before it, up to the last thing it needs."""
-    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+    for node in list(filter(is_accumulate_grad, graph.nodes)):
         block = _block(node)
         inside = set(block)
-        needed = [a for n in block for a in n.all_input_nodes if a not in inside]
-        after = [a for a in needed if not is_item_of_argument(a)]
+        after = [a for n in block for a in _computed(n) if a not in inside]
         after += _before_writer(node, readers_of_gradient(node) - inside)
-        for hook in block:
-            if runs_python(hook):
-                for given in hook.all_input_nodes:
-                    if not is_item_of_argument(given):
-                        after += [u for u in given.users if u < hook and u not in inside]
+        for hook in filter(runs_python, block):
+            for given in _computed(hook):
+                after += [u for u in given.users if u < hook and u not in inside]
         if after:
             _move_behind(max(after), block)
+
+
+def _computed(node: Node) -> list[Node]:
+    """The arguments of ``node`` that the graph computes."""
+    return [a for a in node.all_input_nodes if not is_item_of_argument(a)]
 
 
 def _block(accumulation: Node) -> list[Node]:
     """The accumulation and what leads to it within the same call of the engine, in order."""
     origin = origin_of(accumulation)
-    if origin is None:
-        return [accumulation]
     found = {accumulation}
-    pending = [accumulation]
-    while pending:
-        for argument in pending.pop().all_input_nodes:
+    pending = [accumulation] if origin is not None else []
+    for node in pending:  # which grows meanwhile
+        for argument in _computed(node):
             theirs = origin_of(argument)
-            if (
-                argument not in found
-                and theirs is not None
-                and theirs.call_index == origin.call_index
-                and theirs.aot_node is None
-                and not is_item_of_argument(argument)
-            ):
+            if argument in found or theirs is None or theirs.aot_node is not None:
+                continue
+            if origin is not None and theirs.call_index == origin.call_index:
                 found.add(argument)
                 pending.append(argument)
     return sorted(found)
@@ -93,16 +82,17 @@ def hooks_as_eager(graph: Graph) -> None:
     hooks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         origin = origin_of(node)
-        if origin is not None and any(is_hook(node, k) for k in HOOKS_AFTER_ACCUMULATION):
+        kind = node.kwargs.get("hook_type") if nodes.is_hook(node) else None
+        if origin is not None and kind in ("post_acc_grad_hook", "post_hook"):
             hooks.setdefault(origin.call_index, []).append(node)
-    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+    for node in list(filter(is_accumulate_grad, graph.nodes)):
         origin = origin_of(node)
         if origin is None:
             continue
-        variable, _, _ = accumulated(node)
+        variable, _, _ = nodes.accumulated(node)
         last = node
         for hook in hooks.get(origin.call_index, ()):
-            mine = {a for a in hook.all_input_nodes if not is_item_of_argument(a)}
+            mine = _computed(hook)
             # Parts of another hook's result, made for this one.
             same = (a for a in mine if (o := origin_of(a)) and o.call_index == origin.call_index)
             parts = sorted(a for a in same if a > last)
@@ -119,7 +109,7 @@ def _readers_of(node: Node) -> set[Node]:
 
 def readers_of_gradient(accumulation: Node) -> set[Node]:
     """Nodes other than ``accumulation`` that read the gradient which it adds to."""
-    variable, current, _ = accumulated(accumulation)
+    variable, current, _ = nodes.accumulated(accumulation)
     if current is not None:
         found = _readers_of(current)
     else:  # up to torch 2.11 it is no argument, but may be a saved tensor of another node
@@ -156,6 +146,6 @@ def _users(pending: list[Node]) -> set[Node]:
         for user in pending.pop().users:
             if user not in found:
                 found.add(user)
-                if aliased_inputs(user):
+                if nodes.aliased_inputs(user):
                     pending.append(user)
     return found

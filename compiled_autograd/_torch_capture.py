@@ -18,8 +18,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from ._torch_compat import allow_in_graph
-
+_allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.allow_in_graph
 _SHAPE_ONLY: list[torch.Tensor] = []
 
 
@@ -151,40 +150,36 @@ class AotBackward:
         Dynamo puts it into its graph as it is; it closes over constants only.
         """
         function = getattr(self._class, "_bw_prologue_fn", None)
-        if function is not None:  # 2.13+
-
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
-                # It empties the lists that it is given; those of a graph cannot be written.
-                return function(list(saved), list(symints), list(opaque), list(grads))
-
-        else:
+        if function is None:  # up to 2.11
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers
-            metadata, subclasses = self.metadata, self.subclass_metadata
             inner = module._backward_prologue_functional
+            metadata, subclasses = self.metadata, self.subclass_metadata
 
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
+            def function(saved: Any, symints: Any, opaque: Any, grads: Sequence[Any]) -> Any:
                 return inner(saved, symints, opaque, metadata, subclasses, *grads)
 
-        return allow_in_graph(aot_backward_prologue)
+        def aot_backward_prologue(
+            saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
+        ) -> Any:
+            # It empties the lists that it is given; those of a graph cannot be written.
+            return function(list(saved), list(symints), list(opaque), list(grads))
+
+        return _allow_in_graph(aot_backward_prologue)
 
     def epilogue(self, outputs: Sequence[Any], make_subclass: Callable[..., Any]) -> Sequence[Any]:
         """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
         function = getattr(self._class, "_bw_epilogue_fn", None)
         override = {"make_subclass_override": make_subclass}
-        if function is None:
+        if function is None:  # up to 2.11
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers
             function = functools.partial(
                 module._backward_epilogue_functional, self.metadata, self.subclass_metadata
             )
-        elif self.subclass_metadata is None:  # from 2.13 on
+        elif self.subclass_metadata is None:
             override = {}
         gradients: Sequence[Any] = function(outputs, **override)
         return gradients
@@ -201,12 +196,12 @@ def subclass_maker(metadata: Any, is_runtime: bool) -> Callable[..., Any]:
     def make_subclass(*parts: Any) -> Any:
         return metadata.creation_fn(parts, is_runtime=is_runtime)
 
-    return allow_in_graph(make_subclass)
+    return _allow_in_graph(make_subclass)
 
 
-def is_aot_node(ctx: Any) -> bool:
-    """Whether an autograd.Function's node was made by AOTAutograd."""
-    return hasattr(ctx._forward_cls, "_aot_id")
+def aot_id(ctx: Any) -> int | None:
+    """AOTAutograd's id of the graph, if it made this autograd.Function's node."""
+    return getattr(ctx._forward_cls, "_aot_id", None)
 
 
 def takes_boxed_grads(ctx: Any) -> bool:

@@ -97,10 +97,8 @@ class AutogradCompilerInstance:
         self._capturing = contextlib.ExitStack()
         THREAD.being_captured = True
         self._started_ns = time.perf_counter_ns()
-        self.id = _torch_compat.next_capture_id()
-        self._compile_context = _torch_compat.compile_context_of(self.id)
-        self._capturing.enter_context(_torch_compat.capture_event(self.id))
-        self._capturing.enter_context(_torch_compat.compile_context(self._compile_context))
+        begun = self._capturing.enter_context(_torch_compat.new_capture())
+        self.id, self._compile_context = begun
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
@@ -139,8 +137,7 @@ class AutogradCompilerInstance:
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)
-        _torch_compat.log_passes(result.inputs_to_cuda, result.removed)
-        _torch_compat.log_graph(module)
+        _torch_compat.log_graph(module, result.inputs_to_cuda, result.removed)
         capture = self.log.captured(
             Capture(
                 id=self.id,
@@ -177,8 +174,7 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
-        is_aot = pyobj is not None and _torch_capture.is_aot_node(pyobj)
-        aot_id = pyobj._forward_cls._aot_id if is_aot else None
+        aot_id = None if pyobj is None else _torch_capture.aot_id(pyobj)
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
@@ -187,7 +183,7 @@ class AutogradCompilerInstance:
 
     # --- nodes ----------------------------------------------------------------------------
 
-    bind_function = staticmethod(_torch_compat.bind_op)
+    bind_function = staticmethod(_torch_compat.ops.add)
     """Name an autograd node's function."""
 
     def apply_functional(
@@ -233,7 +229,7 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_capture.is_aot_node(ctx):
+        if _torch_capture.aot_id(ctx) is not None:
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )

@@ -23,8 +23,7 @@ class Signature:
         id: number of the capture; Dynamo's compile ids of it begin with ``!<id>/``.
         calls: names of the autograd nodes, in the engine's order; of AOTAutograd's with the
             number of the graph, since a forward that is compiled anew has a node of its own.
-        shapes: of the lifted tensors.
-        sizes: lifted sizes at capture.
+        shapes, sizes: of the lifted tensors; lifted sizes.
     """
 
     id: int
@@ -41,8 +40,7 @@ class Capture(Signature):
         graph: after the passes.
         captured_nodes: FX nodes before the passes.
         capture_ns: time from the engine's first call to the finished graph, compiler excluded.
-        passes: what the passes did.
-        reason: why it was captured: why no earlier graph could be used.
+        reason: why no earlier graph could be used.
     """
 
     graph: GraphModule
@@ -68,14 +66,12 @@ class Listener:
 
 
 class CaptureLog:
-    """Explains captures and tells listeners."""
-
     def __init__(self) -> None:
         self._signatures: deque[Signature] = deque(maxlen=KEPT)
         self.listeners: list[Listener] = []
 
     def captured(self, capture: Capture) -> Capture:
-        """Note a capture and give it its reason."""
+        """Note a capture, give it its reason and tell the listeners."""
         capture.reason = why_captured(capture, tuple(self._signatures))
         # Without the graph, which would be kept alive.
         self._signatures.append(Signature(capture.id, capture.calls, capture.shapes, capture.sizes))
@@ -84,21 +80,18 @@ class CaptureLog:
         return capture
 
     def ran(self, capture: Capture) -> None:
-        """Tell the listeners that a captured graph is about to run."""
         hit = next(capture.runs) > 0
         for listener in tuple(self.listeners):
             listener.ran(capture, hit)
 
     def clear(self) -> None:
-        """Forget earlier captures."""
         self._signatures.clear()
 
 
 def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
     """In what ``new`` differs from the most similar earlier capture, in words.
 
-    C++ keys its cache by every node's identity and by all that is not lifted. Most of
-    that is visible here too; where nothing visible differs, the answer says so.
+    Most of what C++ keys its cache by is visible here; where nothing visible differs, it says so.
     """
     if not earlier:
         return "the first capture"

@@ -24,11 +24,12 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from .node_meta import INPUT_GROUP, value_of
+from .node_meta import INPUT_GROUP, ValueInfo, value_of
 from .nodes import (
     accumulated,
     aliased_inputs,
     is_accumulate_grad,
+    is_aot_prologue,
     is_hook,
     is_item_of_argument,
     takes_gradient,
@@ -37,128 +38,99 @@ from .nodes import (
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Memory shared by some nodes.
+    """Memory shared by some nodes."""
 
-    Attributes:
-        nbytes: bytes, 0 if unknown.
-        at_entry: live when the graph begins.
-        stays: live when it ends.
-        outside: a parameter's or existing gradient's, not counted.
-    """
-
-    nbytes: int = 0
-    at_entry: bool = False
-    stays: bool = False
-    outside: bool = False
+    nbytes: int = 0  # 0 if unknown
+    at_entry: bool = False  # live when the graph begins
+    stays: bool = False  # live when it ends
+    outside: bool = False  # a parameter's or existing gradient's, not counted
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Estimate for one node.
+    """Estimate for one node."""
 
-    Attributes:
-        node: its name.
-        allocated: bytes that come to life at it.
-        freed: bytes that die after it.
-        live: bytes live while it runs, inputs and outputs included.
-        known: False if it makes a value of unknown size.
-    """
-
-    node: str
-    allocated: int
-    freed: int
-    live: int
-    known: bool
+    node: str  # its name
+    allocated: int  # bytes that come to life at it
+    freed: int  # bytes that die after it
+    live: int  # bytes live while it runs, inputs and outputs included
+    known: bool  # not so if it makes a value of unknown size
 
 
 class Blocks:
-    """Which block each node of a graph reads and makes.
-
-    Attributes:
-        blocks: all.
-        made: for each node, the blocks that come to life at it.
-        used: for each node, the blocks that must be live while it runs.
-        unknown: nodes that make a value of unknown size.
-    """
+    """Which block each node of a graph reads and makes."""
 
     def __init__(self, graph: Graph) -> None:
         self.blocks: list[Block] = []
         self.made: dict[Node, list[Block]] = {}
+        """The blocks that come to life at a node."""
         self.used: dict[Node, list[Block]] = {}
+        """The blocks that must be live while a node runs."""
         self.unknown: set[Node] = set()
+        """Nodes that make a value of unknown size."""
         self._of: dict[Node, Block] = {}
-        groups: dict[Any, Block] = {}
+        self._groups: dict[Any, Block] = {}
         for node in graph.nodes:
             if node.op == "placeholder":
                 continue
-            if is_item_of_argument(node):
-                self._input(node, groups)
-            else:
-                self._inner(node)
-            self.used[node] = list(
-                dict.fromkeys(self._of[a] for a in node.all_input_nodes if a in self._of)
-            )
+            used = dict.fromkeys(self._of[a] for a in node.all_input_nodes if a in self._of)
+            self.used[node] = list(used)
             if node.op == "output":
-                for block in self.used[node]:
+                for block in used:
                     block.stays = True
             elif is_accumulate_grad(node):
                 self._accumulation(node)
+            elif is_item_of_argument(node):
+                self._input(node)
+            else:
+                self._inner(node)
 
     def live_at(self, node: Node) -> tuple[Block, ...]:
         """The blocks that are live while ``node`` runs because of it."""
         return (*self.used[node], *self.made.get(node, ()))
 
-    def _input(self, node: Node, groups: dict[Any, Block]) -> None:
-        value = value_of(node)
-        if value is None:
-            return
-        # What shares no memory has no group.
-        group = node.meta.get(INPUT_GROUP, node)
-        if (block := groups.get(group)) is None:
-            block = groups[group] = Block(at_entry=True)
-            self.blocks.append(block)
-        block.nbytes = max(block.nbytes, value.nbytes or 0)
-        block.outside |= value.persistent
-        self._of[node] = block
+    def _input(self, node: Node) -> None:
+        if (value := value_of(node)) is not None:
+            # What shares no memory has no group.
+            group = node.meta.get(INPUT_GROUP, node)
+            if (block := self._groups.get(group)) is None:
+                block = self._groups[group] = Block(at_entry=True)
+                self.blocks.append(block)
+            block.nbytes = max(block.nbytes, value.nbytes or 0)
+            block.outside |= value.persistent
+            self._of[node] = block
 
     def _inner(self, node: Node) -> None:
         source = _source(node)
-        shared = self._of.get(source) if source is not None else None
-        if source is not None and shared is None and node.target is operator.getitem:
+        if source is not None and source in self._of:
+            self._of[node] = self._of[source]
+        elif source is not None and node.target is operator.getitem:
             # One result of several: born with the others, at the node that computes them.
-            self._new(node, source)
-        elif shared is not None:
-            self._of[node] = shared
+            self._of[node] = self._new(node, source, value_of(node))
         elif value_of(node) is not None:
-            self._new(node, node)
+            self._of[node] = self._new(node, node, value_of(node))
         elif is_hook(node):
             self.unknown.add(node)
 
-    def _new(self, node: Node, born_at: Node) -> None:
-        value = value_of(node)
-        if value is None or value.nbytes is None:
+    def _new(self, node: Node, born_at: Node, value: ValueInfo | None) -> Block:
+        nbytes = None if value is None else value.nbytes
+        if nbytes is None:
             self.unknown.add(node)
-        block = self._of[node] = Block((value.nbytes or 0) if value is not None else 0)
+        block = Block(nbytes or 0)
         self.made.setdefault(born_at, []).append(block)
         self.blocks.append(block)
+        return block
 
     def _accumulation(self, node: Node) -> None:
         variable, current, new = accumulated(node)
-        self.made.pop(node, None)
-        self._of.pop(node, None)
         if current is not None:
             if current in self._of:
                 self._of[node] = self._of[current]
                 self._of[node].outside = True
             return
         taken = self._of.get(new) if new is not None and takes_gradient(node) else None
-        if taken is None:
-            value = value_of(variable)
-            taken = Block((value.nbytes or 0) if value is not None else 0)
-            self.made[node] = [taken]
-            self.blocks.append(taken)
-        taken.stays = True
-        self._of[node] = taken
+        self._of[node] = taken or self._new(node, node, value_of(variable))
+        self._of[node].stays = True
 
 
 def _source(node: Node) -> Node | None:
@@ -175,7 +147,7 @@ def _source(node: Node) -> Node | None:
         parts = whole.args[0]
     elif is_hook(whole):
         parts = whole.args[1]
-    elif name == "aot_backward_prologue":
+    elif is_aot_prologue(whole):
         saved, symints, opaque, grads = whole.args
         parts = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
     known = isinstance(parts, (list, tuple)) and index < len(parts)

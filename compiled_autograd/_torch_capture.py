@@ -23,7 +23,6 @@ _SHAPE_ONLY: list[torch.Tensor] = []
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """A fake mode with symbols, for one capture."""
     return FakeTensorMode(
         allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv()
     )
@@ -75,28 +74,16 @@ def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
     return _suppress_guards(mode.shape_env)
 
 
-def symbolic_int(mode: FakeTensorMode, value: int, name: str, index: int) -> Any:
-    """A size symbol for ``name[index]``, or the number itself where torch specialises."""
-    assert mode.shape_env is not None
-    return mode.shape_env.create_unspecified_symint_and_symbol(
-        value, _source(name, index), DimDynamic.DYNAMIC
-    )
-
-
-def symbolic_float(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
-    """A symbol for the float ``name[index]``."""
-    assert mode.shape_env is not None
-    source = _source(name, index)
-    symbol = mode.shape_env.create_unspecified_symbol(
-        value, source=source, dynamic_dim=DimDynamic.DYNAMIC
-    )
-    return mode.shape_env.create_symfloatnode(symbol, hint=value, source=source)
-
-
-def _source(name: str, index: int) -> Any:
+def symbol(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
+    """A symbol for the number ``name[index]``, or the number itself where torch specialises."""
     from torch._dynamo.source import GetItemSource, LocalSource
 
-    return GetItemSource(LocalSource(name), index)
+    shapes, source = mode.shape_env, GetItemSource(LocalSource(name), index)
+    assert shapes is not None
+    if isinstance(value, int):
+        return shapes.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+    of_float = shapes.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    return shapes.create_symfloatnode(of_float, hint=value, source=source)
 
 
 def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:

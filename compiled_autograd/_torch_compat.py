@@ -41,7 +41,6 @@ call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
 def call_first_accumulate_grad(
     variable: torch.Tensor, gradient: torch.Tensor, has_post_hooks: bool
 ) -> Any:
-    """``call_accumulate_grad`` for a variable without a gradient."""
     if _TAKES_CURRENT:
         return call_accumulate_grad(variable, None, gradient, has_post_hooks)
     call_accumulate_grad(variable, gradient, has_post_hooks)
@@ -90,7 +89,6 @@ state: Any = _ca
 
 
 def stance_is_force_eager() -> bool:
-    """Whether ``torch.compiler.set_stance("force_eager")`` is in force."""
     from torch._dynamo import eval_frame
 
     return bool(eval_frame._stance.stance == "force_eager")
@@ -263,7 +261,6 @@ def new_capture() -> Iterator[tuple[int, CompileContext]]:
 
 
 def reset_capture_ids() -> None:
-    """Count captures from 0 again."""
     _ca.COMPILE_COUNTER = itertools.count()
 
 
@@ -312,7 +309,6 @@ def mark_dynamic_size(value: int) -> Any:
 
 
 def inductor_cuda_graphs() -> bool:
-    """Inductor's option ``triton.cudagraphs``."""
     from torch._inductor import config
 
     return bool(config.triton.cudagraphs)
@@ -341,12 +337,10 @@ def trace_node_by_node(graph: GraphModule) -> None:
 
 
 def is_dynamos(compiled: Any) -> bool:
-    """Whether ``compiled`` is what ``torch.compile`` makes of a module."""
     return isinstance(compiled, torch._dynamo.OptimizedModule)
 
 
 def rename_node(node: Node, name: str) -> None:
-    """Give ``node`` a name, made unique in its graph."""
     node._rename(name)
 
 

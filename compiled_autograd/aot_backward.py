@@ -3,12 +3,11 @@
 Note [Why the graph is inlined]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 To the engine an AOTAutograd backward is one node. Called as one, it would be opaque to the
-graph passes and to the compiler, and no gradient could be accumulated before all of them
-exist. So the graph that AOTAutograd compiles for its own use is copied in. The prologue (which
-selects the gradients that the graph wants and takes tensor subclasses apart) is called as it is: it
-is a function of constants and its arguments. The epilogue (which drops tokens and RNG offsets and
-rebuilds subclasses) runs at capture. It only rearranges values; where it rebuilds a subclass it
-calls back, and that call becomes a node.
+passes and to the compiler, and no gradient could be accumulated before all of them exist. So the
+graph that AOTAutograd compiles for its own use is copied in. The prologue (which selects gradients
+and takes tensor subclasses apart) is called as it is, a function of constants and its arguments.
+The epilogue (which drops tokens and RNG offsets and rebuilds subclasses) runs at capture: it only
+rearranges values, and where it rebuilds a subclass it calls back, which becomes a node.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ _KEPT_META = (
 
 
 class AotInliner:
-    """Inlines AOTAutograd backwards into one capture."""
-
     def __init__(self, tracer: GraphTracer) -> None:
         self._tracer = tracer
         self._times: Counter[int] = Counter()

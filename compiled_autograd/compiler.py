@@ -6,11 +6,10 @@ C++ (torch/csrc/dynamo/python_compiled_autograd.cpp) makes one object a capture 
 the factory given to ``set_autograd_compiler`` and calls, on that object,
 
 * ``begin_capture`` with everything that it lifted out of the autograd graph,
-* for each autograd node, in the order of execution: ``set_node_origin``; ``unpack_hook``
-  for what saved-tensor hooks packed; the hooks before; one of ``apply_functional``,
-  ``proxy_call_backward``, ``accumulate_grad`` or the copy-slices pair;
-  ``validate_outputs``; the hooks after; ``accumulate`` where a gradient arrives where
-  another one is already,
+* for each autograd node, in the order of execution: ``set_node_origin``; ``unpack_hook`` for what
+  saved-tensor hooks packed; the hooks before; one of ``apply_functional``,
+  ``proxy_call_backward``, ``accumulate_grad`` or the copy-slices pair; ``validate_outputs``; the
+  hooks after; ``accumulate`` where a gradient arrives where another one is already,
 * ``end_capture``, whose result it caches and calls from then on, and ``close``.
 
 ``bind_function`` gives a node's C++ function a name, once a process.
@@ -45,8 +44,8 @@ class AutogradCompilerInstance:
     """Captures one backward; can stand in for torch's class of the same name.
 
     Args:
-        compiler_fn: gets the captured graph and returns what runs in its place; both take
-            ``(inputs, sizes, scalars, hooks, packed_data)``.
+        compiler_fn: gets the captured graph and returns what runs in its place, with the same
+            arguments: ``tracer.PLACEHOLDERS``.
         cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
         any_shape: refuse a graph that holds for the shapes of its capture only, which would
@@ -127,7 +126,6 @@ class AutogradCompilerInstance:
         returned = [nodes.before_hooks(v) if isinstance(v, Node) else v for v in lifted]
         tracer.call(_torch_compat.run_final_callbacks, ())
         tracer.graph.output(returned)
-        captured_nodes = len(tracer.graph.nodes)
         _torch_compat.log_before_passes(tracer.root, tracer.graph, self.id)
         entered = THREAD.entered
         result = run_passes(
@@ -145,7 +143,6 @@ class AutogradCompilerInstance:
                 calls=tuple(self._calls),
                 shapes=tuple(self._shapes),
                 sizes=tuple(self._sizes),
-                captured_nodes=captured_nodes,
                 capture_ns=time.perf_counter_ns() - self._started_ns,
                 passes=result,
             )
@@ -262,9 +259,8 @@ class AutogradCompilerInstance:
     ) -> Gradients:
         """Sizes, dtypes and devices of gradients are checked, and adapted where they may differ.
 
-        Of gradients that an AOTAutograd graph computes, sizes and dtype are known; those
-        that are as demanded need no node. The others are checked one by one, so that one
-        can be accumulated before the next exists.
+        Of what an AOTAutograd graph computes they are known: what is as demanded needs no node, the
+        rest is checked one by one, so that one can be accumulated before the next exists.
         """
         tracer = self._tracer
         if not any(o is not None for o in outputs):

@@ -24,7 +24,6 @@ import torch
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
-from .runtime import another_backward
 from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
 
 
@@ -242,42 +241,35 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(
         outputs: Any, grads: Any, keep: bool, create_graph: bool, inputs: Any, *a: Any, **k: Any
     ) -> Any:
-        def normally() -> Any:
+        arguments = (outputs, grads, keep, create_graph, inputs, *a)
+        on, tell = SWITCH.is_on(), SWITCH.tell
+        with THREAD.another_backward(outputs, inputs):
+            try:
+                if not (create_graph and on):  # which the engine refuses to capture
+                    return captured(*arguments, **k)
+            except Exception as error:
+                # Where nothing has run yet, the normal engine can take over, whatever it is that
+                # failed. C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer,
+                # before anything is captured. An error of the user's is raised again there.
+                if THREAD.ran or _of_an_inner_one(error):
+                    raise
+                if not _torch_compat.is_busy(error):
+                    refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
+                    if tell is None or not refused:
+                        raise
+                    reason = str(error).partition("\n")[0]
+                    if not isinstance(error, CaptureError):
+                        error = CaptureError(f"{type(error).__name__}: {reason}")
+                    tell(error)
             claim = SWITCH.open(OFF, on_top=True)
             try:
-                return as_it_was(outputs, grads, keep, create_graph, inputs, *a, **k)
+                return as_it_was(*arguments, **k)
             finally:
                 SWITCH.close(claim)
-
-        if create_graph and SWITCH.is_on():  # the engine refuses to capture it
-            return normally()
-        on, tell = SWITCH.is_on(), SWITCH.tell
-        outer = THREAD.being_captured, THREAD.ran, THREAD.entered
-        THREAD.being_captured = THREAD.ran = False
-        THREAD.entered = outputs, inputs
-        try:
-            return captured(outputs, grads, keep, create_graph, inputs, *a, **k)
-        except Exception as error:
-            # Where nothing has run yet, the normal engine can take over, whatever it is that
-            # failed. C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer,
-            # before anything is captured. An error of the user's the normal engine raises again.
-            if THREAD.ran or _of_an_inner_one(error):
-                raise
-            if not _torch_compat.is_busy(error):
-                refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
-                if tell is None or not refused:
-                    raise
-                reason = str(error).partition("\n")[0]
-                if not isinstance(error, CaptureError):
-                    error = CaptureError(f"{type(error).__name__}: {reason}")
-                tell(error)
-        finally:
-            THREAD.being_captured, THREAD.ran, THREAD.entered = outer
-        return normally()
 
     def _of_an_inner_one(error: BaseException) -> bool:
         """Whether a backward inside of this one, begun by a hook, has failed with ``error``."""
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         return sum(frame.f_code is run_backward.__code__ for frame in frames) > 1
 
-    return _torch_compat.unseen_by_dynamo(another_backward()(run_backward))
+    return _torch_compat.unseen_by_dynamo(run_backward)

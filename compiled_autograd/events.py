@@ -38,13 +38,11 @@ class Capture(Signature):
 
     Attributes:
         graph: after the passes.
-        captured_nodes: FX nodes before the passes.
         capture_ns: time from the engine's first call to the finished graph, compiler excluded.
         reason: why no earlier graph could be used.
     """
 
     graph: GraphModule
-    captured_nodes: int
     capture_ns: int
     passes: PassResult
     reason: str = ""
@@ -114,12 +112,9 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
             f"{len(new.sizes)} dynamic sizes instead of {len(last.sizes)} in capture {last.id}: "
             f"sizes that changed are lifted from now on"
         )
-    for i, (ours_shape, theirs_shape) in enumerate(zip(new.shapes, last.shapes, strict=True)):
-        if ours_shape != theirs_shape:
-            return (
-                f"lifted tensor {i} has shape {ours_shape} instead of {theirs_shape} in capture "
-                f"{last.id}"
-            )
+    for i, (shape, before) in enumerate(zip(new.shapes, last.shapes, strict=True)):
+        if shape != before:
+            return f"lifted tensor {i} has shape {shape} instead of {before} in capture {last.id}"
     return (
         f"the same nodes and shapes as capture {last.id}: hooks, constants or grad modes differ, "
         f"or the cache was cleared"

@@ -2,13 +2,12 @@
 
 Note [The estimate]
 ~~~~~~~~~~~~~~~~~~~
-A *block* is memory that one or more nodes share: a view, a validated gradient and an item
-of a list belong to the block of what they come from. A block is born with its first node
-and dies after the last node that uses any of its nodes; blocks of parameters and of
-gradients that are there already are not counted; a parameter's first ``.grad`` is a copy
-of the gradient unless that is taken (Note [First gradients]), and never dies; what the forward
-saved is live from the start and dies after its last use, since Dynamo takes the list of inputs
-apart. A node's peak is taken with its inputs and outputs both live.
+A *block* is memory that one or more nodes share: a view, a validated gradient and an item of a list
+belong to the block of what they come from. It is born with its first node and dies after the last
+that uses any of its nodes. Blocks of parameters and of gradients that are there already are not
+counted; a parameter's first ``.grad`` is a copy of the gradient unless that is taken (Note [First
+gradients]), and never dies; what the forward saved is live from the start and dies after its last
+use. A node's peak is taken with its inputs and outputs both live.
 
 Not in it: scratch memory inside operators, rounding of an allocator, what hooks allocate,
 and values whose size is unknown (``unknown``), such as what an unpack hook returns.

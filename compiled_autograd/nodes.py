@@ -3,11 +3,11 @@
 Note [Gradients that may be None]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An autograd.Function may return None for an input that requires grad. At capture nobody knows, so
-the engine walks on as if there were a gradient. C++ nodes and accumulations take None and hand it
-on, and so do both sides of CopySlices, the node of a view that was written in place. For what may
-come from an autograd.Function, an addition returns its other argument, and an autograd.Function or
-AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
-``set_materialize_grads(False)``: nobody can ask whether it did).
+the engine walks on as if there were a gradient. C++ nodes, accumulations and both sides of
+CopySlices (the node of a view that was written in place) take None and hand it on. Of what may come
+from an autograd.Function, an addition returns its other argument, and an autograd.Function or
+AOTAutograd's graph gets zeros, as from the normal engine (also after
+``set_materialize_grads(False)``: nobody can ask for that).
 """
 
 from __future__ import annotations
@@ -159,7 +159,6 @@ def before_hooks(returned: Node) -> Node:
 
 
 def is_accumulate_grad(node: Node) -> bool:
-    """Whether ``node`` accumulates into a parameter's gradient, or makes its first."""
     return node.target is _torch_compat.call_accumulate_grad or takes_gradient(node)
 
 
@@ -200,7 +199,6 @@ def is_aot_prologue(node: Node) -> bool:
 
 
 def is_getitem(node: Node) -> bool:
-    """Whether ``node`` takes one part of another node's value."""
     return node.op == "call_function" and node.target is operator.getitem
 
 

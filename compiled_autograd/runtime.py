@@ -14,7 +14,7 @@ Dynamo knows the engine's own object, and can queue callbacks only where it take
 captured graph. Ours it traces like anybody's code: an append to a list, which is written back
 wherever a graph ends. It cannot ask the engine for the number of the backward, but guards on what
 it reads: whether this thread runs the captured graph and no other backward inside of that
-(``HERE``). In another backward it has a graph break and the engine is called.
+(``THREAD``). In another backward it has a graph break and the engine is called.
 
 Callbacks of who keeps the engine's object from before, and of C++ code, are not called: of torch's
 own that is DDP's C++ reducer, whose backwards are not captured.
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -45,14 +44,9 @@ def runtime_wrapper(
 ) -> Callable[..., Any]:
     """What runs the compiled function, with compiled autograd itself switched off.
 
-    Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those
-    inner backwards run in the normal engine.
-
-    Args:
-        log: whose listeners want to know of runs.
-        context: what Dynamo names compilations inside after.
-        nan_check: of anomaly mode.
-        any_shape: the graph holds for inputs of other shapes than those of its capture.
+    Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
+    backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
+    ``any_shape`` the graph holds for inputs of other shapes than those of its capture.
     """
     used_sizes, to_cuda = capture.passes.used_sizes, capture.passes.inputs_to_cuda
     state = _torch_compat.state
@@ -113,31 +107,6 @@ def _check_shapes(capture: Capture, inputs: Sequence[torch.Tensor]) -> None:
             )
 
 
-class _Here(threading.local):
-    """What a thread runs at this moment."""
-
-    def __init__(self) -> None:
-        # Not of the class: Dynamo of torch 2.11 would look no further than that.
-        self.runs = False
-        """A captured graph."""
-        self.is_captured = False
-        """The backward that it runs, the innermost one, is that."""
-
-
-HERE = _Here()
-
-
-@contextlib.contextmanager
-def another_backward() -> Iterator[None]:
-    """Inside, this thread runs a backward of which it is not known that it is captured."""
-    outer = HERE.is_captured
-    HERE.is_captured = False
-    try:
-        yield
-    finally:
-        HERE.is_captured = outer
-
-
 class _Engine:
     """Stands for ``Variable._execution_engine`` while a captured graph runs."""
 
@@ -151,7 +120,7 @@ class _Engine:
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
         if torch.compiler.is_dynamo_compiling():
-            mine = HERE.is_captured
+            mine = THREAD.is_captured
         else:
             mine = _torch_compat.backward_id() == self.backward
         if mine:
@@ -174,13 +143,13 @@ def final_callbacks() -> Iterator[None]:
     """Inside, a captured graph runs, the only one; at the end, the callbacks that it queued."""
     _ENGINE.backward = _torch_compat.backward_id()
     _VARIABLE._execution_engine = _ENGINE
-    HERE.runs = HERE.is_captured = True
+    THREAD.runs = THREAD.is_captured = True
     try:
         yield
         for callback in _ENGINE.callbacks:  # which may grow meanwhile
             _torch_compat.seen_by_dynamo(callback)()
     finally:
-        HERE.runs = HERE.is_captured = False
+        THREAD.runs = THREAD.is_captured = False
         _put_back()
 
 
@@ -192,7 +161,7 @@ def _put_back() -> None:
 @on_fork
 def _after_fork() -> None:
     """In a child: the thread whose captured graph ran may not exist there."""
-    if not HERE.runs:
+    if not THREAD.runs:
         _put_back()
 
 
@@ -212,12 +181,8 @@ class NanCheck:
         self._names = [*(f"inputs[{i}]" for i in self._parameters), *map(str, output)]
 
     def before(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The parameters, for ``after``: the compiled function empties ``inputs``.
-
-        Raises:
-            RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
-                nobody could tell.
-        """
+        """The parameters, for ``after``: the compiled function empties ``inputs``. A gradient to
+        accumulate into that is NaN already is an error: afterwards nobody could tell."""
         parameters = [inputs[i] for i in self._parameters]
         for name, parameter in zip(self._names, parameters, strict=False):
             if _has_nan(parameter.grad):
@@ -230,11 +195,6 @@ class NanCheck:
     def after(
         self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
     ) -> None:
-        """Look for NaN in the gradients that the backward has made. ``before`` gave ``parameters``.
-
-        Raises:
-            RuntimeError: one is NaN; the message names the parameters or outputs.
-        """
         gradients = [*(parameter.grad for parameter in parameters), *outputs]
         made = zip(self._names, gradients, strict=False)
         if found := [name for name, gradient in made if _has_nan(gradient)]:

@@ -24,8 +24,9 @@ hook may wait for another thread's backward.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,7 +139,6 @@ class Switch:
 
     @property
     def tell(self) -> Tell | None:
-        """That of the claim that is in force."""
         claims = self._claims
         return claims[-1].tell if claims else None
 
@@ -165,13 +165,32 @@ _forget = False
 
 
 class _Thread(threading.local):
-    """Of the innermost backward of a thread."""
+    """What is known of the innermost backward of a thread."""
 
-    being_captured = False  # the engine has asked for a capture
-    ran = False
-    """Some of it has run, a hook or an accumulation; or C++ has let go of what the forward saved.
-    Before that the normal engine can take it."""
-    entered: tuple[Any, Any] | None = None  # outputs and inputs that it was begun with
+    def __init__(self) -> None:
+        # Not of the class: Dynamo of torch 2.11 would look no further than that.
+        self.being_captured = False
+        """The engine has asked for a capture."""
+        self.ran = False
+        """Some of it has run, a hook or an accumulation; or C++ has let go of what the forward
+        saved. Before that the normal engine can take it."""
+        self.entered: tuple[Any, Any] | None = None
+        """Outputs and inputs that it was begun with."""
+        self.is_captured = False
+        """Its captured graph runs."""
+        self.runs = False
+        """The captured graph of this or an outer one runs."""
+
+    @contextlib.contextmanager
+    def another_backward(self, outputs: Any, inputs: Any) -> Iterator[None]:
+        """Inside, the thread runs another backward."""
+        outer = self.being_captured, self.ran, self.is_captured, self.entered
+        self.being_captured = self.ran = self.is_captured = False
+        self.entered = outputs, inputs
+        try:
+            yield
+        finally:
+            self.being_captured, self.ran, self.is_captured, self.entered = outer
 
 
 THREAD = _Thread()

@@ -2,19 +2,18 @@
 
 Note [Tracing without make_fx]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine walks the autograd graph and asks for one call after another; it needs objects that it
-can pass from call to call, and looks inside none of them. So a gradient is an empty fake tensor of
-no particular shape, known by its identity, and a call is one node with no operator run. torch's own
-compiled autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and
-metadata are most of what a capture costs. Inputs are fakes with their sizes as numbers.
+The engine walks the autograd graph and asks for one call after another; it passes objects from call
+to call, and looks inside none of them. So a gradient is an empty fake tensor of no particular
+shape, known by its identity, and a call is one node with no operator run. torch's own compiled
+autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and metadata are
+most of what a capture costs. Inputs are fakes with their sizes as numbers.
 
-That leaves code which does run tensor operators while the engine walks: the epilogue of an
-AOTAutograd backward on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself.
-Such operators arrive in ``_OperatorRecorder`` and become nodes too. On inputs that is right for
-these sizes only, so the graph refuses to run on other ones (``baked_shapes``); on a gradient, whose
-shape is unknown, it is an error at capture. A wrong gradient is not possible either way. The common
-case reads no fake: for a gradient that did not arrive, an autograd.Function gets zeros, of sizes
-that the engine itself lifted or guards.
+Some code does run tensor operators while the engine walks: the epilogue of an AOTAutograd backward
+on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself. These arrive in
+``_OperatorRecorder`` and become nodes too. On inputs that is right for these sizes only, so the
+graph refuses others (``baked_shapes``); on a gradient, whose shape is unknown, it is an error at
+capture. The common case reads no fake: for a gradient that did not arrive, an autograd.Function
+gets zeros, of sizes that the engine itself lifted or guards.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ Origins = Sequence[tuple[int, str]]
 
 
 class GraphTracer:
-    """Builds one graph."""
-
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
@@ -87,12 +84,8 @@ class GraphTracer:
     def lift_tensors(self, tensors: list[torch.Tensor], origins: Origins = ()) -> None:
         """Replace each tensor in place by a fake that is bound to ``inputs[i]``.
 
-        Args:
-            origins: here and below: ``(call index, name)`` of the autograd node that each was
-                lifted from; empty where nobody asked C++ for it.
-
-        Raises:
-            CaptureError: there is no fake of such a tensor.
+        ``origins``, here and below: ``(call index, name)`` of the autograd node that each was
+        lifted from; empty where nobody asked C++ for it.
         """
         groups: dict[int, int] = {}
         for i, tensor in enumerate(tensors):
@@ -124,7 +117,7 @@ class GraphTracer:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
-            symbol = _torch_capture.symbolic_int(self.fake_mode, size, "sizes", i)
+            symbol = _torch_capture.symbol(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
                 item = self._lifted("sizes", i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
@@ -134,18 +127,11 @@ class GraphTracer:
         return lifted
 
     def lift_scalars(self, scalars: list[Any], origins: Origins = ()) -> None:
-        """Replace each Python number in place by a symbol bound to ``scalars[i]``.
-
-        Raises:
-            CaptureError: a number that is neither int nor float.
-        """
+        """Replace each Python number in place by a symbol bound to ``scalars[i]``."""
         for i, value in enumerate(scalars):
-            if isinstance(value, int):
-                symbol = _torch_capture.symbolic_int(self.fake_mode, value, "scalars", i)
-            elif isinstance(value, float):
-                symbol = _torch_capture.symbolic_float(self.fake_mode, value, "scalars", i)
-            else:
+            if not isinstance(value, (int, float)):
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
+            symbol = _torch_capture.symbol(self.fake_mode, value, "scalars", i)
             if not isinstance(symbol, (int, float)):
                 self._bind_symbol(symbol, self._lifted("scalars", i, origins))
             scalars[i] = symbol
@@ -183,7 +169,6 @@ class GraphTracer:
         return node
 
     def part(self, node: Node, index: int) -> Node:
-        """Append ``node[index]``."""
         return self.call(operator.getitem, (node, index))
 
     def _mark(self, node: Node) -> None:

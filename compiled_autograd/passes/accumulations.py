@@ -2,11 +2,11 @@
 
 Note [Where an accumulation may go]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The normal engine runs an AccumulateGrad before anything else that is ready; so does this
-pass, also among the nodes of an inlined AOTAutograd graph, where the engine itself would
-wait for the graph's end. A gradient that is added to an existing one dies there. With the
-accumulation goes what the engine runs for the same node before it: pre-hooks of the parameter and
-of its AccumulateGrad, which carry the same index of the engine's call (``NodeOrigin.call_index``).
+The normal engine runs an AccumulateGrad before anything else that is ready; so does this pass, also
+among the nodes of an inlined AOTAutograd graph, whose end the engine itself would wait for. A
+gradient that is added to an existing one dies there. With the accumulation goes what the engine
+runs for the same node before it: pre-hooks of the parameter and of its AccumulateGrad, which carry
+the same index of the engine's call (``NodeOrigin.call_index``).
 
 The accumulation writes the existing gradient in place, and hooks may write what they are given; so
 nothing is moved above a reader of the existing gradient, or above an earlier one of the gradient
@@ -15,12 +15,11 @@ views inside the graph are found through operator schemas.
 
 Note [Readers stand before writers]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-For a capture the engine walks the autograd graph in another order than for a backward. So
-what reads a saved tensor may stand behind what writes it: an accumulation into a gradient that
-the forward has read, or an optimizer in a hook. The normal engine runs the reader first, or
-finds by the tensor's version that it cannot. A captured graph has no versions; there every
-computation goes before the writer, which it cannot depend on. Python code and other writers keep
-their order.
+The order of a capture is not that of a backward. So what reads a saved tensor may stand behind what
+writes it: an accumulation into a gradient that the forward has read, or an optimizer in a hook. The
+normal engine runs the reader first, or finds by the tensor's version that it cannot. A captured
+graph has no versions; there every computation goes before the writer, which it cannot depend on.
+Python code and other writers keep their order.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 Note [First gradients]
 ~~~~~~~~~~~~~~~~~~~~~~
-Where a parameter has no gradient yet, the normal engine hands it the tensor that the
-backward computed, if nobody else holds it. In a captured graph every tensor has a name and so
-a holder: torch's accumulation copies each first gradient, which costs a kernel and, while
-both live, the memory twice. That nobody else reads it can be seen in the graph: what computes it
-makes new memory, and neither that nor a view on the way from it to the accumulation is used by
-anything else, such as a hook, a second parameter that gets the same one, the outputs of ``grad()``.
+Where a parameter has no gradient yet, the normal engine hands it the tensor that the backward
+computed, if nobody else holds it. In a captured graph every tensor has a name and so a holder:
+torch's accumulation copies each first gradient, which costs a kernel and, while both live, the
+memory twice. That nobody else reads it can be seen in the graph: what computes it makes new memory,
+and neither that nor a view on the way to the accumulation is used by anything else, such as a hook,
+a second parameter that gets the same one, the outputs of ``grad()``.
 
-Of AOTAutograd's operators the schema says whether they make memory. Of plain autograd
-nodes nobody does (an addition hands the same gradient to both sides), so those that are
-known to are listed. Whether the strides are as the parameter's is asked when the graph
-runs or is traced (``take_gradient``); where not, the copy is made after all.
+Of AOTAutograd's operators the schema says whether they make memory. Of plain autograd nodes (an
+addition hands the same gradient to both sides) those that are known to are listed. Whether the
+strides are as the parameter's is asked when the graph runs or is traced (``nodes.take_gradient``);
+where not, the copy is made after all.
 """
 
 from __future__ import annotations

@@ -196,14 +196,9 @@ _NOTHING = Need({}, [])
 
 
 class Needs:
-    """What it takes to compute values of one graph again.
-
-    Args:
-        graph: a forward.
-        sizes: bytes of what a program of it allocates, by name.
-        kept: names that the backward has in any case.
-        takes: whether a node, cheap or not, is computed again wherever it is needed.
-    """
+    """What it takes to compute values of a forward again, of which ``kept`` are what the backward
+    has in any case and ``sizes`` the bytes of what a program allocates, by name. ``takes``: whether
+    a node, cheap or not, is computed again wherever it is needed."""
 
     def __init__(
         self,

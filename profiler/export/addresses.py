@@ -4,14 +4,13 @@ Note [Which address a block gets]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A placement (``GraphRecord.placements``) is one recording of a graph for certain sizes. A call that
 replayed or recorded takes the addresses of the latest one for its sizes: what it allocates is known
-there by owner and line. A block gets a made-up address instead where no placement knows it, or
-where its place is taken: the timeline lets two forwards of one graph wait at once, which the trees
-record twice, and a profile keeps only some recordings.
+there by owner and line. Where no placement knows a block, or its place is taken (two forwards of
+one graph wait at once, which the trees record twice, and a profile keeps only some recordings), its
+address is made up.
 
-Of all other memory a profile knows sizes, order and identity, not where it was. It gets a layout
-that an allocator could have made of the same requests: best fit, blocks split and merged again,
-segments as large as those of torch's CUDA caching allocator. It shows which memory overlaps in
-time, and that this much is needed; its fragmentation is that of this layout, not of the run.
+Of all other memory a profile does not know where it was. It gets a layout that an allocator could
+have made of the same requests: best fit, blocks split and merged again, segments as large as those
+of torch's CUDA caching allocator. Its fragmentation is that of this layout, not of the run.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 Note [Times of events]
 ~~~~~~~~~~~~~~~~~~~~~~
-A profile knows when a call began and ended, and in which order memory was allocated and released
-inside, not when. Every export spreads the ``n`` events of a call evenly over it: instant ``i`` is
-at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
+A profile knows when a call began and ended, and the order of what happened inside, not when. So the
+``n`` events of a call are spread evenly over it: instant ``i`` is at
+``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
 Calls come in order of return (Note [What is live between calls]); where calls of several threads
-overlap, the part of one that lies before the end of the one that returned before it has no width.
-So times never run backwards, and the bytes of an instant are those of ``Timeline.live_at``, not a
-sum over threads that nobody measured.
+overlap, the part of one before the end of the one that returned before it has no width. So times
+never run backwards, and the bytes of an instant are those of ``Timeline.live_at``.
 
 Note [The same memory under two descriptions]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -107,20 +107,6 @@ def prepare_captures() -> None:
     _engine.set_verbose_logger(_ca.verbose_log if asked else None)
 
 
-@contextlib.contextmanager
-def patched_engine_entry(
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Iterator[None]:
-    """Replace the function through which ``backward()`` and ``grad()`` enter the engine."""
-    module: Any = torch.autograd
-    original = module._engine_run_backward
-    module._engine_run_backward = wrap(original)
-    try:
-        yield
-    finally:
-        module._engine_run_backward = original
-
-
 def backward_id() -> int:
     """Number of the backward that this thread runs, -1 if none."""
     return int(torch._C._current_graph_task_id())

@@ -26,6 +26,8 @@ from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
 from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
 
+_AUTOGRAD: Any = torch.autograd
+
 
 @contextlib.contextmanager
 def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
@@ -218,19 +220,20 @@ class _Entry:
     as long as any context of any thread is open. Call these with the switch's lock."""
 
     _holders = 0
-    _restore = contextlib.ExitStack()
+    _original: Any = None
 
     @classmethod
     def hold(cls) -> None:
         if cls._holders == 0:
-            cls._restore.enter_context(_torch_compat.patched_engine_entry(_entered))
+            cls._original = _AUTOGRAD._engine_run_backward
+            _AUTOGRAD._engine_run_backward = _entered(cls._original)
         cls._holders += 1
 
     @classmethod
     def release(cls) -> None:
         cls._holders -= 1
         if cls._holders == 0:
-            cls._restore.close()
+            _AUTOGRAD._engine_run_backward = cls._original
 
 
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
 from ..writing import Output
-from .addresses import AddressSpace, Pool, Segment
+from .addresses import AddressSpace, Pool
 from .walk import Block, Part, Walk
 
 _BASE = 1 << 44
@@ -55,7 +55,7 @@ def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
     index = device_index(part.devices)
     out = _Pickle(file)
     labels = {g.id: g.label for g in profile.graphs}
-    traces = {index[d]: _Trace(out, part.walk(profile, d), labels, index[d]) for d in part.devices}
+    traces = {index[d]: _Trace(part.walk(profile, d), labels, index[d]) for d in part.devices}
     file.write(pickle.EMPTY_DICT + pickle.MARK)
     # Keys of ours, which no reader looks at.
     for key, strings in (("memprof_names", _NAMES), ("memprof_graphs", [*labels.values()])):
@@ -64,14 +64,10 @@ def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
     out.put("device_traces")
     file.write(pickle.EMPTY_LIST)
     for i in range(max(traces, default=-1) + 1):
-        file.write(pickle.EMPTY_LIST)
-        if i in traces:
-            traces[i].put_events()
+        out.put_list(traces[i].events() if i in traces else ())
         file.write(pickle.APPEND)
     out.put("segments")
-    file.write(pickle.EMPTY_LIST)
-    for i in sorted(traces):
-        out.extend([*traces[i].segments()])
+    out.put_list(segment for i in sorted(traces) for segment in traces[i].segments())
     out.put("allocator_settings")
     out.put({"memprof": "see docs/exports.md for what these addresses are"})
     out.put("external_annotations")
@@ -104,6 +100,7 @@ class _Pickle:
         self._file = file
         self._pickler = pickle.Pickler(self, 2)
         self._pickled = b""
+        self._known: dict[int, object] = {}
         file.write(pickle.PROTO + b"\x02")
 
     def write(self, pickled: bytes) -> None:
@@ -116,23 +113,35 @@ class _Pickle:
         self._pickler.dump(value)
         self._file.write(self._pickled)
 
-    def append(self, value: object) -> None:
-        """Put a value at the end of the list that is on top, and remember it."""
-        self.put(value, remember=True)
-        self._file.write(pickle.APPEND)
+    def put_list(self, values: Iterable[dict[str, Any]]) -> None:
+        """Push a list of dictionaries; their ``frames`` are remembered."""
+        self._file.write(pickle.EMPTY_LIST)
+        waiting: list[dict[str, Any]] = []
+        for value in values:
+            frames = value["frames"]
+            if frames and id(frames) not in self._known:
+                self._known[id(frames)] = frames
+                self._extend(waiting)
+                self.put(value, remember=True)
+                self._file.write(pickle.APPEND)
+            else:
+                waiting.append(value)
+                if len(waiting) == _BATCH:
+                    self._extend(waiting)
+        self._extend(waiting)
 
-    def extend(self, values: list[dict[str, Any]]) -> None:
-        """Put values at the end of the list that is on top."""
+    def _extend(self, values: list[dict[str, Any]]) -> None:
+        """Move values to the end of the list that is on top."""
         self._pickler.fast = True
         self._pickler.dump(values)
         self._file.write(self._pickled.removeprefix(pickle.EMPTY_LIST))
+        values.clear()
 
 
 class _Trace:
     """The events of one device, and the segments after them."""
 
-    def __init__(self, out: _Pickle, walk: Walk, labels: dict[int, str], device: int) -> None:
-        self._out = out
+    def __init__(self, walk: Walk, labels: dict[int, str], device: int) -> None:
         self._walk = walk
         self._labels = labels
         self._device = device
@@ -142,30 +151,29 @@ class _Trace:
         self._attribution = Attribution(profile)
         self._pool = Pool(profile, walk.timeline.device)
         self._space = AddressSpace(_BASE * (device + 1))
-        self._began = False
-        self._waiting: list[dict[str, Any]] = []
         self._at: dict[int, Block] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
         """Of the copies of each memory."""
         self._known: dict[int, dict[str, Any]] = {}
-        """What events of a block have in common, by its number."""
+        """By number of a block."""
 
-    def put_events(self) -> None:
+    def events(self) -> Iterator[dict[str, Any]]:
+        begun = False
         for moment in self._walk:
             time_us = (moment.time_ns + self._origin_ns) // 1000
-            if not self._began:
-                self._began = True
-                self._put_plain("snapshot", time_us, category=Category.UNKNOWN.value)
-                for segment in self._pool.segments:
-                    self._put_segment(segment, time_us)
+            if not begun:
+                begun = True
+                yield _plain("snapshot", 0, 0, time_us) | {"category": Category.UNKNOWN.value}
+                for s in self._pool.segments:
+                    yield _plain("segment_alloc", s.address, s.nbytes, time_us)
             change = moment.change
             address = 0
             for block in change.freed:
                 address = self._addresses[block.memory].pop()
-                there = self._at.pop(address)
-                self._put("free_requested", there, address, time_us)
-                self._put("free_completed", there, address, time_us)
+                known = self._event(self._at.pop(address))
+                for action in ("free_requested", "free_completed"):
+                    yield {"action": action, **known, "addr": address, "time_us": time_us}
                 if not change.reuse and not self._pool.give_back(address):
                     self._space.free(address)
             for block in change.allocated:
@@ -175,40 +183,23 @@ class _Trace:
                         self._space.allocate(block.nbytes) if own is None else (own, None)
                     )
                     if made is not None:
-                        self._put_segment(made, time_us)
+                        yield _plain("segment_alloc", made.address, made.nbytes, time_us)
                 self._addresses.setdefault(block.memory, []).append(address)
                 self._at[address] = block
-                self._put("alloc", block, address, time_us)
-            if len(self._waiting) > _BATCH:
-                self._put_waiting()
-        self._put_waiting()
+                known = self._event(block)
+                yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
-    def _put(self, action: str, block: Block, address: int, time_us: int) -> None:
-        known = self._known.get(block.number)
-        if known is not None:
-            event = {"action": action, **known, "addr": address, "time_us": time_us}
-            self._waiting.append(event)
-            return
-        known = self._known[block.number] = {
-            "stream": 0,
-            "size": block.nbytes,
-            "category": block.item.storage.category.value,
-            "compile_context": self._labels[block.item.graph],
-            "frames": self._frames_of(block.item),
-        }
-        self._put_waiting()
-        self._out.append({"action": action, **known, "addr": address, "time_us": time_us})
-
-    def _put_segment(self, made: Segment, time_us: int) -> None:
-        self._put_plain("segment_alloc", time_us, addr=made.address, size=made.nbytes)
-
-    def _put_plain(self, action: str, time_us: int, **more: object) -> None:
-        event = {"action": action, "addr": 0, "size": 0, "time_us": time_us}
-        self._waiting.append(event | {"stream": 0, "frames": []} | more)
-
-    def _put_waiting(self) -> None:
-        self._out.extend(self._waiting)
-        self._waiting.clear()
+    def _event(self, block: Block) -> dict[str, Any]:
+        """What events of a block have in common."""
+        if block.number not in self._known:
+            self._known[block.number] = {
+                "stream": 0,
+                "size": block.nbytes,
+                "category": block.item.storage.category.value,
+                "compile_context": self._labels[block.item.graph],
+                "frames": self._frames_of(block.item),
+            }
+        return self._known[block.number]
 
     def _frames_of(self, item: LiveItem) -> list[dict[str, Any]]:
         """Innermost first: the FX node or what else made it, its module, the user's stack."""
@@ -264,6 +255,12 @@ class _Trace:
                 "frames": [],
                 "blocks": blocks,
             }
+
+
+def _plain(action: str, address: int, size: int, time_us: int) -> dict[str, Any]:
+    """An event that no code is known to have caused."""
+    event = {"action": action, "stream": 0, "size": size, "frames": []}
+    return event | {"addr": address, "time_us": time_us}
 
 
 def _frame(name: str, filename: str, line: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class RecomputedPeak:
         graph = self._timeline.profile.graph(columns.graph[call])
         program = graph.programs[columns.program[call]]
         uses = self._uses[graph.id]
-        # Lines from which on a value is there again.
+        # From which lines on a value is there again.
         comes: dict[Made, set[int]] = {}
         if graph.kind is GraphKind.BACKWARD:
             for event, (before, _) in zip(program.events, changes, strict=True):
@@ -117,31 +117,27 @@ class RecomputedPeak:
             if m[0] == graph.id
             for name, size in need.kept.items()
         }
-        # The line after which a value is gone, and its bytes.
-        goes: dict[Made, tuple[int, int]] = {}
+        # Behind which lines, each with its function, so many bytes of a value are gone.
+        due = {m: ([(n - 1, functions.get(n)) for n in ns], 0) for m, ns in comes.items()}
         for event, (before, after) in zip(program.events, changes, strict=True):
             # Lines are in the order of time within one function of the generated code alone.
             at = functions.get(event.line)
-            for m, lines in list(comes.items()):
-                if any(n <= event.line and functions.get(n) == at for n in lines):
-                    gone.pop(m, None)
-                    del comes[m]
-            for m, (n, nbytes) in list(goes.items()):
-                if n < event.line and functions.get(n) == at:
+            for m, (lines, nbytes) in list(due.items()):
+                if any(n < event.line and function == at for n, function in lines):
                     gone[m] = nbytes
-                    del goes[m]
+                    del due[m]
             if before is not None:
                 m = made(before)
                 if m[0] == graph.id and (after is None or after.owner != before.owner):
                     total += more.pop(before.owner or "", 0)
                 total -= before.nbytes
-                for known in (gone, comes, goes):
-                    known.pop(m, None)
+                gone.pop(m, None)
+                due.pop(m, None)
             if after is not None:
                 total += after.nbytes
                 if made(after) in recomputed:
-                    last = uses.get(after.owner or "", (0, 0))[1]
-                    goes[made(after)] = max(last, after.line), after.nbytes
+                    last = max(uses.get(after.owner or "", (0, 0))[1], after.line)
+                    due[made(after)] = [(last, functions.get(last))], after.nbytes
             yield total - sum(gone.values())
 
 
@@ -240,8 +236,45 @@ class Needs:
             wanted.setdefault(self._root(name), []).append(name)
         free = {self._root(n) for n in self._kept} - wanted.keys()
         known: dict[str, _From] = {}
+
+        def look_back(name: str, depth: int) -> _From:
+            """What ``name`` is computed from again; each is looked at once."""
+            made = self._made.get(name)
+            if made is None or name in known:
+                return known.get(name, _From())
+            known[name] = _From()  # For code that contradicts itself.
+            # What the graph makes before it cannot be made of it.
+            last = self._order.get(name, -1)
+            earlier = [n for n in made.writes if n in free and self._order.get(n, last) < last]
+            beside = [self._sizes.get(n, 0) for n in earlier]
+            kept: frozenset[str] = frozenset()
+            again: frozenset[str] = frozenset()
+            wholes: list[str] = []
+            for read in made.reads:
+                of = self._sizes.get(read, 0)
+                if read not in self._made or read in free or read == name:
+                    continue
+                if any(size >= of > 0 for size in beside):
+                    continue
+                if read in wanted:
+                    again |= {read}
+                    continue
+                always = read in self._always
+                is_cheap = self._made[read].cheap and read in self._cheap
+                if depth < _DEEPEST and (always or is_cheap):
+                    parts = look_back(read, depth + 1)
+                    if always or sum(self._sizes.get(n, 0) for n in parts.kept) < of:
+                        kept |= parts.kept
+                        again |= parts.again
+                        continue
+                wholes.append(read)
+            if wholes and made.cheap and name in self._cheap:
+                wholes = [max(wholes, key=lambda n: self._sizes.get(n, 0))]
+            known[name] = _From(kept | frozenset(wholes), again)
+            return known[name]
+
         for root in wanted:
-            self._from(root, free, wanted, known, 0)
+            look_back(root, 0)
         taken: set[str] = set()
         found = {}
         for root, names in wanted.items():
@@ -252,48 +285,6 @@ class Needs:
                 found[name] = Need({n: self._sizes.get(n, 0) for n in sorted(more)}, before)
                 more = frozenset()
         return found
-
-    def _from(
-        self,
-        name: str,
-        free: set[str],
-        wanted: Collection[str],
-        known: dict[str, _From],
-        depth: int,
-    ) -> _From:
-        """What ``name`` is computed from again; each is looked at once."""
-        made = self._made.get(name)
-        if made is None or name in known:
-            return known.get(name, _From())
-        known[name] = _From()  # For code that contradicts itself.
-        # What the graph makes before it cannot be made of it.
-        last = self._order.get(name, -1)
-        earlier = [n for n in made.writes if n in free and self._order.get(n, last) < last]
-        beside = [self._sizes.get(n, 0) for n in earlier]
-        kept: frozenset[str] = frozenset()
-        again: frozenset[str] = frozenset()
-        wholes: list[str] = []
-        for read in made.reads:
-            of = self._sizes.get(read, 0)
-            if read not in self._made or read in free or read == name:
-                continue
-            if any(size >= of > 0 for size in beside):
-                continue
-            if read in wanted:
-                again |= {read}
-                continue
-            always = read in self._always
-            if depth < _DEEPEST and (always or (self._made[read].cheap and read in self._cheap)):
-                parts = self._from(read, free, wanted, known, depth + 1)
-                if always or sum(self._sizes.get(n, 0) for n in parts.kept) < of:
-                    kept |= parts.kept
-                    again |= parts.again
-                    continue
-            wholes.append(read)
-        if wholes and made.cheap and name in self._cheap:
-            wholes = [max(wholes, key=lambda n: self._sizes.get(n, 0))]
-        known[name] = _From(kept | frozenset(wholes), again)
-        return known[name]
 
     def _read(self, graph: GraphRecord) -> None:
         inputs = {v.name for v in graph.inputs}

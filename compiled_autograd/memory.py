@@ -23,16 +23,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from . import nodes
 from .node_meta import INPUT_GROUP, ValueInfo, value_of
-from .nodes import (
-    accumulated,
-    aliased_inputs,
-    is_accumulate_grad,
-    is_aot_prologue,
-    is_hook,
-    is_item_of_argument,
-    takes_gradient,
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +69,9 @@ class Blocks:
             if node.op == "output":
                 for block in used:
                     block.stays = True
-            elif is_accumulate_grad(node):
+            elif nodes.is_accumulate_grad(node):
                 self._accumulation(node)
-            elif is_item_of_argument(node):
+            elif nodes.is_item_of_argument(node):
                 self._input(node)
             else:
                 self._inner(node)
@@ -108,7 +100,7 @@ class Blocks:
             self._of[node] = self._new(node, source, value_of(node))
         elif value_of(node) is not None:
             self._of[node] = self._new(node, node, value_of(node))
-        elif is_hook(node):
+        elif nodes.is_hook(node):
             self.unknown.add(node)
 
     def _new(self, node: Node, born_at: Node, value: ValueInfo | None) -> Block:
@@ -121,13 +113,13 @@ class Blocks:
         return block
 
     def _accumulation(self, node: Node) -> None:
-        variable, current, new = accumulated(node)
+        variable, current, new = nodes.accumulated(node)
         if current is not None:
             if current in self._of:
                 self._of[node] = self._of[current]
                 self._of[node].outside = True
             return
-        taken = self._of.get(new) if new is not None and takes_gradient(node) else None
+        taken = self._of.get(new) if new is not None and nodes.takes_gradient(node) else None
         self._of[node] = taken or self._new(node, node, value_of(variable))
         self._of[node].stays = True
 
@@ -135,7 +127,7 @@ class Blocks:
 def _source(node: Node) -> Node | None:
     """The node whose memory the value of ``node`` is, or is one part of."""
     if node.target is not operator.getitem:
-        shared = aliased_inputs(node)
+        shared = nodes.aliased_inputs(node)
         return shared[0] if len(shared) == 1 else None
     whole, index = node.args
     if not isinstance(whole, Node) or not isinstance(index, int):
@@ -144,9 +136,9 @@ def _source(node: Node) -> Node | None:
     parts: Any = None
     if name == "validate_outputs":
         parts = whole.args[0]
-    elif is_hook(whole):
+    elif nodes.is_hook(whole):
         parts = whole.args[1]
-    elif is_aot_prologue(whole):
+    elif nodes.is_aot_prologue(whole):
         saved, symints, opaque, grads = whole.args
         parts = [*symints, *saved, *opaque, *grads]  # type: ignore[misc]
     known = isinstance(parts, (list, tuple)) and index < len(parts)

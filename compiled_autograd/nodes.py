@@ -75,21 +75,15 @@ def take_gradient(
         and (
             gradient.is_contiguous()
             if variable.is_contiguous()
-            else _both_channels_last(variable, gradient)
+            else variable.dim() == 4
+            and variable.is_contiguous(memory_format=torch.channels_last)
+            and gradient.is_contiguous(memory_format=torch.channels_last)
         )
     ):
         variable.grad = gradient.detach()
         return variable.grad
     return _torch_compat.call_first_accumulate_grad(  # type: ignore[no-any-return]
         variable, gradient, has_post_hooks
-    )
-
-
-def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dim() == 4
-        and a.is_contiguous(memory_format=torch.channels_last)
-        and b.is_contiguous(memory_format=torch.channels_last)
     )
 
 

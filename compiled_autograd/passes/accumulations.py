@@ -103,17 +103,18 @@ def hooks_as_eager(graph: Graph) -> None:
 def _readers_of(node: Node) -> set[Node]:
     """Nodes that read the memory of ``node``, directly, as a view, or as another input."""
     group = node.meta.get(INPUT_GROUP)
-    return _users([node] if group is None else _inputs_of(group, node.graph))
+    return _users([node]) if group is None else _readers_of_group(group, node.graph)
 
 
 def readers_of_gradient(accumulation: Node) -> set[Node]:
     """Nodes other than ``accumulation`` that read the gradient which it adds to."""
     variable, current, _ = nodes.accumulated(accumulation)
+    group = variable.meta.get(GRADIENT_GROUP)
+    found: set[Node] = set()
     if current is not None:
         found = _readers_of(current)
-    else:  # up to torch 2.11 it is no argument, but may be a saved tensor of another node
-        group = variable.meta.get(GRADIENT_GROUP)
-        found = set() if group is None else _users(_inputs_of(group, variable.graph))
+    elif group is not None:  # up to torch 2.11 it is no argument, but may be a saved tensor
+        found = _readers_of_group(group, variable.graph)
     return found - {accumulation}
 
 
@@ -135,14 +136,14 @@ def _move_behind(last: Node, moved: Iterable[Node]) -> Node:
     return last
 
 
-def _inputs_of(group: int, graph: Graph) -> list[Node]:
-    return [n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group]
+def _readers_of_group(group: int, graph: Graph) -> set[Node]:
+    return _users([n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group])
 
 
 def _users(pending: list[Node]) -> set[Node]:
     found: set[Node] = set()
-    while pending:
-        for user in pending.pop().users:
+    for node in pending:  # which grows meanwhile
+        for user in node.users:
             if user not in found:
                 found.add(user)
                 if nodes.aliased_inputs(user):

@@ -193,7 +193,8 @@ def _moving_inputs(
     """The inputs that are the cause, largest first; one that nobody knows if none is named."""
     times: Counter[GraphValue | None] = Counter()
     for entry in entries:
-        for value in inputs_to_blame(entry, graph) or [None]:
+        known: Sequence[GraphValue | None] = inputs_to_blame(entry, graph)
+        for value in known or [None]:
             times[value] += entry.count
     found = []
     for value, n in times.items():

@@ -13,11 +13,6 @@ from . import finding
 from .finding import Evidence, Finding, FindingKind, at_peak, together
 from .graph_trees import moved_out, output_bytes
 
-_RELEASE = (
-    "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
-    "forward; where gradients are accumulated over several backwards on purpose this is their price"
-)
-
 
 def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
     profile = timeline.profile
@@ -33,7 +28,9 @@ def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         FindingKind.GRADIENT,
         "gradients are still alive while a forward runs",
         "during the forward",
-        _RELEASE,
+        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
+        "forward; where gradients are accumulated over several backwards on purpose this is their "
+        "price",
         "drop-gradients",
     )
 
@@ -57,10 +54,8 @@ def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evi
 
 def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evidence]:
     at = timeline.peak()
-    if at is None:
-        return []
-    graph = _graph_at(timeline, at.call)
-    if graph.kind is not GraphKind.FORWARD:
+    graph = None if at is None else _graph_at(timeline, at.call)
+    if graph is None or graph.kind is not GraphKind.FORWARD:
         return []
     out = []
     for item, site in at_peak(timeline, attribution):
@@ -85,13 +80,6 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
 
 def _graph_at(timeline: Timeline, call: int) -> GraphRecord:
     return timeline.profile.graph(timeline.profile.calls.graph[call])
-
-
-_CHANGE = (
-    "make the loss part of the compiled function and compute it in chunks of rows, each under "
-    "torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the output "
-    "(logits) nor its gradient is there as a whole"
-)
 
 
 def large_outputs(
@@ -119,7 +107,9 @@ def large_outputs(
             f"the gradient of an output of {name}, which is as large as the output itself",
             item.nbytes,
             "at the peak",
-            _CHANGE,
+            "make the loss part of the compiled function and compute it in chunks of rows, each "
+            "under torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the "
+            "output (logits) nor its gradient is there as a whole",
             (Evidence.at(site, graph, text, item.nbytes, item.count),),
             "chunked-loss",
         )
@@ -128,7 +118,7 @@ def large_outputs(
 def fragmentation(profile: Profile) -> Iterator[Finding]:
     if profile.tracker is None:
         return
-    worst: dict[str, tuple[int, int, int, str]] = {}
+    worst: dict[str, tuple[int, int, str]] = {}
     for snapshot in profile.tracker.snapshots:
         for device, memory in snapshot.devices.items():
             reserved, allocated = memory.reserved_bytes, memory.allocated_bytes
@@ -137,9 +127,9 @@ def fragmentation(profile: Profile) -> Iterator[Finding]:
                 continue
             if device not in worst or reserved > worst[device][0]:
                 name = snapshot.name or snapshot.kind.value
-                worst[device] = (reserved, allocated, snapshot.time_ns, name)
+                worst[device] = (reserved, allocated, name)
     findings = []
-    for device, (reserved, allocated, _, name) in worst.items():
+    for device, (reserved, allocated, name) in worst.items():
         nbytes = reserved - allocated
         if nbytes < max(finding.MIN_BYTES, finding.MIN_FRAGMENTED * reserved):
             continue

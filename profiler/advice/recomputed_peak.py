@@ -118,12 +118,14 @@ class RecomputedPeak:
             for name, size in need.kept.items()
         }
         # Behind which lines, each with its function, so many bytes of a value are gone.
-        due = {m: ([(n - 1, functions.get(n)) for n in ns], 0) for m, ns in comes.items()}
+        due: dict[Made, tuple[list[tuple[int, str | None]], int]] = {}
+        for m, starts in comes.items():
+            due[m] = [(n - 1, functions.get(n)) for n in starts], 0
         for event, (before, after) in zip(program.events, changes, strict=True):
             # Lines are in the order of time within one function of the generated code alone.
             at = functions.get(event.line)
-            for m, (lines, nbytes) in list(due.items()):
-                if any(n < event.line and function == at for n, function in lines):
+            for m, (places, nbytes) in list(due.items()):
+                if any(n < event.line and function == at for n, function in places):
                     gone[m] = nbytes
                     del due[m]
             if before is not None:

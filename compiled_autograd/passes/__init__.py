@@ -62,11 +62,9 @@ def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:
     """Mark the scalars that can be moved as GPU tensors: index of the input -> the GPU.
 
     Autograd keeps a Python number of the forward (``x / 3``) as a tensor of no dimension on the
-    CPU. Lifted, it is a CPU input of a graph that otherwise lives on the GPU, and such a graph
-    cannot be captured as a CUDA graph. Operators take a GPU scalar as well.
-
-    Nothing moves in a graph without GPU inputs, or with inputs on several GPUs, and no scalar
-    that code of the user could see (a hook, a custom function, an accumulation).
+    CPU, and a graph with a CPU input cannot be captured as a CUDA graph. Operators take a GPU
+    scalar as well. Nothing moves in a graph without GPU inputs, or with inputs on several GPUs, and
+    no scalar that code of the user could see (a hook, a custom function, an accumulation).
     """
     items = [n for n in nodes.placeholders(graph)["inputs"].users if nodes.is_getitem(n)]
     values = [(n, value_of(n)) for n in items]
@@ -95,9 +93,9 @@ def _takes_any_device(user: Node) -> bool:
 def unpack_hooks_late(graph: Graph) -> None:
     """Move each unpack hook to its first user.
 
-    An unpack hook brings memory to life (it recomputes, decompresses, or copies back from
-    the host), and the engine asks for all of a node's saved tensors before the node runs.
-    It is not moved past other Python code, which could have changed what it unpacks.
+    It brings memory to life (it recomputes, decompresses, or copies back from the host), and the
+    engine asks for all of a node's saved tensors before the node runs. It is not moved past other
+    Python code, which could have changed what it unpacks.
     """
     # Last first, so that several in a row make room for each other and keep their order.
     for node in reversed(list(graph.nodes)):
@@ -114,9 +112,8 @@ def unpack_hooks_late(graph: Graph) -> None:
 def remove_dead_code(graph: Graph) -> None:
     """Keeps hooks, functions of the user, accumulations and every item of the arguments.
 
-    Items stay although unused, because Dynamo must see each list taken apart: it refuses
-    aliasing guards between inputs that it finds only through the list. Unused sizes go,
-    in a pass of their own.
+    Items stay although unused: Dynamo refuses aliasing guards between inputs that it finds only
+    through the list. Unused sizes go in a pass of their own.
     """
     graph.eliminate_dead_code(
         lambda node: nodes.has_side_effects(node) or nodes.is_item_of_argument(node)

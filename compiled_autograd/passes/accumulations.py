@@ -71,12 +71,9 @@ def _block(accumulation: Node) -> list[Node]:
 def hooks_as_eager(graph: Graph) -> None:
     """Move post-accumulate-grad hooks and post-hooks of AccumulateGrad nodes up to it.
 
-    Hooks of other nodes were captured right before and after the node that they belong to,
-    which is where they run. Pre-hooks of an accumulation moved with it.
-
-    Hooks of one accumulation keep their order, and each stays behind the readers of the
-    parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
-    value (Note [Readers stand before writers]).
+    Other hooks are where they run: right before and after their node. Hooks of one accumulation
+    keep their order, and each stays behind the readers of the parameter: an optimizer in such a
+    hook writes it, and they read the old value (Note [Readers stand before writers]).
     """
     hooks: dict[int, list[Node]] = {}
     for node in graph.nodes:

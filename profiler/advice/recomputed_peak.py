@@ -2,8 +2,8 @@
 
 Note [What recomputing saves]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Without activations that are recomputed another instant may be the fullest, and while the backward
-uses one again, it is there again. So the whole timeline is gone through, and such a value is live
+Without activations that are recomputed another instant may be the fullest. So the whole timeline is
+gone through, and such a value is live
 
 * in its forward, until the last line of the generated code that reads it;
 * in its backward, from the first line that reads it, or another one that is computed from it again.
@@ -14,13 +14,13 @@ nobody keeps so far is live from where it was freed until the value is there aga
 
 Note [What it takes to recompute]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A value that is not kept is computed from what its kernel has read. Of that costs nothing what the
-backward has in any case: inputs of the graph, and what is kept besides. The rest is kept in its
-place, or computed again too, whichever is less, as a partitioner by minimum cut decides. Computed
-again is what an elementwise kernel has made; matrix products, reductions and what torch's own
-operators return are kept, unless the remedy has them run again: of a layer whose product is kept by
-chance, and so of all (an attention's scores). Of several values that one elementwise kernel reads
-no more is kept than the largest takes: that much what it computes of them takes, too.
+A value that is not kept is computed from what its kernel has read. What the backward has in any
+case costs nothing: inputs of the graph, and what is kept besides. The rest is kept in its place, or
+computed again too, whichever is less, as a partitioner by minimum cut decides. Computed again is
+what an elementwise kernel has made; matrix products, reductions and what torch's own operators
+return are kept, unless the remedy has them run again (an attention's scores). Of several values
+that one elementwise kernel reads no more is kept than the largest takes: that much what it computes
+of them takes, too.
 
 Read from ``GraphRecord.statements``: a kernel's arguments are what it updates in place, then what
 it reads, then what it writes, and a name is written by the first kernel that has it after it was

@@ -9,10 +9,9 @@ The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled
 
 Note [Addresses in the snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Replays of graph trees have their memory at the addresses of the pool, everything else at made-up
-ones, in segments of pool (0, 0): see ``addresses.py``. The first events allocate the pool's
-segments and what is live when the first call begins; a made-up segment is allocated when a block
-needs it, and none is given back.
+They are those of ``addresses.py``; made-up ones are in segments of pool (0, 0). The first events
+allocate the pool's segments and what is live when the first call begins; a made-up segment is
+allocated when a block needs it, and none is given back.
 
 Note [Categories in MemoryViz.js]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

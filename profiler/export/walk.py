@@ -107,9 +107,6 @@ class Walk:
     Attributes:
         calls: indices of its calls.
         blocks: every description that has occurred so far, by number.
-
-    Raises:
-        IndexError: the log has no such calls.
     """
 
     def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):

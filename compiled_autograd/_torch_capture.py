@@ -18,13 +18,11 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from ._torch_compat import allow_in_graph
-
+_allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.allow_in_graph
 _SHAPE_ONLY: list[torch.Tensor] = []
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """A fake mode with symbols, for one capture."""
     return FakeTensorMode(
         allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv()
     )
@@ -76,28 +74,16 @@ def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
     return _suppress_guards(mode.shape_env)
 
 
-def symbolic_int(mode: FakeTensorMode, value: int, name: str, index: int) -> Any:
-    """A size symbol for ``name[index]``, or the number itself where torch specialises."""
-    assert mode.shape_env is not None
-    return mode.shape_env.create_unspecified_symint_and_symbol(
-        value, _source(name, index), DimDynamic.DYNAMIC
-    )
-
-
-def symbolic_float(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
-    """A symbol for the float ``name[index]``."""
-    assert mode.shape_env is not None
-    source = _source(name, index)
-    symbol = mode.shape_env.create_unspecified_symbol(
-        value, source=source, dynamic_dim=DimDynamic.DYNAMIC
-    )
-    return mode.shape_env.create_symfloatnode(symbol, hint=value, source=source)
-
-
-def _source(name: str, index: int) -> Any:
+def symbol(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
+    """A symbol for the number ``name[index]``, or the number itself where torch specialises."""
     from torch._dynamo.source import GetItemSource, LocalSource
 
-    return GetItemSource(LocalSource(name), index)
+    shapes, source = mode.shape_env, GetItemSource(LocalSource(name), index)
+    assert shapes is not None
+    if isinstance(value, int):
+        return shapes.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+    of_float = shapes.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    return shapes.create_symfloatnode(of_float, hint=value, source=source)
 
 
 def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
@@ -151,40 +137,36 @@ class AotBackward:
         Dynamo puts it into its graph as it is; it closes over constants only.
         """
         function = getattr(self._class, "_bw_prologue_fn", None)
-        if function is not None:  # 2.13+
-
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
-                # It empties the lists that it is given; those of a graph cannot be written.
-                return function(list(saved), list(symints), list(opaque), list(grads))
-
-        else:
+        if function is None:  # up to 2.11
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers
-            metadata, subclasses = self.metadata, self.subclass_metadata
             inner = module._backward_prologue_functional
+            metadata, subclasses = self.metadata, self.subclass_metadata
 
-            def aot_backward_prologue(
-                saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
-            ) -> Any:
+            def function(saved: Any, symints: Any, opaque: Any, grads: Sequence[Any]) -> Any:
                 return inner(saved, symints, opaque, metadata, subclasses, *grads)
 
-        return allow_in_graph(aot_backward_prologue)
+        def aot_backward_prologue(
+            saved: Sequence[Any], symints: Sequence[Any], opaque: Sequence[Any], grads: Any
+        ) -> Any:
+            # It empties the lists that it is given; those of a graph cannot be written.
+            return function(list(saved), list(symints), list(opaque), list(grads))
+
+        return _allow_in_graph(aot_backward_prologue)
 
     def epilogue(self, outputs: Sequence[Any], make_subclass: Callable[..., Any]) -> Sequence[Any]:
         """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
         function = getattr(self._class, "_bw_epilogue_fn", None)
         override = {"make_subclass_override": make_subclass}
-        if function is None:
+        if function is None:  # up to 2.11
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers
             function = functools.partial(
                 module._backward_epilogue_functional, self.metadata, self.subclass_metadata
             )
-        elif self.subclass_metadata is None:  # from 2.13 on
+        elif self.subclass_metadata is None:
             override = {}
         gradients: Sequence[Any] = function(outputs, **override)
         return gradients
@@ -201,12 +183,12 @@ def subclass_maker(metadata: Any, is_runtime: bool) -> Callable[..., Any]:
     def make_subclass(*parts: Any) -> Any:
         return metadata.creation_fn(parts, is_runtime=is_runtime)
 
-    return allow_in_graph(make_subclass)
+    return _allow_in_graph(make_subclass)
 
 
-def is_aot_node(ctx: Any) -> bool:
-    """Whether an autograd.Function's node was made by AOTAutograd."""
-    return hasattr(ctx._forward_cls, "_aot_id")
+def aot_id(ctx: Any) -> int | None:
+    """AOTAutograd's id of the graph, if it made this autograd.Function's node."""
+    return getattr(ctx._forward_cls, "_aot_id", None)
 
 
 def takes_boxed_grads(ctx: Any) -> bool:

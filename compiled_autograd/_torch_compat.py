@@ -41,7 +41,6 @@ call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
 def call_first_accumulate_grad(
     variable: torch.Tensor, gradient: torch.Tensor, has_post_hooks: bool
 ) -> Any:
-    """``call_accumulate_grad`` for a variable without a gradient."""
     if _TAKES_CURRENT:
         return call_accumulate_grad(variable, None, gradient, has_post_hooks)
     call_accumulate_grad(variable, gradient, has_post_hooks)
@@ -62,12 +61,7 @@ copy_slices_epilogue: Callable[..., Any] = _ca.copy_slices_epilogue
 
 ops: Any = _ca.ops
 """torch's process-wide namespace of autograd nodes as functions; C++ binds each name once a
-process, so there can be no second one."""
-
-
-bind_op: Callable[..., str] = ops.add
-"""``bind_op(name, function, is_custom, is_traceable)``: add an autograd node's function to the
-namespace; the name that it got."""
+process, with ``ops.add``, so there can be no second one."""
 
 
 def is_builtin_op(target: Any) -> bool:
@@ -95,39 +89,27 @@ state: Any = _ca
 
 
 def stance_is_force_eager() -> bool:
-    """Whether ``torch.compiler.set_stance("force_eager")`` is in force."""
     from torch._dynamo import eval_frame
 
     return bool(eval_frame._stance.stance == "force_eager")
 
 
-def prepare_cuda() -> None:
-    """Where torch has CUDA, its graph-tree module must be loaded before a backward runs."""
+def prepare_captures() -> None:
+    """Before compiled autograd is switched on.
+
+    Where torch has CUDA, its graph-tree module must be loaded before a backward runs. With
+    ``TORCH_LOGS=compiled_autograd_verbose`` C++ says why it finds no captured graph, and where each
+    input comes from.
+    """
     if torch.cuda.is_available():
         importlib.import_module("torch._inductor.cudagraph_trees")
-
-
-@contextlib.contextmanager
-def patched_engine_entry(
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Iterator[None]:
-    """Replace the function through which ``backward()`` and ``grad()`` enter the engine."""
-    module: Any = torch.autograd
-    original = module._engine_run_backward
-    module._engine_run_backward = wrap(original)
-    try:
-        yield
-    finally:
-        module._engine_run_backward = original
+    asked = _ca.snapshot_verbose_logging_enabled()
+    _engine.set_verbose_logger(_ca.verbose_log if asked else None)
 
 
 def backward_id() -> int:
     """Number of the backward that this thread runs, -1 if none."""
     return int(torch._C._current_graph_task_id())
-
-
-Variable: Any = torch.autograd.Variable
-"""Whose ``_execution_engine`` everybody asks for."""
 
 
 def autograd_node(output: Any) -> Any:
@@ -172,21 +154,18 @@ def is_refusal(error: Exception) -> bool:
 #
 # Note [Dynamo is not to see us]
 # A backward may begin, and be captured, inside a compiled function: after a graph break Dynamo
-# looks at every Python frame that begins, and compiles it, whoever calls it. What the engine
-# calls of ours is then traced, and not run. torch's own code is on a list of what Dynamo leaves
-# alone; we take Dynamo away while our code runs. The frame that does so is marked, since
-# Dynamo would look at that one. The captured graph, hooks and callbacks are run as they would be
-# without us.
+# looks at every Python frame that begins, ours among them, and traces what the engine was to run.
+# So we take Dynamo away while our code runs; the frame that does so is marked, since Dynamo would
+# look at that one. The captured graph, hooks and callbacks are run as they would be without us.
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 class _Unseen(threading.local):
-    """What Dynamo had set in this thread, for each time that it was taken away."""
-
     def __init__(self) -> None:
         self.before: list[Any] = []
+        """What Dynamo had set in this thread, for each time that it was taken away."""
 
 
 _unseen = _Unseen()
@@ -199,7 +178,6 @@ def leave_dynamo() -> None:
 
 
 def return_to_dynamo() -> None:
-    """Dynamo looks at frames again as it did before ``leave_dynamo``."""
     _set_eval_frame(_unseen.before.pop())
 
 
@@ -245,49 +223,31 @@ for _function in (leave_dynamo, return_to_dynamo):
     entered_by_dynamo(_function)
 
 
-# --- identity of a capture ----------------------------------------------------------------
-
-
-def next_capture_id() -> int:
-    """Number of a capture, from torch's counter: its logs and Dynamo's compile ids use it."""
-    return next(_ca.COMPILE_COUNTER)
-
-
-def reset_capture_ids() -> None:
-    """Count captures from 0 again."""
-    _ca.COMPILE_COUNTER = itertools.count()
-
-
-def compile_context_of(capture_id: int) -> CompileContext:
-    """What makes Dynamo name compilations of this graph ``!<capture_id>/...``."""
-    return CompileContext(
-        CompileId(compiled_autograd_id=capture_id, frame_id=None, frame_compile_id=None)
-    )
-
-
-def count_capture() -> None:
-    """torch's counter of captures, which its own tools read."""
-    _utils.counters["compiled_autograd"]["captures"] += 1
-
-
-def set_verbose_logger() -> None:
-    """``TORCH_LOGS=compiled_autograd_verbose``: C++ says why it finds no captured graph, and
-    where each input comes from."""
-    asked = _ca.snapshot_verbose_logging_enabled()
-    _engine.set_verbose_logger(_ca.verbose_log if asked else None)
+# --- captures -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def capture_event(capture_id: int) -> Iterator[None]:
-    """A capture, for torch's chromium events (``TORCH_TRACE``)."""
+def new_capture() -> Iterator[tuple[int, CompileContext]]:
+    """Inside, something is captured: its number, which is from torch's counter, and what makes
+    Dynamo name compilations of the graph ``!<number>/...``."""
+    _utils.counters["compiled_autograd"]["captures"] += 1
+    number = next(_ca.COMPILE_COUNTER)
+    context = CompileContext(
+        CompileId(compiled_autograd_id=number, frame_id=None, frame_compile_id=None)
+    )
     events: Any = _utils.get_chromium_event_logger()
-    begin, data = time.time_ns(), {"graph_id": capture_id}
+    begin, data = time.time_ns(), {"graph_id": number}
     events.log_event_start("compiled_autograd", begin, data, log_pt2_compile_event=True)
     try:
-        yield
+        with compile_context(context):
+            yield number, context
     finally:
         end = time.time_ns()
         events.log_event_end("compiled_autograd", end, data, begin, log_pt2_compile_event=True)
+
+
+def reset_capture_ids() -> None:
+    _ca.COMPILE_COUNTER = itertools.count()
 
 
 def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> None:
@@ -301,16 +261,12 @@ def log_before_passes(root: torch.nn.Module, graph: Graph, capture_id: int) -> N
     trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text)
 
 
-def log_passes(moved: Iterable[int], removed: int) -> None:
-    """What passes did: inputs that go to the GPU, how many nodes nobody needed."""
+def log_graph(graph: GraphModule, moved: Iterable[int], removed: int) -> None:
+    """``TORCH_LOGS=compiled_autograd``, ``compiled_autograd_verbose`` and ``TORCH_TRACE``; nothing
+    is rendered unless asked. Passes ``moved`` inputs to the GPU and ``removed`` nodes."""
     for i in moved:
         _ca.verbose_log.debug("Moving node inputs[%d] from cpu to cuda", i)
     _ca.verbose_log.debug("DCE removed %d nodes", removed)
-
-
-def log_graph(graph: GraphModule) -> None:
-    """``TORCH_LOGS=compiled_autograd``, ``compiled_autograd_verbose`` and ``TORCH_TRACE``; nothing
-    is rendered unless asked."""
     text = _utils.lazy_format_graph_code(
         "Compiled autograd graph", graph, include_device=True, include_stride=True, colored=True
     )
@@ -338,12 +294,7 @@ def mark_dynamic_size(value: int) -> Any:
     return carrier
 
 
-allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch._dynamo.allow_in_graph
-"""Dynamo puts calls of a function into its graph without looking inside."""
-
-
 def inductor_cuda_graphs() -> bool:
-    """Inductor's option ``triton.cudagraphs``."""
     from torch._inductor import config
 
     return bool(config.triton.cudagraphs)
@@ -372,12 +323,10 @@ def trace_node_by_node(graph: GraphModule) -> None:
 
 
 def is_dynamos(compiled: Any) -> bool:
-    """Whether ``compiled`` is what ``torch.compile`` makes of a module."""
     return isinstance(compiled, torch._dynamo.OptimizedModule)
 
 
 def rename_node(node: Node, name: str) -> None:
-    """Give ``node`` a name, made unique in its graph."""
     node._rename(name)
 
 

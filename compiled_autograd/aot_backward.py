@@ -3,12 +3,11 @@
 Note [Why the graph is inlined]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 To the engine an AOTAutograd backward is one node. Called as one, it would be opaque to the
-graph passes and to the compiler, and no gradient could be accumulated before all of them
-exist. So the graph that AOTAutograd compiles for its own use is copied in. The prologue (which
-selects the gradients that the graph wants and takes tensor subclasses apart) is called as it is: it
-is a function of constants and its arguments. The epilogue (which drops tokens and RNG offsets and
-rebuilds subclasses) runs at capture. It only rearranges values; where it rebuilds a subclass it
-calls back, and that call becomes a node.
+passes and to the compiler, and no gradient could be accumulated before all of them exist. So the
+graph that AOTAutograd compiles for its own use is copied in. The prologue (which selects gradients
+and takes tensor subclasses apart) is called as it is, a function of constants and its arguments.
+The epilogue (which drops tokens and RNG offsets and rebuilds subclasses) runs at capture: it only
+rearranges values, and where it rebuilds a subclass it calls back, which becomes a node.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from . import _torch_compat
 from ._torch_capture import AotBackward, aot_symints, subclass_maker
 from .errors import CaptureError
-from .node_meta import ORIGIN, of_tensor, set_value
+from .node_meta import ORIGIN, VALUE, of_tensor
 from .tracer import GraphTracer
-
-AOT_NAME = "autograd_aot_name"
-"""Key in ``meta`` of the name that pass ``aot_names`` gives a node."""
 
 # Of AOTAutograd's own metadata only this says something about the copy; values ("val") are
 # fakes of another fake mode, which Dynamo must not see.
@@ -40,11 +37,10 @@ _KEPT_META = (
 
 
 class AotInliner:
-    """Inlines AOTAutograd backwards into one capture."""
-
     def __init__(self, tracer: GraphTracer) -> None:
         self._tracer = tracer
         self._times: Counter[int] = Counter()
+        self._named: set[Node] = set()
 
     def inline(
         self,
@@ -54,13 +50,7 @@ class AotInliner:
         backward_state: int | None,
         opaque_objects: Sequence[int],
     ) -> list[Node | None]:
-        """Nodes of the gradients that the node returns.
-
-        Args:
-            grads: gradients that arrive, None where there is none.
-            backward_state: index in ``hooks`` of the hooks that Dynamo passed from the
-                forward, None if there are none.
-            opaque_objects: indices in ``hooks`` of saved objects that are no tensors.
+        """Nodes of the gradients that the node returns; arguments as ``proxy_call_backward``'s.
 
         Raises:
             CaptureError: the backward graph was not kept, or grad mode is on.
@@ -85,7 +75,7 @@ class AotInliner:
         # What the graph's placeholders are: sizes, saved tensors and gradients, hooks.
         count = len(backward.module.graph.find_nodes(op="placeholder"))
         handed = range(len(symints), count - (backward_state is not None))
-        arguments = symints + [tracer.call(operator.getitem, (prologue, i)) for i in handed]
+        arguments = symints + [tracer.part(prologue, i) for i in handed]
         if backward_state is not None:
             arguments.append(tracer.item("hooks", backward_state))
         return self._epilogue(backward, self._copy(backward, arguments))
@@ -93,8 +83,8 @@ class AotInliner:
     def _copy(self, backward: AotBackward, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
         tracer = self._tracer
-        graph = tracer.graph
-        # A graph that is called twice in one backward is inlined twice.
+        # ``mm_3`` of graph 1 becomes ``aot1_mm_3``, so that both graphs can be read together, and
+        # ``aot1_1_mm_3`` where the graph is called again in one backward.
         nth = self._times[backward.id]
         self._times[backward.id] += 1
         prefix = f"aot{backward.id}_{nth}_" if nth else f"aot{backward.id}_"
@@ -111,7 +101,6 @@ class AotInliner:
                 if not isinstance(copy, Node):  # a size that is a plain number here
                     copies[node] = copy
                     continue
-                value = node.meta.get("val")
             else:
                 target = node.target
                 if node.op in ("get_attr", "call_module"):
@@ -121,16 +110,18 @@ class AotInliner:
                     # gradient may have strides that no view can take.
                     target = torch.ops.aten.reshape.default
                 args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
-                copy = graph.create_node(node.op, target, args, kwargs)
+                copy = tracer.graph.create_node(node.op, target, args, kwargs)
                 copy.meta["stack_trace"] = base.stack_trace
                 copy.meta |= {key: node.meta[key] for key in _KEPT_META if key in node.meta}
                 copy.meta[ORIGIN] = replace(base, aot_id=backward.id, aot_node=node.name)
-                value = node.meta.get("val")
-            copy.meta.setdefault(AOT_NAME, prefix + node.name)
+            if copy not in self._named:
+                self._named.add(copy)
+                _torch_compat.rename_node(copy, prefix + node.name)
+            value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and not value.is_sparse:
                 # What the graph computes has this shape whenever Dynamo's guards let it be
                 # called; what comes in as a gradient may not.
-                set_value(copy, of_tensor(value, exact=node.op == "call_function"))
+                copy.meta[VALUE] = of_tensor(value, exact=node.op == "call_function")
             copies[node] = copy
         raise CaptureError("AOTAutograd's backward graph has no output")
 

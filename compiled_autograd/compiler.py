@@ -6,11 +6,10 @@ C++ (torch/csrc/dynamo/python_compiled_autograd.cpp) makes one object a capture 
 the factory given to ``set_autograd_compiler`` and calls, on that object,
 
 * ``begin_capture`` with everything that it lifted out of the autograd graph,
-* for each autograd node, in the order of execution: ``set_node_origin``; ``unpack_hook``
-  for what saved-tensor hooks packed; the hooks before; one of ``apply_functional``,
-  ``proxy_call_backward``, ``accumulate_grad`` or the copy-slices pair;
-  ``validate_outputs``; the hooks after; ``accumulate`` where a gradient arrives where
-  another one is already,
+* for each autograd node, in the order of execution: ``set_node_origin``; ``unpack_hook`` for what
+  saved-tensor hooks packed; the hooks before; one of ``apply_functional``,
+  ``proxy_call_backward``, ``accumulate_grad`` or the copy-slices pair; ``validate_outputs``; the
+  hooks after; ``accumulate`` where a gradient arrives where another one is already,
 * ``end_capture``, whose result it caches and calls from then on, and ``close``.
 
 ``bind_function`` gives a node's C++ function a name, once a process.
@@ -19,7 +18,6 @@ the factory given to ``set_autograd_compiler`` and calls, on that object,
 from __future__ import annotations
 
 import contextlib
-import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,30 +25,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _torch_capture, _torch_compat
+from . import _torch_capture, _torch_compat, nodes
 from .aot_backward import AotInliner
 from .engine_order import engine_order
 from .errors import CaptureError
 from .events import Capture, CaptureLog
-from .node_meta import (
-    LAYOUT,
-    SUM_OF_GRADIENTS,
-    NodeOrigin,
-    ValueInfo,
-    of_output,
-    of_sizes,
-    set_value,
-    value_of,
-)
-from .nodes import (
-    add_gradients,
-    before_hooks,
-    call_cpp_tensor_pre_hooks,
-    call_hook,
-    copy_slices_epilogue_or_none,
-    copy_slices_prologue_or_none,
-    zeros_for_none,
-)
+from .node_meta import LAYOUT, VALUE, NodeOrigin, ValueInfo, of_output, of_sizes, value_of
 from .passes import run_passes
 from .runtime import NanCheck, runtime_wrapper
 from .switch import THREAD
@@ -64,8 +44,8 @@ class AutogradCompilerInstance:
     """Captures one backward; can stand in for torch's class of the same name.
 
     Args:
-        compiler_fn: gets the captured graph and returns what runs in its place; both take
-            ``(inputs, sizes, scalars, hooks, packed_data)``.
+        compiler_fn: gets the captured graph and returns what runs in its place, with the same
+            arguments: ``tracer.PLACEHOLDERS``.
         cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
         any_shape: refuse a graph that holds for the shapes of its capture only, which would
@@ -100,7 +80,7 @@ class AutogradCompilerInstance:
         accumulate_grad: bool,
         check_nans: bool,
     ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
-        """Start, with what C++ lifted out of the autograd graph.
+        """Start, with what C++ lifted out of the autograd graph; stand-ins for it are returned.
 
         Args:
             inputs: tensors: saved ones, parameters, gradients that come in.
@@ -110,20 +90,14 @@ class AutogradCompilerInstance:
                 them in only while its verbose logger is set.
             accumulate_grad: ``backward()``, not ``grad()``.
             check_nans: anomaly mode is on.
-
-        Returns:
-            ``(compile id, inputs, sizes, scalars)``, as symbolic stand-ins.
         """
         _torch_compat.leave_dynamo()
         self._left_dynamo = True
         self._capturing = contextlib.ExitStack()
         THREAD.being_captured = True
-        _torch_compat.count_capture()
         self._started_ns = time.perf_counter_ns()
-        self.id = _torch_compat.next_capture_id()
-        self._compile_context = _torch_compat.compile_context_of(self.id)
-        self._capturing.enter_context(_torch_compat.capture_event(self.id))
-        self._capturing.enter_context(_torch_compat.compile_context(self._compile_context))
+        begun = self._capturing.enter_context(_torch_compat.new_capture())
+        self.id, self._compile_context = begun
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
@@ -132,10 +106,9 @@ class AutogradCompilerInstance:
         self._sizes = list(sizes)
         self._calls: list[str] = []
         self._names: dict[int, str] = {}
-        of_inputs, of_sizes_, of_scalars = origins
-        tracer.lift_tensors(inputs, of_inputs)
-        symbols = tracer.lift_sizes(sizes, of_sizes_)
-        tracer.lift_scalars(scalars, of_scalars)
+        tracer.lift_tensors(inputs, origins[0])
+        symbols = tracer.lift_sizes(sizes, origins[1])
+        tracer.lift_scalars(scalars, origins[2])
         tracer.start()
         return str(self._compile_context.compile_id), inputs, symbols, scalars
 
@@ -150,21 +123,19 @@ class AutogradCompilerInstance:
         if tracer.baked_shapes and self.any_shape:
             raise CaptureError("a C++ node ran operators on saved tensors at capture")
         lifted = tracer.lift(list(outputs))
-        returned = [before_hooks(v) if isinstance(v, Node) else v for v in lifted]
+        returned = [nodes.before_hooks(v) if isinstance(v, Node) else v for v in lifted]
         tracer.call(_torch_compat.run_final_callbacks, ())
         tracer.graph.output(returned)
-        captured_nodes = len(tracer.graph.nodes)
         _torch_compat.log_before_passes(tracer.root, tracer.graph, self.id)
         entered = THREAD.entered
         result = run_passes(
             tracer.graph,
-            cuda_graphs=self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
-            places=None if entered is None else engine_order(*entered, self._names),
+            self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
+            None if entered is None else engine_order(*entered, self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)
-        _torch_compat.log_passes(result.inputs_to_cuda, result.removed)
-        _torch_compat.log_graph(module)
+        _torch_compat.log_graph(module, result.inputs_to_cuda, result.removed)
         capture = self.log.captured(
             Capture(
                 id=self.id,
@@ -172,7 +143,6 @@ class AutogradCompilerInstance:
                 calls=tuple(self._calls),
                 shapes=tuple(self._shapes),
                 sizes=tuple(self._sizes),
-                captured_nodes=captured_nodes,
                 capture_ns=time.perf_counter_ns() - self._started_ns,
                 passes=result,
             )
@@ -201,8 +171,7 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
-        is_aot = pyobj is not None and _torch_capture.is_aot_node(pyobj)
-        aot_id = pyobj._forward_cls._aot_id if is_aot else None
+        aot_id = None if pyobj is None else _torch_capture.aot_id(pyobj)
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
@@ -211,7 +180,7 @@ class AutogradCompilerInstance:
 
     # --- nodes ----------------------------------------------------------------------------
 
-    bind_function = staticmethod(_torch_compat.bind_op)
+    bind_function = staticmethod(_torch_compat.ops.add)
     """Name an autograd node's function."""
 
     def apply_functional(
@@ -228,7 +197,7 @@ class AutogradCompilerInstance:
         node = tracer.call(_torch_compat.ops.get(fn_name), (arriving, *tracer.lift(tuple(args))))
         return [
             # What the node computes is expected to have the size that validation demands.
-            tracer.new_value(self._part(node, i), of_output(metadata))
+            tracer.new_value(tracer.part(node, i), of_output(metadata))
             for i, metadata in enumerate(output_metadata)
         ]
 
@@ -247,9 +216,9 @@ class AutogradCompilerInstance:
         Args:
             inputs: gradients that arrive.
             output_metadatas: ``(layout, device, dtype, sizes)`` of each gradient it returns.
-            backward_idx: of its ctx, the node itself, in ``hooks``.
-            maybe_backward_state_idx: of the hooks that Dynamo passed from the forward.
-            opaque_object_indices: of saved objects that are no tensors, in ``hooks``.
+            backward_idx: index in ``hooks`` of its ctx, the node itself.
+            maybe_backward_state_idx: the same of the hooks that Dynamo passed from the forward.
+            opaque_object_indices: the same of saved objects that are no tensors.
 
         Raises:
             CaptureError: see ``AotInliner.inline``; or the function wants boxed gradients.
@@ -257,7 +226,7 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_capture.is_aot_node(ctx):
+        if _torch_capture.aot_id(ctx) is not None:
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )
@@ -272,7 +241,7 @@ class AutogradCompilerInstance:
             call = tracer.call(_torch_compat.call_backward, arguments)
             self._may_return_none = True
             results = [
-                None if metadata is None else self._part(call, i)
+                None if metadata is None else tracer.part(call, i)
                 for i, metadata in enumerate(output_metadatas)
             ]
         gradients: Gradients = []
@@ -290,39 +259,34 @@ class AutogradCompilerInstance:
     ) -> Gradients:
         """Sizes, dtypes and devices of gradients are checked, and adapted where they may differ.
 
-        Of gradients that an AOTAutograd graph computes, sizes and dtype are known; those
-        that are as demanded need no node. The others are checked one by one, so that one
-        can be accumulated before the next exists.
+        Of what an AOTAutograd graph computes they are known: what is as demanded needs no node, the
+        rest is checked one by one, so that one can be accumulated before the next exists.
         """
         tracer = self._tracer
-        validate = _torch_compat.ops.get("validate_outputs")
         if not any(o is not None for o in outputs):
             return list(outputs)
-        if tracer.origin is None or tracer.origin.aot_id is None:
+        validate = _torch_compat.ops.get("validate_outputs")
+        one_by_one = tracer.origin is not None and tracer.origin.aot_id is not None
+        call = None
+        if not one_by_one:
             call = tracer.call(validate, (tracer.lift(list(outputs)), *tracer.lift(tuple(args))))
-            parts = [None if o is None else self._part(call, i) for i, o in enumerate(outputs)]
-            if self._may_return_none:
-                self._may_be_none |= {
-                    part: metadata
-                    for part, metadata in zip(parts, output_metadata, strict=True)
-                    if part is not None and metadata is not None
-                }
-            return [
-                None if part is None else tracer.new_value(part, of_output(metadata))
-                for part, metadata in zip(parts, output_metadata, strict=True)
-            ]
         validated: Gradients = []
-        for output, metadata in zip(outputs, output_metadata, strict=True):
-            node = tracer.lift(output)
-            if (
-                output is None
-                or (wanted := of_output(metadata)) is None
-                or _certainly(value_of(node), wanted, metadata)
-            ):
-                validated.append(output)
+        for i, (output, metadata) in enumerate(zip(outputs, output_metadata, strict=True)):
+            wanted = of_output(metadata)
+            if output is None:
+                validated.append(None)
+            elif call is not None:
+                part = tracer.part(call, i)
+                if self._may_return_none and metadata is not None:
+                    self._may_be_none[part] = metadata
+                validated.append(tracer.new_value(part, wanted))
             else:
-                call = tracer.call(validate, ([node], [tracer.lift(metadata)]))
-                validated.append(tracer.new_value(self._part(call, 0), wanted))
+                node = tracer.lift(output)
+                if wanted is None or _certainly(value_of(node), wanted, metadata):
+                    validated.append(output)
+                    continue
+                part = tracer.part(tracer.call(validate, ([node], [tracer.lift(metadata)])), 0)
+                validated.append(tracer.new_value(part, wanted))
         return validated
 
     def accumulate(self, old_var: Any, new_var: Any) -> torch.Tensor:
@@ -330,8 +294,7 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         old, new = tracer.lift(old_var), tracer.lift(new_var)
         lacking = [self._may_be_none[g] for g in (old, new) if g in self._may_be_none]
-        node = tracer.call(add_gradients if lacking else torch.add, (old, new))
-        node.meta[SUM_OF_GRADIENTS] = True
+        node = tracer.call(nodes.add_gradients if lacking else torch.add, (old, new))
         if len(lacking) == 2:
             self._may_be_none[node] = lacking[0]
         return tracer.new_value(node, value_of(old) or value_of(new))
@@ -345,10 +308,8 @@ class AutogradCompilerInstance:
         """
         tracer = self._tracer
         node = tracer.call(_torch_compat.call_accumulate_grad, tracer.lift((variable, *rest)))
-        of_variable = value_of(node.args[0])
-        if of_variable is not None:
-            set_value(node, of_variable)
-        return None if len(rest) == 2 else tracer.new_value(node, of_variable)
+        gradient = tracer.new_value(node, value_of(node.args[0]))
+        return None if len(rest) == 2 else gradient
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> Gradients:
         """Before the function of a view that was written in place.
@@ -358,10 +319,10 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         arriving = tracer.lift(inputs[0])
         metadata = self._may_be_none.get(arriving)
-        plain, careful = _torch_compat.copy_slices_prologue, copy_slices_prologue_or_none
+        plain, careful = _torch_compat.copy_slices_prologue, nodes.copy_slices_prologue_or_none
         prologue = plain if metadata is None else careful
         node = tracer.call(prologue, ([arriving], *tracer.lift(geometry)))
-        whole, _, of_view = parts = [self._part(node, i) for i in range(3)]
+        whole, _, of_view = parts = [tracer.part(node, i) for i in range(3)]
         if metadata is not None:
             self._may_return_none = True
             self._may_be_none |= {whole: metadata, of_view: (metadata[0], geometry[3])}
@@ -378,11 +339,11 @@ class AutogradCompilerInstance:
         """After it: its gradient goes back into the base's."""
         tracer = self._tracer
         whole = tracer.lift(result)
-        plain, careful = _torch_compat.copy_slices_epilogue, copy_slices_epilogue_or_none
+        plain, careful = _torch_compat.copy_slices_epilogue, nodes.copy_slices_epilogue_or_none
         epilogue = careful if whole in self._may_be_none else plain
         arguments = (list(needs_input_grad), whole, *tracer.lift((list(res), grad_slice)))
         node = tracer.call(epilogue, arguments)
-        return [tracer.new_value(self._part(node, i)) for i in range(len(needs_input_grad))]
+        return [tracer.new_value(tracer.part(node, i)) for i in range(len(needs_input_grad))]
 
     # --- hooks ----------------------------------------------------------------------------
 
@@ -398,7 +359,8 @@ class AutogradCompilerInstance:
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         """A hook as of ``tensor_pre_hook``, registered in C++ (``retain_grad()``)."""
-        node = self._tracer.call(call_cpp_tensor_pre_hooks, (hook_id, self._tracer.lift(inputs[i])))
+        arguments = (hook_id, self._tracer.lift(inputs[i]))
+        node = self._tracer.call(nodes.call_cpp_tensor_pre_hooks, arguments)
         return self._replace(inputs, i, node)
 
     def pre_hook(self, inputs: Sequence[Any], hook_id: int) -> Gradients:
@@ -417,12 +379,9 @@ class AutogradCompilerInstance:
 
     # --- helpers --------------------------------------------------------------------------
 
-    def _part(self, node: Node, index: int) -> Node:
-        return self._tracer.call(operator.getitem, (node, index))
-
     def _hook(self, hook_id: int, kind: str, *args: Any) -> Node:
         arguments = (self._tracer.item("hooks", hook_id), *self._tracer.lift(args))
-        return self._tracer.call(call_hook, arguments, {"hook_type": kind})
+        return self._tracer.call(nodes.call_hook, arguments, {"hook_type": kind})
 
     def _replace(self, inputs: list[Any], i: int, node: Node) -> list[Any]:
         # No hook can make a gradient where none arrived.
@@ -444,16 +403,15 @@ class AutogradCompilerInstance:
         if metadata is None or (wanted := _torch_compat.output_size(metadata)) is None:
             return node
         sizes, dtype, device = wanted
-        value = value_of(node)
         arguments = (node, self._tracer.lift(list(sizes)), dtype, device)
-        node = self._tracer.call(zeros_for_none, arguments)
-        if value is not None:
-            set_value(node, value)
-        return node
+        zeros = self._tracer.call(nodes.zeros_for_none, arguments)
+        if VALUE in node.meta:
+            zeros.meta[VALUE] = node.meta[VALUE]
+        return zeros
 
     def _parts_like(self, node: Node, values: Sequence[Any]) -> Gradients:
         return [
-            None if value is None else self._hooked(self._part(node, i), value)
+            None if value is None else self._hooked(self._tracer.part(node, i), value)
             for i, value in enumerate(values)
         ]
 

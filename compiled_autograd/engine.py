@@ -5,8 +5,7 @@ Note [Who captures]
 The engine has one factory of compilers and one cache of captured graphs, whoever captured
 them. ``enable`` sets the factory; it and torch's own ``_enable`` may be nested in each
 other. Whenever the compiler function changes, the cache is cleared, or a backward would
-run what another function compiled. The same function again keeps its graphs.
-What several threads switch on and off at once is in ``switch.py``.
+run what another function compiled. What several threads do at once is in ``switch.py``.
 
 ``install`` puts our class where torch's ``_enable`` finds its own, so that
 ``torch._dynamo.config.compiled_autograd = True`` captures with ours.
@@ -25,11 +24,9 @@ import torch
 from . import _torch_compat
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
-from .runtime import another_backward
 from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
 
-_last: list[Any] = []
-"""The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
+_AUTOGRAD: Any = torch.autograd
 
 
 @contextlib.contextmanager
@@ -56,22 +53,14 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
     if _torch_compat.stance_is_force_eager():
         yield
         return
-    claim = _open(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic)
     # torch's count of contexts must be what it was when one of them is left.
-    _go_deeper(1)
+    claim = _open(functools.partial(AutogradCompilerInstance, compiler_fn), dynamic, depth=1)
     try:
         # One graph of one backward is run by one thread.
         with torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
-        _go_deeper(-1)
-        _close(claim)
-
-
-@_torch_compat.unseen_by_dynamo
-def _go_deeper(levels: int) -> None:
-    with SWITCH.lock:
-        _torch_compat.state.depth += levels
+        _close(claim, depth=1)
 
 
 @contextlib.contextmanager
@@ -126,8 +115,10 @@ def turn_on(
         if not _may_turn_on():
             return False
         turn_off()  # torch._dynamo.reset() switches off without asking us
-        _on.append((_open(factory, dynamic, on_unsupported), contextlib.ExitStack()))
-        _on[0][1].enter_context(torch.autograd.set_multithreading_enabled(False))
+        settings = contextlib.ExitStack()
+        settings.callback(_close, _open(factory, dynamic, on_unsupported))
+        settings.enter_context(torch.autograd.set_multithreading_enabled(False))
+        _on.append(settings)
     return True
 
 
@@ -140,34 +131,44 @@ def turn_off() -> None:
     """Undo ``turn_on``; nothing if it was not called."""
     with SWITCH.lock:
         if _on:
-            claim, settings = _on.pop()
-            _close(claim)
-            settings.close()
+            _on.pop().close()
 
 
-_on: list[tuple[Claim, contextlib.ExitStack]] = []
-"""What ``turn_on`` opened; at most one."""
+_on: list[contextlib.ExitStack] = []
+"""What undoes ``turn_on``; at most one."""
 
 
 @_torch_compat.unseen_by_dynamo
-def _open(factory: Any, dynamic: bool, tell: Tell | None = None) -> Claim:
-    _torch_compat.prepare_cuda()
-    _torch_compat.set_verbose_logger()
+def _open(factory: Any, dynamic: bool, tell: Tell | None = None, depth: int = 0) -> Claim:
+    _torch_compat.prepare_captures()
     with SWITCH.lock:
         _own_the_cache(factory.args[0], dynamic)
         claim = SWITCH.open(Setting(factory, dynamic, True, off_on_purpose=None), tell=tell)
         _Entry.hold()
+        _torch_compat.state.depth += depth
     return claim
 
 
 @_torch_compat.unseen_by_dynamo
-def _close(claim: Claim) -> None:
+def _close(claim: Claim, depth: int = 0) -> None:
     with SWITCH.lock:
+        _torch_compat.state.depth -= depth
         _Entry.release()
         below = SWITCH.close(claim)
         if below.factory is not None:  # an outer enable() goes on
             arguments = getattr(below.factory, "args", None)
             _own_the_cache(arguments[0] if arguments else below.factory, below.dynamic)
+
+
+def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
+    # By identity, not equality: two equal partials may close over different things.
+    if len(_last) != 2 or _last[0] is not compiler_fn or _last[1] is not dynamic:
+        forget_captured_graphs()
+        _last[:] = [compiler_fn, dynamic]
+
+
+_last: list[Any] = []
+"""The ``(compiler function, dynamic)`` whose graphs the engine's cache holds."""
 
 
 def reset() -> None:
@@ -188,11 +189,8 @@ def reset() -> None:
 
 
 def install() -> None:
-    """Capture with memprof wherever torch would with its own class.
-
-    That is ``torch._dynamo.config.compiled_autograd = True``. Graphs that torch captured
-    before are dropped.
-    """
+    """Capture with memprof wherever torch would with its own class, that is with
+    ``torch._dynamo.config.compiled_autograd = True``. Graphs that torch captured are dropped."""
     with SWITCH.lock:
         if not installed():
             _replaced.append(_torch_compat.replace_torchs_class(AutogradCompilerInstance))
@@ -217,31 +215,25 @@ def installed() -> bool:
 _replaced: list[Any] = []
 
 
-def _own_the_cache(compiler_fn: Any, dynamic: bool) -> None:
-    # By identity, not equality: two equal partials may close over different things.
-    if len(_last) != 2 or _last[0] is not compiler_fn or _last[1] is not dynamic:
-        forget_captured_graphs()
-        _last[:] = [compiler_fn, dynamic]
-
-
 class _Entry:
     """The function through which ``backward()`` and ``grad()`` enter the engine, replaced for
     as long as any context of any thread is open. Call these with the switch's lock."""
 
     _holders = 0
-    _restore = contextlib.ExitStack()
+    _original: Any = None
 
     @classmethod
     def hold(cls) -> None:
         if cls._holders == 0:
-            cls._restore.enter_context(_torch_compat.patched_engine_entry(_entered))
+            cls._original = _AUTOGRAD._engine_run_backward
+            _AUTOGRAD._engine_run_backward = _entered(cls._original)
         cls._holders += 1
 
     @classmethod
     def release(cls) -> None:
         cls._holders -= 1
         if cls._holders == 0:
-            cls._restore.close()
+            _AUTOGRAD._engine_run_backward = cls._original
 
 
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,42 +244,35 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(
         outputs: Any, grads: Any, keep: bool, create_graph: bool, inputs: Any, *a: Any, **k: Any
     ) -> Any:
-        def normally() -> Any:
+        arguments = (outputs, grads, keep, create_graph, inputs, *a)
+        on, tell = SWITCH.is_on(), SWITCH.tell
+        with THREAD.another_backward(outputs, inputs):
+            try:
+                if not (create_graph and on):  # which the engine refuses to capture
+                    return captured(*arguments, **k)
+            except Exception as error:
+                # Where nothing has run yet, the normal engine can take over, whatever it is that
+                # failed. C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer,
+                # before anything is captured. An error of the user's is raised again there.
+                if THREAD.ran or _of_an_inner_one(error):
+                    raise
+                if not _torch_compat.is_busy(error):
+                    refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
+                    if tell is None or not refused:
+                        raise
+                    reason = str(error).partition("\n")[0]
+                    if not isinstance(error, CaptureError):
+                        error = CaptureError(f"{type(error).__name__}: {reason}")
+                    tell(error)
             claim = SWITCH.open(OFF, on_top=True)
             try:
-                return as_it_was(outputs, grads, keep, create_graph, inputs, *a, **k)
+                return as_it_was(*arguments, **k)
             finally:
                 SWITCH.close(claim)
-
-        if create_graph and SWITCH.is_on():  # the engine refuses to capture it
-            return normally()
-        on, tell = SWITCH.is_on(), SWITCH.tell
-        outer = THREAD.being_captured, THREAD.ran, THREAD.entered
-        THREAD.being_captured = THREAD.ran = False
-        THREAD.entered = outputs, inputs
-        try:
-            return captured(outputs, grads, keep, create_graph, inputs, *a, **k)
-        except Exception as error:
-            # Where nothing has run yet, the normal engine can take over, whatever it is that
-            # failed. C++ refuses a node or hook that it cannot describe, and DDP's C++ reducer,
-            # before anything is captured. An error of the user's the normal engine raises again.
-            if THREAD.ran or _of_an_inner_one(error):
-                raise
-            if not _torch_compat.is_busy(error):
-                refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
-                if tell is None or not refused:
-                    raise
-                reason = str(error).partition("\n")[0]
-                if not isinstance(error, CaptureError):
-                    error = CaptureError(f"{type(error).__name__}: {reason}")
-                tell(error)
-        finally:
-            THREAD.being_captured, THREAD.ran, THREAD.entered = outer
-        return normally()
 
     def _of_an_inner_one(error: BaseException) -> bool:
         """Whether a backward inside of this one, begun by a hook, has failed with ``error``."""
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         return sum(frame.f_code is run_backward.__code__ for frame in frames) > 1
 
-    return _torch_compat.unseen_by_dynamo(another_backward()(run_backward))
+    return _torch_compat.unseen_by_dynamo(run_backward)

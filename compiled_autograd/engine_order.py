@@ -5,17 +5,17 @@ Note [Two orders]
 The normal engine runs, of the nodes that are ready, the one that the forward made last, and
 accumulates gradients first of all. For a capture C++ walks the same graph depth first. What a node
 computes does not depend on that. What Python code does may: FSDP2 gives a block's parameters back
-in an autograd.Function that the normal engine runs when everything else of that block is over, and
-in a depth-first walk others come later that read them.
+in an autograd.Function that the normal engine runs when all else of that block is over, and a
+depth-first walk before others that read them.
 
 C++ hands out names and no sequence numbers. So where a captured graph calls Python code, the
-autograd graph is walked once more, from the tensors that ``backward()`` was called with: depth
-first, to know which node is which call, and in the engine's order. Should the names not agree, the
-graph stays as it was captured.
+autograd graph is walked again, from the tensors that ``backward()`` was called with: depth first,
+to know which node is which call, and in the engine's order. Should the names not agree, the graph
+stays as it was captured.
 
-The order is that of the forward that was captured. C++'s cache compares autograd graphs without
-sequence numbers, so a forward that makes the same graph in another order hits, and its Python code
-runs in the first one's order. To notice that, every run would have to walk its graph in Python.
+C++'s cache compares autograd graphs without sequence numbers, so a forward that makes the same
+graph in another order hits, and its Python code runs in the first one's. To notice that, every run
+would have to walk its graph in Python.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
-from .node_meta import SUM_OF_GRADIENTS, origin_of
-from .nodes import is_final, is_item_of_argument, runs_python
+from .node_meta import origin_of
+from .nodes import add_gradients, is_final, is_item_of_argument, runs_python
 
 Edges = dict[Any, list[Any]]
 """Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
@@ -81,10 +82,8 @@ def engine_order(
     Args:
         roots: tensors and gradient edges that the captured backward was begun with.
         targets: those whose gradients are asked for; none: of all leaves.
-        calls: number of a call -> name of its autograd node, as C++ told them.
-
-    Returns:
-        By number of the call; None if ``calls`` are not those of that graph.
+        calls: number of a call -> name of its autograd node; if these are not of that graph the
+            answer is None.
     """
     edges = _edges(roots, targets)
     newest = itertools.count(0, -1)
@@ -115,7 +114,7 @@ def as_the_engine(graph: Graph, places: Sequence[int]) -> None:
             place[node] = -1
         elif is_final(node):
             place[node] = len(places)
-        elif SUM_OF_GRADIENTS in node.meta:
+        elif node.target in (torch.add, add_gradients):
             place[node] = max((place.get(a, -1) for a in node.all_input_nodes), default=-1)
         else:
             place[node] = places[origin.call_index]

@@ -23,8 +23,7 @@ class Signature:
         id: number of the capture; Dynamo's compile ids of it begin with ``!<id>/``.
         calls: names of the autograd nodes, in the engine's order; of AOTAutograd's with the
             number of the graph, since a forward that is compiled anew has a node of its own.
-        shapes: of the lifted tensors.
-        sizes: lifted sizes at capture.
+        shapes, sizes: of the lifted tensors; lifted sizes.
     """
 
     id: int
@@ -39,14 +38,11 @@ class Capture(Signature):
 
     Attributes:
         graph: after the passes.
-        captured_nodes: FX nodes before the passes.
         capture_ns: time from the engine's first call to the finished graph, compiler excluded.
-        passes: what the passes did.
-        reason: why it was captured: why no earlier graph could be used.
+        reason: why no earlier graph could be used.
     """
 
     graph: GraphModule
-    captured_nodes: int
     capture_ns: int
     passes: PassResult
     reason: str = ""
@@ -68,14 +64,12 @@ class Listener:
 
 
 class CaptureLog:
-    """Explains captures and tells listeners."""
-
     def __init__(self) -> None:
         self._signatures: deque[Signature] = deque(maxlen=KEPT)
         self.listeners: list[Listener] = []
 
     def captured(self, capture: Capture) -> Capture:
-        """Note a capture and give it its reason."""
+        """Note a capture, give it its reason and tell the listeners."""
         capture.reason = why_captured(capture, tuple(self._signatures))
         # Without the graph, which would be kept alive.
         self._signatures.append(Signature(capture.id, capture.calls, capture.shapes, capture.sizes))
@@ -84,21 +78,18 @@ class CaptureLog:
         return capture
 
     def ran(self, capture: Capture) -> None:
-        """Tell the listeners that a captured graph is about to run."""
         hit = next(capture.runs) > 0
         for listener in tuple(self.listeners):
             listener.ran(capture, hit)
 
     def clear(self) -> None:
-        """Forget earlier captures."""
         self._signatures.clear()
 
 
 def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
     """In what ``new`` differs from the most similar earlier capture, in words.
 
-    C++ keys its cache by every node's identity and by all that is not lifted. Most of
-    that is visible here too; where nothing visible differs, the answer says so.
+    Most of what C++ keys its cache by is visible here; where nothing visible differs, it says so.
     """
     if not earlier:
         return "the first capture"
@@ -121,12 +112,9 @@ def why_captured(new: Signature, earlier: tuple[Signature, ...]) -> str:
             f"{len(new.sizes)} dynamic sizes instead of {len(last.sizes)} in capture {last.id}: "
             f"sizes that changed are lifted from now on"
         )
-    for i, (ours_shape, theirs_shape) in enumerate(zip(new.shapes, last.shapes, strict=True)):
-        if ours_shape != theirs_shape:
-            return (
-                f"lifted tensor {i} has shape {ours_shape} instead of {theirs_shape} in capture "
-                f"{last.id}"
-            )
+    for i, (shape, before) in enumerate(zip(new.shapes, last.shapes, strict=True)):
+        if shape != before:
+            return f"lifted tensor {i} has shape {shape} instead of {before} in capture {last.id}"
     return (
         f"the same nodes and shapes as capture {last.id}: hooks, constants or grad modes differ, "
         f"or the cache was cleared"

@@ -16,50 +16,39 @@ from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 from . import _torch_capture, _torch_compat
 
+# Keys in the ``meta`` of any node: its ``NodeOrigin``; its ``ValueInfo``.
 ORIGIN = "autograd_origin"
-"""Key of a node's ``NodeOrigin`` in its ``meta``."""
 VALUE = "autograd_value"
-"""Key of a node's ``ValueInfo`` in its ``meta``."""
+# Keys in the ``meta`` of ``inputs[i]``.
 INPUT_GROUP = "autograd_input_group"
-"""Key in ``meta`` of ``inputs[i]``: a number that inputs sharing a storage have in common."""
-TENSOR_NAME = "autograd_tensor_name"
-"""Key in ``meta`` of ``inputs[i]``: the tensor's name in ``NAMES``, if it has one."""
-HAS_GRADIENT = "autograd_has_gradient"
-"""Key in ``meta`` of a leaf among the inputs which has a gradient until now."""
+"""A number that inputs sharing a storage have in common."""
 GRADIENT_GROUP = "autograd_gradient_group"
-"""Key in ``meta`` of a parameter among the inputs: the same number of its gradient until now."""
-SUM_OF_GRADIENTS = "autograd_sum_of_gradients"
-"""Key in ``meta`` of the sum of two gradients that arrive at one place."""
-LIFTED_FROM = "autograd_lifted_from"
-"""Key in ``meta`` of what is read from an argument: the ``NodeOrigin`` of the autograd node that
-it was lifted from, if C++ was asked to say so (``TORCH_LOGS=compiled_autograd_verbose``)."""
+"""Of a leaf: the same number of its gradient until now, if that has a storage of its own."""
+HAS_GRADIENT = "autograd_has_gradient"
+"""Of a leaf which has a gradient until now."""
+TENSOR_NAME = "autograd_tensor_name"
+"""The tensor's name in ``NAMES``, if it has one."""
 LAYOUT = "autograd_layout"
-"""Key in ``meta`` of ``inputs[i]``: the layout of the tensor, or of its gradient until now, if
-that is not strided."""
+"""Layout of the tensor, or of its gradient until now, if that is not strided."""
+LIFTED_FROM = "autograd_lifted_from"
+"""Also of sizes and scalars: the ``NodeOrigin`` of the node that it was lifted from, if C++
+was asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
 
 _ENGINE = '  File "<autograd engine>"'
 """How the stack trace begins of a node that has no forward operator of its own."""
 
 NAMES: Any = WeakIdKeyDictionary()
-"""Names of tensors of this process, which are not kept alive. The engine hands over parameters
-without names; a backend that compiled the forward has seen them under theirs and puts them here."""
+"""Names of tensors of this process, from who has seen them: the engine hands over none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOrigin:
-    """The autograd node that a captured FX node belongs to.
+    """The autograd node that a captured FX node belongs to."""
 
-    Attributes:
-        autograd_node: its name, e.g. ``AddmmBackward0``.
-        call_index: its place in the engine's order of this backward, from 0.
-        aot_id: of an AOTAutograd backward, AOTAutograd's id of the graph (and its forward).
-        aot_node: of an inlined node, its name in AOTAutograd's backward graph.
-    """
-
-    autograd_node: str
-    call_index: int
-    aot_id: int | None = None
-    aot_node: str | None = None
+    autograd_node: str  # e.g. ``AddmmBackward0``
+    call_index: int  # place in the engine's order of this backward, from 0
+    aot_id: int | None = None  # AOTAutograd's id of the graph (and its forward)
+    aot_node: str | None = None  # name of an inlined node in AOTAutograd's backward graph
 
     @property
     def label(self) -> str:
@@ -79,7 +68,7 @@ def is_engine_frame(frame: SourceFrame) -> bool:
 
 
 def origin_of(node: Node) -> NodeOrigin | None:
-    """The origin of a captured node; None for placeholders and what is read from them unused."""
+    """None for placeholders and what is read from them unused."""
     found: NodeOrigin | None = node.meta.get(ORIGIN)
     return found
 
@@ -104,23 +93,14 @@ def forward_module(node: Node) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """Memory of one value, as far as it is known before anything ran.
+    """Memory of one value, as far as it is known before anything ran."""
 
-    Attributes:
-        nbytes: bytes of the tensor, None if unknown.
-        device: where it lies.
-        shape: one entry a dimension; numbers at the sizes of the capture.
-        dtype: None if unknown.
-        persistent: something outside the graph holds it (a parameter, a gradient).
-        exact: the value has this shape, dtype and device at every run of the graph.
-    """
-
-    nbytes: int | None
+    nbytes: int | None  # None if unknown
     device: torch.device
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None  # at the sizes of the capture
     dtype: torch.dtype | None = None
-    persistent: bool = False
-    exact: bool = False
+    persistent: bool = False  # something outside the graph holds it: a parameter, a gradient
+    exact: bool = False  # shape, dtype and device are these at every run of the graph
 
 
 def of_sizes(
@@ -131,12 +111,7 @@ def of_sizes(
     persistent: bool = False,
     exact: bool = False,
 ) -> ValueInfo:
-    """A dense tensor; bytes are those of its elements.
-
-    Args:
-        sizes: numbers or symbols.
-        exact: the sizes are certain; not so if one is a symbol.
-    """
+    """Of a dense tensor, whose sizes are numbers or symbols; not ``exact`` if one is a symbol."""
     hints = tuple(_torch_capture.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
@@ -146,7 +121,6 @@ def of_sizes(
 
 
 def of_tensor(tensor: torch.Tensor, *, persistent: bool = False, exact: bool = False) -> ValueInfo:
-    """From a tensor, real or fake; two views of one storage count as two tensors."""
     return of_sizes(tensor.shape, tensor.dtype, tensor.device, persistent=persistent, exact=exact)
 
 
@@ -154,11 +128,6 @@ def of_output(metadata: Any) -> ValueInfo | None:
     """From what C++ demands of a gradient that an autograd node hands on."""
     found = _torch_compat.output_size(metadata)
     return None if found is None else of_sizes(*found)
-
-
-def set_value(node: Node, value: ValueInfo) -> None:
-    """Note what is known of ``node``."""
-    node.meta[VALUE] = value
 
 
 def value_of(node: Any) -> ValueInfo | None:

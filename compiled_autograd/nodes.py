@@ -3,11 +3,11 @@
 Note [Gradients that may be None]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An autograd.Function may return None for an input that requires grad. At capture nobody knows, so
-the engine walks on as if there were a gradient. C++ nodes and accumulations take None and hand it
-on, and so do both sides of CopySlices, the node of a view that was written in place. For what may
-come from an autograd.Function, an addition returns its other argument, and an autograd.Function or
-AOTAutograd's graph gets zeros, as from the normal engine (also a function that called
-``set_materialize_grads(False)``: nobody can ask whether it did).
+the engine walks on as if there were a gradient. C++ nodes, accumulations and both sides of
+CopySlices (the node of a view that was written in place) take None and hand it on. Of what may come
+from an autograd.Function, an addition returns its other argument, and an autograd.Function or
+AOTAutograd's graph gets zeros, as from the normal engine (also after
+``set_materialize_grads(False)``: nobody can ask for that).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from . import _torch_compat
 from .node_meta import origin_of
 from .tracer import PLACEHOLDERS
 
-HOOKS_AFTER_ACCUMULATION = ("post_acc_grad_hook", "post_hook")
+# --- what captured graphs call -------------------------------------------------------------
 
 
 def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: Any) -> Any:
-    """Called from captured graphs: ``hook(*args)``; None means "unchanged".
+    """``hook(*args)``; None means "unchanged".
 
     Raises:
         TypeError, RuntimeError: ``Tensor.register_hook`` returned no gradient of the same size,
@@ -49,10 +49,7 @@ def call_hook(hook: Callable[..., Any], *args: Any, hook_type: str, **kwargs: An
 
 
 def call_cpp_tensor_pre_hooks(index: int, gradient: torch.Tensor | None) -> Any:
-    """Called from captured graphs: the hook of ``retain_grad()``, on a gradient that arrived.
-
-    C++ would take None for a tensor and crash.
-    """
+    """The hook of ``retain_grad()``. C++ would take None for a tensor and crash."""
     if gradient is None:
         return None
     return _torch_compat.call_cpp_tensor_pre_hooks(index, gradient)
@@ -78,27 +75,19 @@ def take_gradient(
         and (
             gradient.is_contiguous()
             if variable.is_contiguous()
-            else _both_channels_last(variable, gradient)
+            else variable.dim() == 4
+            and variable.is_contiguous(memory_format=torch.channels_last)
+            and gradient.is_contiguous(memory_format=torch.channels_last)
         )
     ):
         variable.grad = gradient.detach()
         return variable.grad
-    accumulated: torch.Tensor | None = _torch_compat.call_first_accumulate_grad(
+    return _torch_compat.call_first_accumulate_grad(  # type: ignore[no-any-return]
         variable, gradient, has_post_hooks
-    )
-    return accumulated
-
-
-def _both_channels_last(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dim() == 4
-        and a.is_contiguous(memory_format=torch.channels_last)
-        and b.is_contiguous(memory_format=torch.channels_last)
     )
 
 
 def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    """Called from captured graphs: the sum of what arrived."""
     if a is None:
         return b
     return a if b is None else torch.add(a, b)
@@ -107,7 +96,6 @@ def add_gradients(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tenso
 def zeros_for_none(
     gradient: torch.Tensor | None, sizes: list[int], dtype: torch.dtype | None, device: torch.device
 ) -> torch.Tensor:
-    """Called from captured graphs: ``gradient``, or the zeros that stand for it."""
     if gradient is None:
         return torch.zeros(sizes, dtype=dtype, device=device)
     return gradient
@@ -116,7 +104,7 @@ def zeros_for_none(
 def copy_slices_prologue_or_none(
     gradients: list[torch.Tensor | None], *geometry: Any
 ) -> Sequence[torch.Tensor | None]:
-    """Called from captured graphs: nothing for the view where the base gets no gradient."""
+    """Nothing for the view where the base gets no gradient."""
     if gradients[0] is None:
         return [None, None, None]
     return _torch_compat.copy_slices_prologue(gradients, *geometry)  # type: ignore[no-any-return]
@@ -128,23 +116,19 @@ def copy_slices_epilogue_or_none(
     computed: list[torch.Tensor | None],
     grad_slice: torch.Tensor | None,
 ) -> Sequence[torch.Tensor | None]:
-    """Called from captured graphs: nothing where the base gets no gradient.
-
-    Not even what an autograd.Function made of zeros, which the engine would not have called.
-    """
+    """Nothing where the base gets no gradient, not even what an autograd.Function made of zeros:
+    the engine would not have called it."""
     if result is None:
         return [None] * len(needs_input_grad)
-    parts: list[torch.Tensor | None] = _torch_compat.copy_slices_epilogue(
+    return _torch_compat.copy_slices_epilogue(  # type: ignore[no-any-return]
         needs_input_grad, result, computed, grad_slice
     )
-    return parts
 
 
 # --- nodes -------------------------------------------------------------------------------
 
 
 def is_hook(node: Node, kind: str | None = None) -> bool:
-    """Whether ``node`` calls a Python hook (of that kind)."""
     return node.target is call_hook and (kind is None or node.kwargs.get("hook_type") == kind)
 
 
@@ -155,23 +139,20 @@ def before_hooks(returned: Node) -> Node:
     runs too, and after them if not; C++ gives what the hooks made of it in both cases.
     """
     origin = origin_of(returned)
-    hooks = []
+    before, hooks = returned, set()
     while (
-        is_hook(returned, "tensor_pre_hook") or returned.target is call_cpp_tensor_pre_hooks
-    ) and origin_of(returned) == origin:
-        hooks.append(returned)
-        returned = returned.args[1]  # type: ignore[assignment]
-    if not hooks:
-        return returned
-    runs = any(
+        is_hook(before, "tensor_pre_hook") or before.target is call_cpp_tensor_pre_hooks
+    ) and origin_of(before) == origin:
+        hooks.add(before)
+        before = before.args[1]  # type: ignore[assignment]
+    runs = hooks and any(
         origin_of(n) == origin and n not in hooks and not is_item_of_argument(n)
         for n in returned.graph.nodes
     )
-    return returned if runs else hooks[0]
+    return before if runs else returned
 
 
 def is_accumulate_grad(node: Node) -> bool:
-    """Whether ``node`` accumulates into a parameter's gradient, or makes its first."""
     return node.target is _torch_compat.call_accumulate_grad or takes_gradient(node)
 
 
@@ -212,7 +193,6 @@ def is_aot_prologue(node: Node) -> bool:
 
 
 def is_getitem(node: Node) -> bool:
-    """Whether ``node`` takes one part of another node's value."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
@@ -231,7 +211,6 @@ def has_side_effects(node: Node) -> bool:
 
 
 def is_final(node: Node) -> bool:
-    """Whether ``node`` stands for the final callbacks."""
     return node.target is _torch_compat.run_final_callbacks
 
 

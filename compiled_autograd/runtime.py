@@ -3,29 +3,27 @@
 Note [Final callbacks]
 ~~~~~~~~~~~~~~~~~~~~~~
 ``Variable._execution_engine.queue_callback(f)`` in a hook has ``f`` called once, when the
-backward's gradients are there: FSDP2 gives its parameters back so, DDP's Python reducer waits
-for its collectives. The engine keeps such callbacks with the backward that is running and
-calls them at its end; of a captured backward it never calls them, since what runs is the
-captured graph. So while one runs, ``_execution_engine`` is an object of ours that keeps the
-callbacks of this backward and calls them as the engine does: in order, those too that
-a callback queues, none if the backward or an earlier one fails. What is queued by other
-backwards meanwhile, one inside of a hook or one of another thread, goes to the engine as ever.
+backward's gradients are there: FSDP2 gives its parameters back so. The engine keeps such callbacks
+with the backward that is running, and never calls those of a captured one. So while one runs,
+``_execution_engine`` is an object of ours that keeps the callbacks of this backward and calls them
+as the engine does: in order, those too that a callback queues, none if the backward or an earlier
+one fails. What other backwards queue meanwhile, one inside of a hook or one of another thread, goes
+to the engine as ever.
 
 Dynamo knows the engine's own object, and can queue callbacks only where it takes the whole
 captured graph. Ours it traces like anybody's code: an append to a list, which is written back
 wherever a graph ends. It cannot ask the engine for the number of the backward, but guards on what
 it reads: whether this thread runs the captured graph and no other backward inside of that
-(``HERE``). In another backward it has a graph break and the engine is called.
+(``THREAD``). In another backward it has a graph break and the engine is called.
 
-Callbacks of who keeps the engine's object from before, and of C++ code, are not called. torch has
-one such place, DDP's C++ reducer, whose backwards are not captured.
+Callbacks of who keeps the engine's object from before, and of C++ code, are not called: of torch's
+own that is DDP's C++ reducer, whose backwards are not captured.
 """
 
 from __future__ import annotations
 
 import contextlib
-import operator
-import threading
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,10 +35,8 @@ from memprof.profiler.process_hooks import on_fork
 from . import _torch_compat
 from .errors import StaleCaptureError
 from .events import Capture, CaptureLog
-from .nodes import is_accumulate_grad
+from .nodes import is_accumulate_grad, is_getitem
 from .switch import OFF, SWITCH, THREAD, end_turn
-
-_MAX_CARRIERS = 4096
 
 
 def runtime_wrapper(
@@ -48,29 +44,20 @@ def runtime_wrapper(
 ) -> Callable[..., Any]:
     """What runs the compiled function, with compiled autograd itself switched off.
 
-    Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those
-    inner backwards run in the normal engine.
-
-    Args:
-        log: whose listeners want to know of runs.
-        context: what Dynamo names compilations inside after.
-        nan_check: of anomaly mode.
-        any_shape: the graph holds for inputs of other shapes than those of its capture.
+    Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
+    backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
+    ``any_shape`` the graph holds for inputs of other shapes than those of its capture.
     """
     used_sizes, to_cuda = capture.passes.used_sizes, capture.passes.inputs_to_cuda
     state = _torch_compat.state
-    carriers: dict[tuple[int, int], Any] = {}
 
-    def size(index: int, value: int) -> Any:
+    @functools.lru_cache(4096)
+    def carrier(index: int, value: int) -> Any:
         """The tensor that carries a size; making one costs microseconds, and there are many.
 
         One for each place: Dynamo would guard on two places sharing one.
         """
-        if (carrier := carriers.get((index, value))) is None:
-            if len(carriers) >= _MAX_CARRIERS:
-                carriers.clear()
-            carrier = carriers[index, value] = _torch_compat.mark_dynamic_size(value)
-        return carrier
+        return _torch_compat.mark_dynamic_size(value)
 
     @_torch_compat.unseen_by_dynamo
     def run(
@@ -90,7 +77,7 @@ def runtime_wrapper(
         parameters = nan_check.before(inputs) if nan_check is not None else []
         for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
-        lifted = [size(i, sizes[i]) for i in used_sizes]
+        lifted = [carrier(i, sizes[i]) for i in used_sizes]
         claim = SWITCH.open(OFF, runs=True)
         try:
             state.in_compiled_autograd_region = True
@@ -120,34 +107,6 @@ def _check_shapes(capture: Capture, inputs: Sequence[torch.Tensor]) -> None:
             )
 
 
-class _Here(threading.local):
-    """What a thread runs at this moment.
-
-    Attributes:
-        runs: it runs a captured graph.
-        is_captured: the backward that it runs, the innermost one, is that.
-    """
-
-    def __init__(self) -> None:
-        # Not of the class: Dynamo of torch 2.11 would look no further than that.
-        self.runs = False
-        self.is_captured = False
-
-
-HERE = _Here()
-
-
-@contextlib.contextmanager
-def another_backward() -> Iterator[None]:
-    """Inside, this thread runs a backward of which it is not known that it is captured."""
-    outer = HERE.is_captured
-    HERE.is_captured = False
-    try:
-        yield
-    finally:
-        HERE.is_captured = outer
-
-
 class _Engine:
     """Stands for ``Variable._execution_engine`` while a captured graph runs."""
 
@@ -160,9 +119,8 @@ class _Engine:
         return getattr(self.engine, name)
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
-        """Queue a callback for the end of the backward that runs."""
         if torch.compiler.is_dynamo_compiling():
-            mine = HERE.is_captured
+            mine = THREAD.is_captured
         else:
             mine = _torch_compat.backward_id() == self.backward
         if mine:
@@ -172,42 +130,38 @@ class _Engine:
 
     @_torch_compat.entered_by_dynamo
     def queue_elsewhere(self, callback: Callable[[], Any]) -> None:
-        """Queue the callback of a backward that is not captured with the engine."""
         self.engine.queue_callback(callback)
 
 
-_ENGINE = _Engine(_torch_compat.Variable._execution_engine)
+_VARIABLE: Any = torch.autograd.Variable
+"""Whose engine everybody asks for."""
+_ENGINE = _Engine(_VARIABLE._execution_engine)
 
 
 @contextlib.contextmanager
 def final_callbacks() -> Iterator[None]:
-    """Inside, a captured graph runs; at the end, the callbacks that it queued.
-
-    The engine runs one captured graph at a time.
-    """
+    """Inside, a captured graph runs, the only one; at the end, the callbacks that it queued."""
     _ENGINE.backward = _torch_compat.backward_id()
-    _torch_compat.Variable._execution_engine = _ENGINE
-    HERE.runs = HERE.is_captured = True
+    _VARIABLE._execution_engine = _ENGINE
+    THREAD.runs = THREAD.is_captured = True
     try:
         yield
-        called = 0
-        while called < len(_ENGINE.callbacks):
-            _torch_compat.seen_by_dynamo(_ENGINE.callbacks[called])()
-            called += 1
+        for callback in _ENGINE.callbacks:  # which may grow meanwhile
+            _torch_compat.seen_by_dynamo(callback)()
     finally:
-        HERE.runs = HERE.is_captured = False
+        THREAD.runs = THREAD.is_captured = False
         _put_back()
 
 
 def _put_back() -> None:
-    _torch_compat.Variable._execution_engine = _ENGINE.engine
+    _VARIABLE._execution_engine = _ENGINE.engine
     _ENGINE.callbacks = []
 
 
 @on_fork
 def _after_fork() -> None:
     """In a child: the thread whose captured graph ran may not exist there."""
-    if not HERE.runs:
+    if not THREAD.runs:
         _put_back()
 
 
@@ -220,26 +174,20 @@ class NanCheck:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._parameters: list[int] = []
-        for node in filter(is_accumulate_grad, graph.nodes):
-            parameter: Any = node.args[0]
-            if parameter.target is operator.getitem and parameter.args[0].name == "inputs":
-                self._parameters.append(parameter.args[1])
+        leaves: list[Any] = [n.args[0] for n in graph.nodes if is_accumulate_grad(n)]
+        of_inputs = [n for n in leaves if is_getitem(n) and n.args[0].name == "inputs"]
+        self._parameters: list[int] = [n.args[1] for n in of_inputs]
         output: Any = graph.output_node().args[0]
-        self._outputs = [str(node) for node in output]
+        self._names = [*(f"inputs[{i}]" for i in self._parameters), *map(str, output)]
 
     def before(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The parameters, for ``after``: the compiled function empties ``inputs``.
-
-        Raises:
-            RuntimeError: a gradient to accumulate into is NaN already, so that afterwards
-                nobody could tell.
-        """
+        """The parameters, for ``after``: the compiled function empties ``inputs``. A gradient to
+        accumulate into that is NaN already is an error: afterwards nobody could tell."""
         parameters = [inputs[i] for i in self._parameters]
-        for i, parameter in zip(self._parameters, parameters, strict=True):
+        for name, parameter in zip(self._names, parameters, strict=False):
             if _has_nan(parameter.grad):
                 raise RuntimeError(
-                    f"anomaly mode with compiled autograd: inputs[{i}] had a NaN gradient before "
+                    f"anomaly mode with compiled autograd: {name} had a NaN gradient before "
                     f"this backward; zero the gradients first, or leave one of the two off"
                 )
         return parameters
@@ -247,14 +195,8 @@ class NanCheck:
     def after(
         self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
     ) -> None:
-        """Look for NaN in the gradients that the backward has made. ``before`` gave ``parameters``.
-
-        Raises:
-            RuntimeError: one is NaN; the message names the parameters or outputs.
-        """
-        names = [*(f"inputs[{i}]" for i in self._parameters), *self._outputs]
         gradients = [*(parameter.grad for parameter in parameters), *outputs]
-        made = zip(names, gradients, strict=False)
+        made = zip(self._names, gradients, strict=False)
         if found := [name for name, gradient in made if _has_nan(gradient)]:
             raise RuntimeError(
                 f"Compiled Autograd returned NaN gradients for {', '.join(found)} (anomaly mode)"

@@ -2,32 +2,31 @@
 
 Note [One switch, several threads]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine has one compiler for the whole process, and so there is one switch. Threads turn it
-on and off in contexts that overlap: two in ``disable()``, one of which leaves first, or one
-that leaves ``disable()`` while another's captured graph runs. Whoever put back what it found
-would switch compiled autograd off for good, or on inside of a run. So each context is a
-``Claim``, a place in one list, and holds what was in force below it. Leaving the topmost puts
-that back; leaving one below hands it to the claim above, which will put it back instead. A run of a
-captured graph is always on top: until it is over the engine cannot capture.
+The engine has one compiler for the whole process, and so there is one switch. Threads turn it on
+and off in contexts that overlap: two in ``disable()``, one of which leaves first, or one that
+leaves ``disable()`` while another's captured graph runs. Whoever put back what it found would
+switch compiled autograd off for good, or on inside of a run. So each context is a ``Claim``, a
+place in one list, and holds what was in force below it. Leaving the topmost puts that back; leaving
+one below hands it to the claim above. A run of a captured graph is always on top: until it is over
+the engine cannot capture.
 
 torch's own ``_disable`` is a claim too (``engine.py`` replaces it for good): AOTAutograd compiles
-inside of it, which may take minutes, and other threads run captured graphs meanwhile. What
-torch's ``_enable`` does in between is found and put back like anything else, as long as it is
-nested in ours or ours in it.
+inside of it, which may take minutes, and other threads run captured graphs meanwhile. What torch's
+``_enable`` does in between is put back like anything else, where one is nested in the other.
 
 Note [Backwards of several threads]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine has one compiler, and refuses a backward that begins while another thread is being
-captured. So whoever enters the engine while compiled autograd is on takes a turn. It ends
-when the captured graph begins to run, not when that has finished: from then on compiled
-autograd is off (``runtime.py``), others run in the normal engine beside it, and a hook may
-wait for another thread's backward.
+The engine refuses a backward that begins while another thread is being captured. So whoever enters
+it while compiled autograd is on takes a turn. It ends when the captured graph begins to run: from
+then on compiled autograd is off (``runtime.py``), others run in the normal engine beside it, and a
+hook may wait for another thread's backward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,19 +40,12 @@ Tell = Callable[[CaptureError], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Whether backwards are captured, and by whom.
+    """Whether backwards are captured, and by whom."""
 
-    Attributes:
-        factory: of compilers; None for the normal engine.
-        dynamic: of ``enable``.
-        enabled: torch's flag ``compiled_autograd_enabled``.
-        off_on_purpose: torch's flag ``active_disable_ctx``; None leaves it as it is.
-    """
-
-    factory: _torch_compat.Factory | None
-    dynamic: bool
-    enabled: bool
-    off_on_purpose: bool | None
+    factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
+    dynamic: bool  # of ``enable``
+    enabled: bool  # torch's flag ``compiled_autograd_enabled``
+    off_on_purpose: bool | None  # torch's flag ``active_disable_ctx``; None leaves it as it is
 
 
 OFF = Setting(None, False, enabled=False, off_on_purpose=True)
@@ -62,32 +54,21 @@ OFF = Setting(None, False, enabled=False, off_on_purpose=True)
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """A context that is open.
+    """A context that is open."""
 
-    Attributes:
-        below: what was in force before it, to be put back.
-        captures: it switches on.
-        on_top: it stays above whatever is opened after it.
-        runs: a captured graph runs.
-        thread: that opened it.
-        tell: told of a backward that cannot be captured, which then runs in the normal
-            engine; None where the error is the user's.
-    """
-
-    below: Setting
-    captures: bool
-    on_top: bool
-    runs: bool
-    thread: int
+    below: Setting  # was in force before it, and is to be put back
+    captures: bool  # it switches on
+    on_top: bool  # it stays above whatever is opened after it
+    runs: bool  # a captured graph runs
+    thread: int  # that opened it
     tell: Tell | None
+    """Told of a backward that cannot be captured, which then runs in the normal engine; None where
+    the error is the user's."""
 
 
 class Switch:
-    """The switch of the process.
-
-    Attributes:
-        lock: held while it changes. Whoever also takes a turn takes that one first.
-    """
+    """The switch of the process. Its lock is held while it changes; whoever also takes a turn takes
+    that one first."""
 
     def __init__(self) -> None:
         self.lock = ForkSafeLock()
@@ -106,14 +87,7 @@ class Switch:
     def open(
         self, wanted: Setting, *, on_top: bool = False, runs: bool = False, tell: Tell | None = None
     ) -> Claim:
-        """Put ``wanted`` in force, below what is to stay on top.
-
-        Args:
-            on_top, runs, tell: see ``Claim``; what runs is on top.
-
-        Returns:
-            What ``close`` wants.
-        """
+        """Put ``wanted`` in force, below what is to stay on top, as what runs always does."""
         with self.lock:
             at = len(self._claims)
             on_top |= runs
@@ -134,11 +108,7 @@ class Switch:
             return claim
 
     def close(self, claim: Claim) -> Setting:
-        """Put back what was in force below ``claim``, at once or when those above it close.
-
-        Returns:
-            What was put back.
-        """
+        """Put back what was in force below ``claim``, at once or when those above it close."""
         with self.lock:
             at = self._claims.index(claim)
             self._claims.pop(at)
@@ -169,7 +139,6 @@ class Switch:
 
     @property
     def tell(self) -> Tell | None:
-        """Who is told of a backward that cannot be captured, by the claim that is in force."""
         claims = self._claims
         return claims[-1].tell if claims else None
 
@@ -185,7 +154,6 @@ def _apply(setting: Setting) -> Setting:
 
 
 SWITCH = Switch()
-"""Of this process."""
 
 
 # --- one thread captures at a time ---------------------------------------------------------
@@ -197,18 +165,32 @@ _forget = False
 
 
 class _Thread(threading.local):
-    """Of the innermost backward of a thread.
+    """What is known of the innermost backward of a thread."""
 
-    Attributes:
-        being_captured: the engine has asked for a capture.
-        ran: some of it has run: a hook, an accumulation; or C++ has let go of what the forward
-            saved. Before that the normal engine can take it.
-        entered: outputs and inputs that it was begun with.
-    """
+    def __init__(self) -> None:
+        # Not of the class: Dynamo of torch 2.11 would look no further than that.
+        self.being_captured = False
+        """The engine has asked for a capture."""
+        self.ran = False
+        """Some of it has run, a hook or an accumulation; or C++ has let go of what the forward
+        saved. Before that the normal engine can take it."""
+        self.entered: tuple[Any, Any] | None = None
+        """Outputs and inputs that it was begun with."""
+        self.is_captured = False
+        """Its captured graph runs."""
+        self.runs = False
+        """The captured graph of this or an outer one runs."""
 
-    being_captured = False
-    ran = False
-    entered: tuple[Any, Any] | None = None
+    @contextlib.contextmanager
+    def another_backward(self, outputs: Any, inputs: Any) -> Iterator[None]:
+        """Inside, the thread runs another backward."""
+        outer = self.being_captured, self.ran, self.is_captured, self.entered
+        self.being_captured = self.ran = self.is_captured = False
+        self.entered = outputs, inputs
+        try:
+            yield
+        finally:
+            self.being_captured, self.ran, self.is_captured, self.entered = outer
 
 
 THREAD = _Thread()

@@ -2,19 +2,18 @@
 
 Note [Tracing without make_fx]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The engine walks the autograd graph and asks for one call after another; it needs objects that it
-can pass from call to call, and looks inside none of them. So a gradient is an empty fake tensor of
-no particular shape, known by its identity, and a call is one node with no operator run. torch's own
-compiled autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and
-metadata are most of what a capture costs. Inputs are fakes with their sizes as numbers.
+The engine walks the autograd graph and asks for one call after another; it passes objects from call
+to call, and looks inside none of them. So a gradient is an empty fake tensor of no particular
+shape, known by its identity, and a call is one node with no operator run. torch's own compiled
+autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and metadata are
+most of what a capture costs. Inputs are fakes with their sizes as numbers.
 
-That leaves code which does run tensor operators while the engine walks: the epilogue of an
-AOTAutograd backward on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself.
-Such operators arrive in ``_OperatorRecorder`` and become nodes too. On inputs that is right for
-these sizes only, so the graph refuses to run on other ones (``baked_shapes``); on a gradient, whose
-shape is unknown, it is an error at capture. A wrong gradient is not possible either way. The common
-case reads no fake: for a gradient that did not arrive, an autograd.Function gets zeros, of sizes
-that the engine itself lifted or guards.
+Some code does run tensor operators while the engine walks: the epilogue of an AOTAutograd backward
+on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself. These arrive in
+``_OperatorRecorder`` and become nodes too. On inputs that is right for these sizes only, so the
+graph refuses others (``baked_shapes``); on a gradient, whose shape is unknown, it is an error at
+capture. The common case reads no fake: for a gradient that did not arrive, an autograd.Function
+gets zeros, of sizes that the engine itself lifted or guards.
 """
 
 from __future__ import annotations
@@ -30,21 +29,9 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._pytree import tree_map
 
 from . import _torch_capture, _torch_compat
+from . import node_meta as meta
 from .errors import CaptureError
-from .node_meta import (
-    GRADIENT_GROUP,
-    HAS_GRADIENT,
-    INPUT_GROUP,
-    LAYOUT,
-    LIFTED_FROM,
-    NAMES,
-    ORIGIN,
-    TENSOR_NAME,
-    NodeOrigin,
-    ValueInfo,
-    of_tensor,
-    set_value,
-)
+from .node_meta import NodeOrigin, ValueInfo
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
 """Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
@@ -54,25 +41,19 @@ Origins = Sequence[tuple[int, str]]
 
 
 class GraphTracer:
-    """Builds one graph.
-
-    Attributes:
-        graph: so far.
-        root: what the graph's ``get_attr`` nodes refer to.
-        origin: put on every node made from here on.
-        in_python_node: the current node is an autograd.Function's.
-        baked_shapes: an operator was run at capture, see Note [Tracing without make_fx].
-    """
-
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
+        """What the graph's ``get_attr`` nodes refer to."""
         self.fake_mode = _torch_capture.new_fake_mode()
         self.origin: NodeOrigin | None = None
+        """Put on every node made from here on."""
         self.in_python_node = False
+        """The current node is an autograd.Function's."""
         self.baked_shapes = False
+        """An operator was run at capture: Note [Tracing without make_fx]."""
         self._stack = contextlib.ExitStack()
-        # id() of a value -> (the value, so that the id stays its own; its node)
+        # By id() of a value, which stays its own as long as the value is kept.
         self._nodes: dict[int, tuple[Any, Node]] = {}
         self._shapeless: set[int] = set()
         self._symbols: dict[Any, Proxy] = {}
@@ -85,13 +66,14 @@ class GraphTracer:
 
     def start(self) -> None:
         """From here on, tensor operators are recorded."""
-        enter = self._stack.enter_context
-        # Sizes must not be hashed while capturing, which is what this one is for.
-        enter(_torch_capture.enable_python_dispatcher())
-        enter(self.fake_mode)
-        enter(_OperatorRecorder(self))
-        enter(_torch_capture.disable_autocast_cache())
-        enter(_torch_capture.without_guards(self.fake_mode))
+        for context in (
+            _torch_capture.enable_python_dispatcher(),  # no size is hashed
+            self.fake_mode,
+            _OperatorRecorder(self),
+            _torch_capture.disable_autocast_cache(),
+            _torch_capture.without_guards(self.fake_mode),
+        ):
+            self._stack.enter_context(context)
 
     def stop(self) -> None:
         """Leave every mode; may be called more than once."""
@@ -102,14 +84,9 @@ class GraphTracer:
     def lift_tensors(self, tensors: list[torch.Tensor], origins: Origins = ()) -> None:
         """Replace each tensor in place by a fake that is bound to ``inputs[i]``.
 
-        Args:
-            origins: here and below: ``(call index, name)`` of the autograd node that each was
-                lifted from; empty where nobody asked C++ for it.
-
-        Raises:
-            CaptureError: there is no fake of such a tensor.
+        ``origins``, here and below: ``(call index, name)`` of the autograd node that each was
+        lifted from; empty where nobody asked C++ for it.
         """
-        inputs = self.placeholders["inputs"]
         groups: dict[int, int] = {}
         for i, tensor in enumerate(tensors):
             try:
@@ -119,20 +96,20 @@ class GraphTracer:
                     f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
                     f"of which torch makes no fake tensor ({type(error).__name__}: {error})"
                 ) from error
-            node = self._lifted(inputs, i, origins)
-            set_value(node, of_tensor(tensor, persistent=tensor.is_leaf and tensor.requires_grad))
-            if (name := NAMES.get(tensor)) is not None:
-                node.meta[TENSOR_NAME] = name
+            node = self._lifted("inputs", i, origins)
+            persistent = tensor.is_leaf and tensor.requires_grad
+            node.meta[meta.VALUE] = meta.of_tensor(tensor, persistent=persistent)
+            if (name := meta.NAMES.get(tensor)) is not None:
+                node.meta[meta.TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None
             if current is not None:
-                node.meta[HAS_GRADIENT] = True
-            for held, group in ((tensor, INPUT_GROUP), (current, GRADIENT_GROUP)):
+                node.meta[meta.HAS_GRADIENT] = True
+            for held, group in ((tensor, meta.INPUT_GROUP), (current, meta.GRADIENT_GROUP)):
                 if held is not None:
                     if held.layout is not torch.strided:
-                        node.meta[LAYOUT] = held.layout
+                        node.meta[meta.LAYOUT] = held.layout
                     if (storage := _torch_capture.storage_key(held)) is not None:
                         node.meta[group] = groups.setdefault(storage, len(groups))
-            self._last_item = node
             self.bind(fake, node)
             tensors[i] = fake
 
@@ -140,9 +117,9 @@ class GraphTracer:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
-            symbol = _torch_capture.symbolic_int(self.fake_mode, size, "sizes", i)
+            symbol = _torch_capture.symbol(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
-                item = self._lifted(self.placeholders["sizes"], i, origins)
+                item = self._lifted("sizes", i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
                 self._last_item.meta |= item.meta
                 self._bind_symbol(symbol, self._last_item)
@@ -150,29 +127,22 @@ class GraphTracer:
         return lifted
 
     def lift_scalars(self, scalars: list[Any], origins: Origins = ()) -> None:
-        """Replace each Python number in place by a symbol bound to ``scalars[i]``.
-
-        Raises:
-            CaptureError: a number that is neither int nor float.
-        """
+        """Replace each Python number in place by a symbol bound to ``scalars[i]``."""
         for i, value in enumerate(scalars):
-            if isinstance(value, int):
-                symbol = _torch_capture.symbolic_int(self.fake_mode, value, "scalars", i)
-            elif isinstance(value, float):
-                symbol = _torch_capture.symbolic_float(self.fake_mode, value, "scalars", i)
-            else:
+            if not isinstance(value, (int, float)):
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
+            symbol = _torch_capture.symbol(self.fake_mode, value, "scalars", i)
             if not isinstance(symbol, (int, float)):
-                self._last_item = self._lifted(self.placeholders["scalars"], i, origins)
-                self._bind_symbol(symbol, self._last_item)
+                self._bind_symbol(symbol, self._lifted("scalars", i, origins))
             scalars[i] = symbol
 
-    def _lifted(self, argument: Node, index: int, origins: Origins) -> Node:
-        node = self.call(operator.getitem, (argument, index))
+    def _lifted(self, argument: str, index: int, origins: Origins) -> Node:
+        node = self.part(self.placeholders[argument], index)
         if index < len(origins):
             call_index, name = origins[index]
-            origin = node.meta[LIFTED_FROM] = NodeOrigin(name, call_index)
+            origin = node.meta[meta.LIFTED_FROM] = NodeOrigin(name, call_index)
             node.meta["stack_trace"] = origin.stack_trace
+        self._last_item = node
         return node
 
     def item(self, placeholder: str, index: int) -> Node:
@@ -182,7 +152,7 @@ class GraphTracer:
         """
         if (node := self._items.get((placeholder, index))) is None:
             with self.graph.inserting_after(self._last_item):
-                node = self.call(operator.getitem, (self.placeholders[placeholder], index))
+                node = self.part(self.placeholders[placeholder], index)
             self._items[placeholder, index] = self._last_item = node
         return node
 
@@ -194,17 +164,17 @@ class GraphTracer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
     ) -> Node:
-        """Append a call of nodes and constants."""
         node = self.graph.create_node("call_function", function, args, kwargs or {})
-        self.mark(node)
+        self._mark(node)
         return node
 
-    def mark(self, node: Node) -> None:
-        """Give ``node`` the origin that is current."""
+    def part(self, node: Node, index: int) -> Node:
+        return self.call(operator.getitem, (node, index))
+
+    def _mark(self, node: Node) -> None:
         if self.origin is not None:
-            node.meta[ORIGIN] = self.origin
-            if "stack_trace" not in node.meta:
-                node.meta["stack_trace"] = self.origin.stack_trace
+            node.meta[meta.ORIGIN] = self.origin
+            node.meta.setdefault("stack_trace", self.origin.stack_trace)
 
     def new_value(self, node: Node, value: ValueInfo | None = None) -> torch.Tensor:
         """Something for the engine to pass around, bound to ``node``."""
@@ -213,11 +183,10 @@ class GraphTracer:
         self.bind(dummy, node)
         self._shapeless.add(id(dummy))
         if value is not None:
-            set_value(node, value)
+            node.meta[meta.VALUE] = value
         return dummy
 
     def bind(self, value: Any, node: Node) -> None:
-        """From here on ``value`` is ``node``."""
         self._nodes[id(value)] = (value, node)
 
     def _bind_symbol(self, symbol: Any, node: Node) -> None:
@@ -251,7 +220,7 @@ class GraphTracer:
         name = f"_tensor_constant{len(self._nodes)}"
         setattr(self.root, name, tensor)
         node = self.graph.get_attr(name)
-        self.mark(node)
+        self._mark(node)
         self.bind(tensor, node)
         return node
 
@@ -268,7 +237,7 @@ class GraphTracer:
                     f"{self._where()} depends on the size {expression}, which is no input"
                 ) from error
             for node in list(self.graph.nodes)[before:]:
-                self.mark(node)
+                self._mark(node)
             if not isinstance(proxy, Proxy):
                 return proxy
             self._symbols[expression] = proxy
@@ -297,13 +266,11 @@ class GraphTracer:
         elif isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
                 if isinstance(part, torch.Tensor):
-                    self.bind(part, self.call(operator.getitem, (node, i)))
+                    self.bind(part, self.part(node, i))
         return result
 
 
 class _OperatorRecorder(_torch_capture.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Hands every operator to the tracer."""
-
     def __init__(self, tracer: GraphTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._tracer = tracer

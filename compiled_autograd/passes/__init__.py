@@ -7,24 +7,15 @@ structure and what the tracer put into ``meta``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from .. import _torch_compat
-from ..aot_backward import AOT_NAME
+from .. import _torch_compat, nodes
 from ..engine_order import as_the_engine
-from ..node_meta import ValueInfo, set_value, value_of
-from ..nodes import (
-    has_side_effects,
-    is_getitem,
-    is_hook,
-    is_item_of_argument,
-    placeholders,
-    runs_python,
-)
+from ..node_meta import VALUE, value_of
 from .accumulations import accumulate_grad_asap, hooks_as_eager
 from .memory_order import memory_order
 from .take_gradients import take_gradients
@@ -45,9 +36,7 @@ class PassResult:
     removed: int
 
 
-def run_passes(
-    graph: Graph, *, cuda_graphs: bool = False, places: Sequence[int] | None = None
-) -> PassResult:
+def run_passes(graph: Graph, cuda_graphs: bool, places: Sequence[int] | None) -> PassResult:
     """Run all passes over a captured graph.
 
     Args:
@@ -64,7 +53,6 @@ def run_passes(
     remove_dead_code(graph)
     removed = before - len(graph.nodes)
     used_sizes = remove_unused_sizes(graph)
-    aot_names(graph)
     take_gradients(graph)
     memory_order(graph)
     return PassResult(used_sizes, to_cuda, removed)
@@ -74,13 +62,11 @@ def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:
     """Mark the scalars that can be moved as GPU tensors: index of the input -> the GPU.
 
     Autograd keeps a Python number of the forward (``x / 3``) as a tensor of no dimension on the
-    CPU. Lifted, it is a CPU input of a graph that otherwise lives on the GPU, and such a graph
-    cannot be captured as a CUDA graph. Operators take a GPU scalar as well.
-
-    Nothing moves in a graph without GPU inputs, or with inputs on several GPUs, and no scalar
-    that code of the user could see (a hook, a custom function, an accumulation).
+    CPU, and a graph with a CPU input cannot be captured as a CUDA graph. Operators take a GPU
+    scalar as well. Nothing moves in a graph without GPU inputs, or with inputs on several GPUs, and
+    no scalar that code of the user could see (a hook, a custom function, an accumulation).
     """
-    items = [n for n in placeholders(graph)["inputs"].users if is_getitem(n)]
+    items = [n for n in nodes.placeholders(graph)["inputs"].users if nodes.is_getitem(n)]
     values = [(n, value_of(n)) for n in items]
     gpus = {v.device for _, v in values if v is not None and v.device.type == "cuda"}
     if len(gpus) != 1:
@@ -91,9 +77,8 @@ def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:
         if value is None or value.device.type != "cpu" or value.shape != ():
             continue
         if all(_takes_any_device(user) for user in node.users):
-            set_value(node, ValueInfo(value.nbytes, gpu, (), value.dtype, exact=value.exact))
-            index = node.args[1]
-            assert isinstance(index, int)
+            node.meta[VALUE] = replace(value, device=gpu, persistent=False)
+            index: Any = node.args[1]
             moved[index] = gpu
     return moved
 
@@ -108,17 +93,17 @@ def _takes_any_device(user: Node) -> bool:
 def unpack_hooks_late(graph: Graph) -> None:
     """Move each unpack hook to its first user.
 
-    An unpack hook brings memory to life (it recomputes, decompresses, or copies back from
-    the host), and the engine asks for all of a node's saved tensors before the node runs.
-    It is not moved past other Python code, which could have changed what it unpacks.
+    It brings memory to life (it recomputes, decompresses, or copies back from the host), and the
+    engine asks for all of a node's saved tensors before the node runs. It is not moved past other
+    Python code, which could have changed what it unpacks.
     """
     # Last first, so that several in a row make room for each other and keep their order.
     for node in reversed(list(graph.nodes)):
-        if not is_hook(node, "unpack_hook") or not node.users:
+        if not nodes.is_hook(node, "unpack_hook") or not node.users:
             continue
         first = min(node.users)
         at = node
-        while at.next is not first and not runs_python(at.next):
+        while at.next is not first and not nodes.runs_python(at.next):
             at = at.next
         if at is not node:
             at.append(node)
@@ -127,11 +112,12 @@ def unpack_hooks_late(graph: Graph) -> None:
 def remove_dead_code(graph: Graph) -> None:
     """Keeps hooks, functions of the user, accumulations and every item of the arguments.
 
-    Items stay although unused, because Dynamo must see each list taken apart: it refuses
-    aliasing guards between inputs that it finds only through the list. Unused sizes go,
-    in a pass of their own.
+    Items stay although unused: Dynamo refuses aliasing guards between inputs that it finds only
+    through the list. Unused sizes go in a pass of their own.
     """
-    graph.eliminate_dead_code(lambda node: has_side_effects(node) or is_item_of_argument(node))
+    graph.eliminate_dead_code(
+        lambda node: nodes.has_side_effects(node) or nodes.is_item_of_argument(node)
+    )
 
 
 def remove_unused_sizes(graph: Graph) -> tuple[int, ...]:
@@ -140,22 +126,11 @@ def remove_unused_sizes(graph: Graph) -> tuple[int, ...]:
     Each size costs a tensor a run (``mark_dynamic_size``) and a guard.
     """
     used: list[int] = []
-    for item in list(placeholders(graph)["sizes"].users):
+    for item in list(nodes.placeholders(graph)["sizes"].users):
         source, index = item.args
         if item.users:
             item.args = (source, len(used))
-            assert isinstance(index, int)
-            used.append(index)
+            used.append(index)  # type: ignore[arg-type]
         else:
             graph.erase_node(item)
     return tuple(used)
-
-
-def aot_names(graph: Graph) -> None:
-    """``mm_3`` from graph 1 becomes ``aot1_mm_3``, so that both graphs can be read side by side.
-
-    A second use of the same graph in one backward says so: ``aot1_1_mm_3``.
-    """
-    for node in graph.nodes:
-        if (name := node.meta.get(AOT_NAME)) is not None and node.name != name:
-            _torch_compat.rename_node(node, name)

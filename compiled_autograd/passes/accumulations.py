@@ -2,11 +2,11 @@
 
 Note [Where an accumulation may go]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The normal engine runs an AccumulateGrad before anything else that is ready; so does this
-pass, also among the nodes of an inlined AOTAutograd graph, where the engine itself would
-wait for the graph's end. A gradient that is added to an existing one dies there. With the
-accumulation goes what the engine runs for the same node before it: pre-hooks of the parameter and
-of its AccumulateGrad, which carry the same index of the engine's call (``NodeOrigin.call_index``).
+The normal engine runs an AccumulateGrad before anything else that is ready; so does this pass, also
+among the nodes of an inlined AOTAutograd graph, whose end the engine itself would wait for. A
+gradient that is added to an existing one dies there. With the accumulation goes what the engine
+runs for the same node before it: pre-hooks of the parameter and of its AccumulateGrad, which carry
+the same index of the engine's call (``NodeOrigin.call_index``).
 
 The accumulation writes the existing gradient in place, and hooks may write what they are given; so
 nothing is moved above a reader of the existing gradient, or above an earlier one of the gradient
@@ -15,12 +15,11 @@ views inside the graph are found through operator schemas.
 
 Note [Readers stand before writers]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-For a capture the engine walks the autograd graph in another order than for a backward. So
-what reads a saved tensor may stand behind what writes it: an accumulation into a gradient that
-the forward has read, or an optimizer in a hook. The normal engine runs the reader first, or
-finds by the tensor's version that it cannot. A captured graph has no versions; there every
-computation goes before the writer, which it cannot depend on. Python code and other writers keep
-their order.
+The order of a capture is not that of a backward. So what reads a saved tensor may stand behind what
+writes it: an accumulation into a gradient that the forward has read, or an optimizer in a hook. The
+normal engine runs the reader first, or finds by the tensor's version that it cannot. A captured
+graph has no versions; there every computation goes before the writer, which it cannot depend on.
+Python code and other writers keep their order.
 """
 
 from __future__ import annotations
@@ -29,52 +28,41 @@ from collections.abc import Iterable
 
 from torch.fx import Graph, Node
 
+from .. import nodes
 from ..node_meta import GRADIENT_GROUP, INPUT_GROUP, origin_of
-from ..nodes import (
-    HOOKS_AFTER_ACCUMULATION,
-    accumulated,
-    aliased_inputs,
-    is_accumulate_grad,
-    is_hook,
-    is_item_of_argument,
-    runs_python,
-)
+from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
 
 
 def accumulate_grad_asap(graph: Graph) -> None:
     """Move every accumulation, with the hooks before it, up to the last thing it needs."""
-    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+    for node in list(filter(is_accumulate_grad, graph.nodes)):
         block = _block(node)
         inside = set(block)
-        needed = [a for n in block for a in n.all_input_nodes if a not in inside]
-        after = [a for a in needed if not is_item_of_argument(a)]
+        after = [a for n in block for a in _computed(n) if a not in inside]
         after += _before_writer(node, readers_of_gradient(node) - inside)
-        for hook in block:
-            if runs_python(hook):
-                for given in hook.all_input_nodes:
-                    if not is_item_of_argument(given):
-                        after += [u for u in given.users if u < hook and u not in inside]
+        for hook in filter(runs_python, block):
+            for given in _computed(hook):
+                after += [u for u in given.users if u < hook and u not in inside]
         if after:
             _move_behind(max(after), block)
+
+
+def _computed(node: Node) -> list[Node]:
+    """The arguments of ``node`` that the graph computes."""
+    return [a for a in node.all_input_nodes if not is_item_of_argument(a)]
 
 
 def _block(accumulation: Node) -> list[Node]:
     """The accumulation and what leads to it within the same call of the engine, in order."""
     origin = origin_of(accumulation)
-    if origin is None:
-        return [accumulation]
     found = {accumulation}
-    pending = [accumulation]
-    while pending:
-        for argument in pending.pop().all_input_nodes:
+    pending = [accumulation] if origin is not None else []
+    for node in pending:  # which grows meanwhile
+        for argument in _computed(node):
             theirs = origin_of(argument)
-            if (
-                argument not in found
-                and theirs is not None
-                and theirs.call_index == origin.call_index
-                and theirs.aot_node is None
-                and not is_item_of_argument(argument)
-            ):
+            if argument in found or theirs is None or theirs.aot_node is not None:
+                continue
+            if origin is not None and theirs.call_index == origin.call_index:
                 found.add(argument)
                 pending.append(argument)
     return sorted(found)
@@ -83,26 +71,24 @@ def _block(accumulation: Node) -> list[Node]:
 def hooks_as_eager(graph: Graph) -> None:
     """Move post-accumulate-grad hooks and post-hooks of AccumulateGrad nodes up to it.
 
-    Hooks of other nodes were captured right before and after the node that they belong to,
-    which is where they run. Pre-hooks of an accumulation moved with it.
-
-    Hooks of one accumulation keep their order, and each stays behind the readers of the
-    parameter: an optimizer in a post-accumulate-grad hook writes it, and they read the old
-    value (Note [Readers stand before writers]).
+    Other hooks are where they run: right before and after their node. Hooks of one accumulation
+    keep their order, and each stays behind the readers of the parameter: an optimizer in such a
+    hook writes it, and they read the old value (Note [Readers stand before writers]).
     """
     hooks: dict[int, list[Node]] = {}
     for node in graph.nodes:
         origin = origin_of(node)
-        if origin is not None and any(is_hook(node, k) for k in HOOKS_AFTER_ACCUMULATION):
+        kind = node.kwargs.get("hook_type") if nodes.is_hook(node) else None
+        if origin is not None and kind in ("post_acc_grad_hook", "post_hook"):
             hooks.setdefault(origin.call_index, []).append(node)
-    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
+    for node in list(filter(is_accumulate_grad, graph.nodes)):
         origin = origin_of(node)
         if origin is None:
             continue
-        variable, _, _ = accumulated(node)
+        variable, _, _ = nodes.accumulated(node)
         last = node
         for hook in hooks.get(origin.call_index, ()):
-            mine = {a for a in hook.all_input_nodes if not is_item_of_argument(a)}
+            mine = _computed(hook)
             # Parts of another hook's result, made for this one.
             same = (a for a in mine if (o := origin_of(a)) and o.call_index == origin.call_index)
             parts = sorted(a for a in same if a > last)
@@ -114,17 +100,18 @@ def hooks_as_eager(graph: Graph) -> None:
 def _readers_of(node: Node) -> set[Node]:
     """Nodes that read the memory of ``node``, directly, as a view, or as another input."""
     group = node.meta.get(INPUT_GROUP)
-    return _users([node] if group is None else _inputs_of(group, node.graph))
+    return _users([node]) if group is None else _readers_of_group(group, node.graph)
 
 
 def readers_of_gradient(accumulation: Node) -> set[Node]:
     """Nodes other than ``accumulation`` that read the gradient which it adds to."""
-    variable, current, _ = accumulated(accumulation)
+    variable, current, _ = nodes.accumulated(accumulation)
+    group = variable.meta.get(GRADIENT_GROUP)
+    found: set[Node] = set()
     if current is not None:
         found = _readers_of(current)
-    else:  # up to torch 2.11 it is no argument, but may be a saved tensor of another node
-        group = variable.meta.get(GRADIENT_GROUP)
-        found = set() if group is None else _users(_inputs_of(group, variable.graph))
+    elif group is not None:  # up to torch 2.11 it is no argument, but may be a saved tensor
+        found = _readers_of_group(group, variable.graph)
     return found - {accumulation}
 
 
@@ -146,16 +133,16 @@ def _move_behind(last: Node, moved: Iterable[Node]) -> Node:
     return last
 
 
-def _inputs_of(group: int, graph: Graph) -> list[Node]:
-    return [n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group]
+def _readers_of_group(group: int, graph: Graph) -> set[Node]:
+    return _users([n for n in graph.nodes if n.meta.get(INPUT_GROUP) == group])
 
 
 def _users(pending: list[Node]) -> set[Node]:
     found: set[Node] = set()
-    while pending:
-        for user in pending.pop().users:
+    for node in pending:  # which grows meanwhile
+        for user in node.users:
             if user not in found:
                 found.add(user)
-                if aliased_inputs(user):
+                if nodes.aliased_inputs(user):
                     pending.append(user)
     return found

@@ -16,8 +16,9 @@ writes the existing gradient, so it stays on its side of every reader of that.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 from torch.fx import Graph, Node
 
@@ -27,9 +28,6 @@ from .accumulations import readers_of_gradient
 
 Rule = Callable[[int, int], tuple[int, ...]]
 """``(growth in bytes, place in the old order) -> priority``, smallest first."""
-
-Uses = dict[Block, set[Node]]
-"""The nodes that have not run yet and use a block."""
 
 RULES: tuple[Rule, ...] = (
     lambda growth, place: (growth, place),
@@ -44,9 +42,9 @@ def memory_order(graph: Graph) -> tuple[int, int]:
     before = best = peak(order, blocks)
     chosen = None
     if before:
-        edges = _hazards(order)
+        followers = _followers(order)
         for rule in RULES:
-            candidate = _schedule(order, blocks, edges, rule)
+            candidate = _schedule(order, blocks, followers, rule)
             if (estimate := peak(candidate, blocks)) < best:
                 best, chosen = estimate, candidate
     for node in chosen or ():
@@ -55,13 +53,15 @@ def memory_order(graph: Graph) -> tuple[int, int]:
     return before, best
 
 
-def _hazards(order: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """Pairs ``(first, then)`` that are not in the data flow."""
-    return [
-        (reader, node) if reader < node else (node, reader)
-        for node in filter(is_accumulate_grad, order)
-        for reader in readers_of_gradient(node)
-    ]
+def _followers(order: Sequence[Node]) -> dict[Node, list[Node]]:
+    """What must come behind each node: its users, and where one of the two accumulates into what
+    the other reads."""
+    followers = {node: list(node.users) for node in order}
+    for node in filter(is_accumulate_grad, order):
+        for reader in readers_of_gradient(node):
+            first, then = (reader, node) if reader < node else (node, reader)
+            followers[first].append(then)
+    return followers
 
 
 def _moves(node: Node) -> bool:
@@ -69,75 +69,53 @@ def _moves(node: Node) -> bool:
 
 
 def _schedule(
-    order: Sequence[Node], blocks: Blocks, hazards: Sequence[tuple[Node, Node]], rule: Rule
+    order: Sequence[Node], blocks: Blocks, followers: Mapping[Node, list[Node]], rule: Rule
 ) -> list[Node]:
-    """The nodes in the order that ``rule`` gives them, segment by segment."""
-    users_left: Uses = defaultdict(set)
+    """The nodes in the order that ``rule`` gives them, between two that do not move."""
+    left: dict[Block, set[Node]] = defaultdict(set)
+    """The nodes that have not run yet and use a block."""
     for node in order:
         for block in blocks.live_at(node):
-            users_left[block].add(node)
+            left[block].add(node)
+    place = {node: i for i, node in enumerate(order)}
     result: list[Node] = []
-    segment: list[Node] = []
-    for node in order:
-        if _moves(node):
-            segment.append(node)
-            continue
-        result += _segment(segment, blocks, hazards, users_left, rule)
-        segment = []
-        result.append(node)
-        _run(node, blocks, users_left)
-    return result + _segment(segment, blocks, hazards, users_left, rule)
 
-
-def _run(node: Node, blocks: Blocks, left: Uses) -> None:
-    for block in blocks.live_at(node):
-        left[block].discard(node)
-
-
-def _growth(node: Node, blocks: Blocks, left: Uses) -> int:
-    dies = [b for b in blocks.live_at(node) if len(left[b]) == 1 and not b.stays and not b.outside]
-    return sum(b.nbytes for b in blocks.made.get(node, ())) - sum(b.nbytes for b in dies)
-
-
-def _segment(
-    nodes: Sequence[Node],
-    blocks: Blocks,
-    hazards: Sequence[tuple[Node, Node]],
-    left: Uses,
-    rule: Rule,
-) -> list[Node]:
-    place = {node: i for i, node in enumerate(nodes)}
-    followers: dict[Node, list[Node]] = {node: [] for node in nodes}
-    waiting = dict.fromkeys(nodes, 0)
-    edges = [(a, n) for n in nodes for a in n.all_input_nodes if a in place]
-    for first, then in (*edges, *(h for h in hazards if h[0] in place and h[1] in place)):
-        followers[first].append(then)
-        waiting[then] += 1
     heap: list[tuple[tuple[int, ...], int]] = []
 
-    def offer(node: Node) -> None:
-        at = place[node]
-        heapq.heappush(heap, (rule(_growth(node, blocks, left), at), at))
-
-    for node in nodes:
-        if waiting[node] == 0:
-            offer(node)
-    result: list[Node] = []
-    done: set[Node] = set()
-    while heap:
-        node = nodes[heapq.heappop(heap)[1]]
-        if node in done:  # offered again when it became cheaper
-            continue
-        done.add(node)
+    def run(node: Node) -> None:
         result.append(node)
-        _run(node, blocks, left)
-        for block in blocks.used[node]:
-            if len(left[block]) == 1:
-                (last,) = left[block]
-                if last in place and last not in done and waiting[last] == 0:
-                    offer(last)
-        for follower in followers[node]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                offer(follower)
+        for block in blocks.live_at(node):
+            left[block].discard(node)
+
+    def offer(node: Node) -> None:
+        growth = sum(b.nbytes for b in blocks.made.get(node, ()))
+        for block in blocks.live_at(node):
+            if len(left[block]) == 1 and not block.stays and not block.outside:
+                growth -= block.nbytes
+        heapq.heappush(heap, (rule(growth, place[node]), place[node]))
+
+    for moves, nodes in itertools.groupby(order, _moves):
+        if not moves:
+            for node in nodes:
+                run(node)
+            continue
+        segment = set(nodes)
+        waiting = Counter(f for node in segment for f in followers[node])
+        for node in segment:
+            if not waiting[node]:
+                offer(node)
+        while heap:
+            node = order[heapq.heappop(heap)[1]]
+            if node not in segment:  # offered again when it became cheaper
+                continue
+            segment.remove(node)
+            run(node)
+            for block in blocks.used[node]:
+                for last in left[block] if len(left[block]) == 1 else ():
+                    if last in segment and not waiting[last]:
+                        offer(last)
+            for follower in followers[node]:
+                waiting[follower] -= 1
+                if follower in segment and not waiting[follower]:
+                    offer(follower)
     return result

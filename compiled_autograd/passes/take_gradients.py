@@ -2,17 +2,17 @@
 
 Note [First gradients]
 ~~~~~~~~~~~~~~~~~~~~~~
-Where a parameter has no gradient yet, the normal engine hands it the tensor that the
-backward computed, if nobody else holds it. In a captured graph every tensor has a name and so
-a holder: torch's accumulation copies each first gradient, which costs a kernel and, while
-both live, the memory twice. That nobody else reads it can be seen in the graph: what computes it
-makes new memory, and neither that nor a view on the way from it to the accumulation is used by
-anything else, such as a hook, a second parameter that gets the same one, the outputs of ``grad()``.
+Where a parameter has no gradient yet, the normal engine hands it the tensor that the backward
+computed, if nobody else holds it. In a captured graph every tensor has a name and so a holder:
+torch's accumulation copies each first gradient, which costs a kernel and, while both live, the
+memory twice. That nobody else reads it can be seen in the graph: what computes it makes new memory,
+and neither that nor a view on the way to the accumulation is used by anything else, such as a hook,
+a second parameter that gets the same one, the outputs of ``grad()``.
 
-Of AOTAutograd's operators the schema says whether they make memory. Of plain autograd
-nodes nobody does (an addition hands the same gradient to both sides), so those that are
-known to are listed. Whether the strides are as the parameter's is asked when the graph
-runs or is traced (``take_gradient``); where not, the copy is made after all.
+Of AOTAutograd's operators the schema says whether they make memory. Of plain autograd nodes (an
+addition hands the same gradient to both sides) those that are known to are listed. Whether the
+strides are as the parameter's is asked when the graph runs or is traced (``nodes.take_gradient``);
+where not, the copy is made after all.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .. import _torch_compat
+from .. import _torch_compat, nodes
 from ..node_meta import HAS_GRADIENT, INPUT_GROUP
-from ..nodes import (
-    VIEW_NODES,
-    accumulated,
-    is_accumulate_grad,
-    is_getitem,
-    is_item_of_argument,
-    take_gradient,
-)
+from ..nodes import is_getitem
 
 _MAKES_MEMORY: dict[str, frozenset[int]] = {
     # The first of an addmm is the gradient itself, which a bias of the same shape would get.
@@ -62,20 +55,20 @@ _VIEWS = frozenset(
 
 def take_gradients(graph: Graph) -> None:
     """Replace accumulations of first gradients that nobody else holds."""
-    for node in [n for n in graph.nodes if is_accumulate_grad(n)]:
-        variable, current, new = accumulated(node)
+    for node in filter(nodes.is_accumulate_grad, graph.nodes):
+        variable, current, new = nodes.accumulated(node)
         # Up to torch 2.11 the gradient until now is no argument. What has no storage of its
         # own (a subclass) keeps torch's way.
         first = current is None and HAS_GRADIENT not in variable.meta
         if first and INPUT_GROUP in variable.meta and new is not None and _own(new, node):
-            node.target = take_gradient
+            node.target = nodes.take_gradient
             node.args = (variable, new, node.args[-1])
 
 
 def _own(value: Node, user: Node) -> bool:
     """Whether only ``user`` reads the memory of ``value``, which the graph has made."""
     while True:
-        if list(value.users) != [user] or is_item_of_argument(value):
+        if list(value.users) != [user] or nodes.is_item_of_argument(value):
             return False
         if is_getitem(value):
             source: Any = value.args[0]
@@ -89,7 +82,7 @@ def _own(value: Node, user: Node) -> bool:
             if name in _MAKES_MEMORY and _torch_compat.is_builtin_op(source.target):
                 return index in _MAKES_MEMORY[name]
             # What validation hands on is what it is given, or a copy.
-            if name != "validate_outputs" and name not in VIEW_NODES:
+            if name != "validate_outputs" and name not in nodes.VIEW_NODES:
                 return False
             part: Any = source.args[0][index]
             if not isinstance(part, Node):

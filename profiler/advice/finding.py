@@ -37,25 +37,15 @@ class FindingKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One place or fact that a finding rests on; None where it does not apply.
+    """One place or fact that a finding rests on; None where it does not apply."""
 
-    Attributes:
-        text: what was seen there.
-        nbytes: bytes of it.
-        count: how often.
-        graph: label.
-        node: FX node or graph input.
-        module: path, "" is the root.
-        frame: line of user code.
-    """
-
-    text: str
+    text: str  # what was seen there
     nbytes: int = 0
-    count: int = 0
-    graph: str | None = None
-    node: str | None = None
-    module: str | None = None
-    frame: SourceFrame | None = None
+    count: int = 0  # how often
+    graph: str | None = None  # its label
+    node: str | None = None  # FX node or graph input
+    module: str | None = None  # path, "" is the root
+    frame: SourceFrame | None = None  # line of user code
 
     @staticmethod
     def at(site: Site, graph: str, text: str, nbytes: int, count: int) -> Evidence:
@@ -65,25 +55,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a person can act on.
-
-    Attributes:
-        kind: what it is about.
-        title: what was found, one line without bytes.
-        nbytes: what the change can save at most.
-        whose: what these bytes are part of, e.g. ``at the peak``.
-        change: what to do.
-        evidence: largest first.
-        remedy: of ``memprof advise --try``, what it would change to try this; empty if it cannot.
-    """
+    """Something that a person can act on."""
 
     kind: FindingKind
-    title: str
-    nbytes: int
-    whose: str
-    change: str
-    evidence: tuple[Evidence, ...]
-    remedy: str = ""
+    title: str  # what was found, one line without bytes
+    nbytes: int  # what the change can save at most
+    whose: str  # what these bytes are part of, e.g. ``at the peak``
+    change: str  # what to do
+    evidence: tuple[Evidence, ...]  # largest first
+    remedy: str = ""  # what ``memprof advise --try`` changes to try this; empty if it cannot
 
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:

@@ -17,38 +17,32 @@ from ..model import (
     TreeDetail,
 )
 from ..trees import has_moved, inputs_to_blame, pool_bytes, pool_growth, writes_to_copied
-from .finding import (
-    MIN_BYTES,
-    MIN_SHARE,
-    MIN_SIZES,
-    MIN_TIME_SHARE,
-    MIN_TIMES,
-    PER_KIND,
-    Evidence,
-    Finding,
-    FindingKind,
-    together,
-)
+from . import finding
+from .finding import Evidence, Finding, FindingKind, together
+
+
+def moved_out(profile: Profile, cause: TreeCause) -> Iterator[tuple[GraphRecord, int, int]]:
+    """Outputs that had to leave the pool: of which graph, which, and how often."""
+    graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
+    # One output may have been moved for several reasons; it is one output all the same.
+    times: Counter[tuple[int | None, int]] = Counter()
+    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
+        if tree.cause is cause:
+            for index in tree.outputs:
+                times[entry.graph, index] += entry.count
+    for (graph, index), count in times.items():
+        if count >= finding.MIN_TIMES and graph in graphs:
+            yield graphs[graph], index, count
 
 
 def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
-    graphs = {g.id: g for g in profile.graphs}
     evidence = []
-    # One output may have been moved for several reasons; it is one output all the same.
-    times: Counter[tuple[int, int]] = Counter()
-    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
-        if entry.graph in graphs and tree.cause is TreeCause.HELD:
-            for index in tree.outputs:
-                times[entry.graph, index] += entry.count
-    for (of, index), count in times.items():
-        if count < MIN_TIMES:
-            continue
-        graph = graphs[of]
-        nbytes = output_bytes(graph, index)
+    for graph, index, count in moved_out(profile, TreeCause.HELD):
         node = graph.outputs[index].name if index < len(graph.outputs) else None
         source = graph.nodes.get(node or "")
         text = f"output {index} was held when the next step began"
         where = (source.module_path, source.frame) if source else (None, None)
+        nbytes = output_bytes(graph, index)
         evidence.append(Evidence(text, nbytes, count, graph.label, node, *where))
     yield from together(
         evidence,
@@ -85,7 +79,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
     evidence = []
     names = []
     for graph in profile.graphs:
-        if times[graph.id] < MIN_TIMES:
+        if times[graph.id] < finding.MIN_TIMES:
             continue
         for storage in _entering(graph):
             values = [graph.inputs[i] for i in storage.inputs if i < len(graph.inputs)]
@@ -157,16 +151,12 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
         times = sum(e.count for e, _ in entries)
         took = sum(t.duration_ns for _, t in entries)
         graph = graphs.get(entries[0][0].graph)
-        counts: Counter[GraphValue | None] = Counter()
-        for e, _ in entries:
-            for value in _to_blame(e, graph):
-                counts[value] += e.count
-        evidence = [_moving_input(graph, function, value, n) for value, n in counts.items()]
+        evidence = _moving_inputs([e for e, _ in entries], graph, function)
         # Recordings at one place share the pool's memory, so what they add to it can be little:
         # what is at stake is the input, and the time that recording takes.
         nbytes = max(sum(t.marginal for _, t in entries), sum(e.nbytes for e in evidence))
-        worth = nbytes >= threshold or took >= MIN_TIME_SHARE * span > 0
-        if times < MIN_TIMES or not worth:
+        worth = nbytes >= threshold or took >= finding.MIN_TIME_SHARE * span > 0
+        if times < finding.MIN_TIMES or not worth:
             continue
         findings.append(
             Finding(
@@ -177,43 +167,45 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
                 "in inputs that move",
                 "allocate them once and copy_() into them (assigning .data or a new tensor moves "
                 "them); what has to move should not be declared static: then it is copied",
-                tuple(sorted(evidence, key=lambda e: -e.nbytes)),
+                evidence,
             )
         )
     yield from sorted(findings, key=lambda f: -f.nbytes)
 
 
 def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | None) -> Finding:
-    times = entry.count
-    evidence = [_moving_input(graph, tree.function, v, times) for v in _to_blame(entry, graph)]
     return Finding(
         FindingKind.MOVING_ADDRESS,
-        f"{tree.function} ran {times:,} times without a CUDA graph because its parameters "
+        f"{tree.function} ran {entry.count:,} times without a CUDA graph because its parameters "
         "lie somewhere else in each step",
         tree.nbytes,
         "in inputs that move",
         "allocate them once and copy_() into them (assigning .data or a new tensor moves them). "
         "Where that is not possible, as with FSDP, nothing is to be done: memprof has stopped "
         'recording; options={"graphs": False} spares it the first steps too',
-        tuple(sorted(evidence, key=lambda e: -e.nbytes)),
+        _moving_inputs([entry], graph, tree.function),
     )
 
 
-def _to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> Sequence[GraphValue | None]:
-    """The inputs that are the cause; one that nobody knows if none is named."""
-    return inputs_to_blame(entry, graph) or [None]
-
-
-def _moving_input(
-    graph: GraphRecord | None, function: str, value: GraphValue | None, times: int
-) -> Evidence:
-    nbytes = 0
-    if graph is not None and value is not None:
-        storages = (s for p in graph.programs for s in p.storages if value.index in s.inputs)
-        nbytes = value.nbytes or max((s.nbytes for s in storages), default=0)
-    name = (value.fqn or value.name) if value else "an input"
-    text, label = f"{name} was at another address", graph.label if graph else function
-    return Evidence(text, nbytes, times, label, value.name if value else None)
+def _moving_inputs(
+    entries: Sequence[LedgerEntry], graph: GraphRecord | None, function: str
+) -> tuple[Evidence, ...]:
+    """The inputs that are the cause, largest first; one that nobody knows if none is named."""
+    times: Counter[GraphValue | None] = Counter()
+    for entry in entries:
+        known: Sequence[GraphValue | None] = inputs_to_blame(entry, graph)
+        for value in known or [None]:
+            times[value] += entry.count
+    found = []
+    for value, n in times.items():
+        nbytes = 0
+        if graph is not None and value is not None:
+            storages = (s for p in graph.programs for s in p.storages if value.index in s.inputs)
+            nbytes = value.nbytes or max((s.nbytes for s in storages), default=0)
+        name = (value.fqn or value.name) if value else "an input"
+        text, label = f"{name} was at another address", graph.label if graph else function
+        found.append(Evidence(text, nbytes, n, label, value.name if value else None))
+    return tuple(sorted(found, key=lambda e: -e.nbytes))
 
 
 def shapes(profile: Profile) -> Iterator[Finding]:
@@ -233,9 +225,9 @@ def shapes(profile: Profile) -> Iterator[Finding]:
     for (device, function), keys in by_function.items():
         costs = sorted(((grown[device, function, k], k, n) for k, n in keys.items()), reverse=True)
         nbytes = sum(marginal for marginal, _, _ in costs[1:])
-        if len(costs) >= MIN_SIZES and nbytes >= threshold:
+        if len(costs) >= finding.MIN_SIZES and nbytes >= threshold:
             found.append((nbytes, device, function, costs))
-    found = sorted(found, reverse=True)[:PER_KIND]
+    found = sorted(found, reverse=True)[: finding.PER_KIND]
     pools = pool_bytes(profile.ledger)
     for nbytes, device, function, costs in found:
         # One limit holds for a device's pool, so it is that without the bytes of all of these.
@@ -264,4 +256,4 @@ def of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry
 
 def _pool_threshold(profile: Profile) -> int:
     pool = max(pool_bytes(profile.ledger).values(), default=0)
-    return max(MIN_BYTES, int(MIN_SHARE * pool))
+    return max(finding.MIN_BYTES, int(finding.MIN_SHARE * pool))

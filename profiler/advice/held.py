@@ -7,25 +7,11 @@ from collections.abc import Iterator
 from statistics import median
 
 from ..attribution import Attribution
-from ..model import Category, DataFlowDevice, GraphKind, GraphRecord, LedgerKind, Profile, TreeCause
+from ..model import Category, DataFlowDevice, GraphKind, GraphRecord, Profile, TreeCause
 from ..timeline import Timeline
-from .finding import (
-    MIN_BYTES,
-    MIN_FRAGMENTED,
-    MIN_OUTPUT_SHARE,
-    MIN_TIMES,
-    Evidence,
-    Finding,
-    FindingKind,
-    at_peak,
-    together,
-)
-from .graph_trees import of_trees, output_bytes
-
-_RELEASE = (
-    "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
-    "forward; where gradients are accumulated over several backwards on purpose this is their price"
-)
+from . import finding
+from .finding import Evidence, Finding, FindingKind, at_peak, together
+from .graph_trees import moved_out, output_bytes
 
 
 def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
@@ -42,7 +28,9 @@ def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         FindingKind.GRADIENT,
         "gradients are still alive while a forward runs",
         "during the forward",
-        _RELEASE,
+        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
+        "forward; where gradients are accumulated over several backwards on purpose this is their "
+        "price",
         "drop-gradients",
     )
 
@@ -58,7 +46,7 @@ def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evi
     instants = [bisect_right(device.time_ns, start) for start in begins]
     held = [column[i - 1] for i in instants if 0 < i < len(device.time_ns)]
     late = [n for n in held if n]
-    if len(late) < MIN_TIMES:
+    if len(late) < finding.MIN_TIMES:
         return []
     text = f"alive when {len(late)} of {len(held)} forwards began"
     return [Evidence(text, int(median(late)), len(late))]
@@ -66,10 +54,8 @@ def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evi
 
 def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evidence]:
     at = timeline.peak()
-    if at is None:
-        return []
-    graph = _graph_at(timeline, at.call)
-    if graph.kind is not GraphKind.FORWARD:
+    graph = None if at is None else _graph_at(timeline, at.call)
+    if graph is None or graph.kind is not GraphKind.FORWARD:
         return []
     out = []
     for item, site in at_peak(timeline, attribution):
@@ -82,30 +68,18 @@ def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evi
 
 
 def _gradients_moved_out(profile: Profile) -> list[Evidence]:
-    graphs = {g.id: g for g in profile.graphs}
     out = []
-    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
-        graph = graphs.get(entry.graph) if entry.graph is not None else None
-        if tree.cause is not TreeCause.HELD_GRADIENT or graph is None or entry.count < MIN_TIMES:
-            continue
-        for index in tree.outputs:
-            value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
-            name = (value.fqn if value else None) or f"output {index}"
-            text = f"{name} left the pool when the next step began"
-            nbytes, node = output_bytes(graph, index), value.name if value else None
-            out.append(Evidence(text, nbytes, entry.count, graph.label, node))
+    for graph, index, count in moved_out(profile, TreeCause.HELD_GRADIENT):
+        value = graph.outputs[index] if 0 <= index < len(graph.outputs) else None
+        name = (value.fqn if value else None) or f"output {index}"
+        text = f"{name} left the pool when the next step began"
+        nbytes, node = output_bytes(graph, index), value.name if value else None
+        out.append(Evidence(text, nbytes, count, graph.label, node))
     return out
 
 
 def _graph_at(timeline: Timeline, call: int) -> GraphRecord:
     return timeline.profile.graph(timeline.profile.calls.graph[call])
-
-
-_CHANGE = (
-    "make the loss part of the compiled function and compute it in chunks of rows, each under "
-    "torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the output "
-    "(logits) nor its gradient is there as a whole"
-)
 
 
 def large_outputs(
@@ -123,7 +97,7 @@ def large_outputs(
         if s.category is Category.AUTOGRAD_DETAIL
         and s.frame is not None
         and i.storage.nbytes > 2 * kept
-        and i.storage.nbytes >= max(threshold, MIN_OUTPUT_SHARE * at.nbytes)
+        and i.storage.nbytes >= max(threshold, finding.MIN_OUTPUT_SHARE * at.nbytes)
     ]
     for item, site in sorted(found, key=lambda f: -f[0].storage.nbytes):
         name = site.module or "the root module"
@@ -133,7 +107,9 @@ def large_outputs(
             f"the gradient of an output of {name}, which is as large as the output itself",
             item.nbytes,
             "at the peak",
-            _CHANGE,
+            "make the loss part of the compiled function and compute it in chunks of rows, each "
+            "under torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the "
+            "output (logits) nor its gradient is there as a whole",
             (Evidence.at(site, graph, text, item.nbytes, item.count),),
             "chunked-loss",
         )
@@ -142,7 +118,7 @@ def large_outputs(
 def fragmentation(profile: Profile) -> Iterator[Finding]:
     if profile.tracker is None:
         return
-    worst: dict[str, tuple[int, int, int, str]] = {}
+    worst: dict[str, tuple[int, int, str]] = {}
     for snapshot in profile.tracker.snapshots:
         for device, memory in snapshot.devices.items():
             reserved, allocated = memory.reserved_bytes, memory.allocated_bytes
@@ -151,11 +127,11 @@ def fragmentation(profile: Profile) -> Iterator[Finding]:
                 continue
             if device not in worst or reserved > worst[device][0]:
                 name = snapshot.name or snapshot.kind.value
-                worst[device] = (reserved, allocated, snapshot.time_ns, name)
+                worst[device] = (reserved, allocated, name)
     findings = []
-    for device, (reserved, allocated, _, name) in worst.items():
+    for device, (reserved, allocated, name) in worst.items():
         nbytes = reserved - allocated
-        if nbytes < max(MIN_BYTES, MIN_FRAGMENTED * reserved):
+        if nbytes < max(finding.MIN_BYTES, finding.MIN_FRAGMENTED * reserved):
             continue
         findings.append(
             Finding(

@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 from .._text import is_inside, without_numbers
 from ..attribution import Attribution, Site
 from ..live import LiveItem
-from ..model import Category, NodeProvenance, Profile, SourceFrame
+from ..model import Category, NodeProvenance, Profile
 from ..timeline import Timeline
+from .cheapness import cheapness
 from .finding import Evidence, Finding, FindingKind, at_peak
 from .recomputed_peak import RecomputedPeak, made
-
-# Words of operator names, digits and underscores left out: `conv2d` and `_convolution` have one,
-# `upsample_bilinear2d`, `lgamma` and `maximum` have none.
-_HEAVY = frozenset(
-    (
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "smm", "hspmm", "sspaddmm", "mv", "addmv"),
-        *("dot", "vdot", "tensordot", "matmul", "linear", "einsum", "conv", "convolution"),
-        *("attention", "lstm", "gru", "rnn", "fft", "cdist", "pdist"),
-        *("sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "unique"),
-        *("cholesky", "svd", "qr", "lu", "ldl", "eig", "eigh", "eigvals", "det", "slogdet"),
-        *("inv", "inverse", "pinverse", "solve", "lstsq"),
-    )
-)
-_REDUCING = frozenset(
-    (
-        *("sum", "nansum", "mean", "nanmean", "prod", "var", "std", "norm", "softmax", "pool"),
-        *("amax", "amin", "aminmax", "logsumexp"),
-        *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
-    )
-)
-
-
-def cheapness(op: str | None) -> float:
-    """How cheap an operator is to run again, from 0 (never) to 1, by its name."""
-    namespace, _, rest = (op or "").partition(".")
-    name = rest.partition(".")[0]
-    if namespace not in ("aten", "prims") or not name:
-        return 0.0
-    words = set(re.findall("[a-z]+", name))
-    if words & _HEAVY:
-        return 0.2
-    # As words, these two are in names of elementwise operators too (`clamp_max`).
-    return 0.7 if words & _REDUCING or name in ("max", "min") else 1.0
 
 
 def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
@@ -67,13 +33,17 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         if worth >= threshold:
             lifetime = _lifetime(timeline, attribution, members)
             ranked.append((worth * max(lifetime, 1), module, lifetime, members))
-    peaks = RecomputedPeak(timeline, lambda op: cheapness(op) == 1.0)
+    if not ranked:
+        return
+    peaks = RecomputedPeak(timeline)
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
-        remedy = _Remedy.of(timeline.profile, module, members)
-        nbytes = at.nbytes - peaks.without({made(i) for i, _ in members}, remedy.takes)
+        takes, remedy = _remedy(timeline.profile, module, members)
+        nbytes = at.nbytes - peaks.without({made(i) for i, _ in members}, takes)
         if nbytes < threshold:
             continue
         ops = _names({_short(s.op) for _, s in members})
+        unit = "call" if lifetime == 1 else "calls"
+        kept = f", kept for {lifetime:g} {unit}" if lifetime else ""
         name = "an unknown module" if module is None else module or "the root module"
         yield Finding(
             FindingKind.RECOMPUTE,
@@ -87,61 +57,40 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             "with torch._functorch.config.activation_memory_budget below 1.0",
             tuple(
                 Evidence.at(
-                    *(s, attribution.label(s.graph), f"{_short(s.op)}{_kept(lifetime)}"),
-                    *(i.nbytes, i.count),
+                    s, attribution.label(s.graph), f"{_short(s.op)}{kept}", i.nbytes, i.count
                 )
                 for i, s in sorted(members, key=lambda m: -m[0].nbytes)
             ),
-            remedy.text,
+            remedy,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Remedy:
-    """What is to be computed again, as `memprof advise` is told it.
+def _remedy(
+    profile: Profile, module: str | None, members: Sequence[tuple[LiveItem, Site]]
+) -> tuple[Callable[[NodeProvenance], bool], str]:
+    """What is to be computed again: whether a node is, and as `memprof advise` is told it,
+    ``recompute=aten.gelu.default@model.py:55@blocks.*.mlp``; empty where the line is not known.
 
-    Attributes:
-        operators: by name; none where the line is not known.
-        frame: the line.
-        module: whose operators, None for any.
+    That is what has made these values, with what is cheap of the same line, module and kernel: else
+    that would be kept in their place.
     """
+    frame = members[0][1].frame
+    if frame is None:
+        return lambda node: False, ""
 
-    operators: frozenset[str]
-    frame: SourceFrame | None
-    module: str | None
+    def is_here(node: NodeProvenance) -> bool:
+        return node.frame == frame and is_inside(node.module_path, module)
 
-    @staticmethod
-    def of(
-        profile: Profile, module: str | None, members: Sequence[tuple[LiveItem, Site]]
-    ) -> _Remedy:
-        """What has made these values, with what is cheap of the same line, module and kernel: else
-        that would be kept in their place."""
-        frame = members[0][1].frame
-        ops = {s.op for _, s in members if s.op} if frame is not None else set()
-        found = _Remedy(frozenset(ops), frame, module)
-        for item, site in members if ops else ():
-            graph = profile.graph(site.graph)
-            buffer = graph.buffers.get(item.owner or "")
-            for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
-                if node is not None and found._is_here(node) and cheapness(_operator(node)) == 1.0:
-                    ops.add(_operator(node))
-        return replace(found, operators=frozenset(ops))
-
-    def takes(self, node: NodeProvenance) -> bool:
-        """Whether it is about a node."""
-        return self._is_here(node) and _operator(node) in self.operators
-
-    @property
-    def text(self) -> str:
-        """``recompute=aten.gelu.default@model.py:55@blocks.*.mlp``; empty where it is not known."""
-        if self.frame is None or not self.operators:
-            return ""
-        line = f"{os.path.basename(self.frame.file)}:{self.frame.line}"
-        where = f"@{self.module}" if self.module else ""
-        return f"recompute={'+'.join(sorted(self.operators))}@{line}{where}"
-
-    def _is_here(self, node: NodeProvenance) -> bool:
-        return node.frame == self.frame and is_inside(node.module_path, self.module)
+    ops = {s.op for _, s in members if s.op}
+    for item, site in members if ops else ():
+        graph = profile.graph(site.graph)
+        buffer = graph.buffers.get(item.owner or "")
+        for node in (graph.nodes.get(n) for n in (buffer.nodes if buffer else ())):
+            if node is not None and is_here(node) and cheapness(_operator(node)) == 1.0:
+                ops.add(_operator(node))
+    where = f"{os.path.basename(frame.file)}:{frame.line}" + (f"@{module}" if module else "")
+    text = f"recompute={'+'.join(sorted(ops))}@{where}" if ops else ""
+    return lambda node: is_here(node) and _operator(node) in ops, text
 
 
 def _operator(node: NodeProvenance) -> str:
@@ -170,12 +119,6 @@ def _to_wrap(timeline: Timeline, members: list[tuple[LiveItem, Site]]) -> str:
     if path and not any(m and m.startswith(f"{path}.") for m in modules):
         path = path.rpartition(".")[0]
     return without_numbers(path) or "parts of the model"
-
-
-def _kept(lifetime: float) -> str:
-    if not lifetime:
-        return ""
-    return f", kept for {lifetime:g} {'call' if lifetime == 1 else 'calls'}"
 
 
 def _short(op: str | None) -> str:

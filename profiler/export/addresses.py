@@ -4,22 +4,21 @@ Note [Which address a block gets]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A placement (``GraphRecord.placements``) is one recording of a graph for certain sizes. A call that
 replayed or recorded takes the addresses of the latest one for its sizes: what it allocates is known
-there by owner and line. A block gets a made-up address instead where no placement knows it, or
-where its place is taken: the timeline lets two forwards of one graph wait at once, which the trees
-record twice, and a profile keeps only some recordings.
+there by owner and line. Where no placement knows a block, or its place is taken (two forwards of
+one graph wait at once, which the trees record twice, and a profile keeps only some recordings), its
+address is made up.
 
-Of all other memory a profile knows sizes, order and identity, not where it was. It gets a layout
-that an allocator could have made of the same requests: best fit, blocks split and merged again,
-segments as large as those of torch's CUDA caching allocator. It shows which memory overlaps in
-time, and that this much is needed; its fragmentation is that of this layout, not of the run.
+Of all other memory a profile does not know where it was. It gets a layout that an allocator could
+have made of the same requests: best fit, blocks split and merged again, segments as large as those
+of torch's CUDA caching allocator. Its fragmentation is that of this layout, not of the run.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ..device.ranges import BestFit
 from ..device.replay import ROUNDING, SMALL, segment_size
@@ -34,46 +33,42 @@ _Site = tuple[str | None, int]
 """Owner and line of the generated code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A contiguous range of addresses: its first one, its bytes, and whether it takes requests of
-    at most 1 MiB, as no other does."""
+class Segment(NamedTuple):
+    """A contiguous range of addresses."""
 
     address: int
     nbytes: int
-    small: bool
+    small: bool = False  # it takes requests of at most 1 MiB, as no other does
 
-    def blocks(self, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-        """(address, bytes, taken) of each part, in order and without gaps, of what is ``taken``:
-        address and bytes."""
+    def blocks(self, taken: Mapping[int, int]) -> Iterator[tuple[int, int, bool]]:
+        """(address, bytes, taken) of each part, in order and without gaps; ``taken``: bytes by
+        address."""
         at, end = self.address, self.address + self.nbytes
-        for address, nbytes in sorted(t for t in taken if self.address <= t[0] < end):
+        for address in sorted(a for a in taken if self.address <= a < end):
             if at < address:
                 yield at, address - at, False
-            yield address, nbytes, True
-            at = address + nbytes
+            yield address, taken[address], True
+            at = address + taken[address]
         if at < end:
             yield at, end - at, False
 
 
 class AddressSpace:
-    """Hands out made-up addresses from ``base`` on and takes them back; its ``segments``, in order
-    of address, are never given back."""
+    """Hands out made-up addresses from ``base`` on and takes them back.
+
+    Attributes:
+        segments: by address; never given back.
+        taken: bytes of what is handed out, by address.
+    """
 
     def __init__(self, base: int) -> None:
         self.segments: list[Segment] = []
+        self.taken: dict[int, int] = {}
         self._next = base
         self._free = {small: BestFit() for small in (True, False)}
-        self._used: dict[int, tuple[BestFit, int]] = {}
 
     def allocate(self, nbytes: int) -> tuple[int, Segment | None]:
-        """The address of a block of at least ``nbytes``, and the segment made for it, if any.
-
-        Raises:
-            ValueError: ``nbytes`` is not positive.
-        """
-        if nbytes <= 0:
-            raise ValueError(f"a block of {nbytes} bytes has no address; sizes begin at 1")
+        """The address of a block of at least ``nbytes``, and the segment made for it, if any."""
         size = -(-nbytes // ROUNDING) * ROUNDING
         free = self._free[size <= SMALL]
         address, made = free.best(size), None
@@ -86,46 +81,43 @@ class AddressSpace:
         room = free.take(address) or 0
         if room > size:
             free.add(address + size, room - size)
-        self._used[address] = free, size
+        self.taken[address] = size
         return address, made
 
     def free(self, address: int) -> None:
-        """Give a block back.
-
-        Raises:
-            KeyError: there is none at ``address``.
-        """
-        free, size = self._used.pop(address)
-        free.give(address, size)
-
-    def blocks(self, segment: Segment) -> Iterator[tuple[int, int, bool]]:
-        """See ``Segment.blocks``."""
-        return segment.blocks((a, size) for a, (_, size) in self._used.items())
+        """Give a block back."""
+        size = self.taken.pop(address)
+        self._free[size <= SMALL].give(address, size)
 
 
 class Pool:
-    """The pool of the graph trees of one device, block by block. Its ``segments`` are what it had
-    from the system, by address; empty if nothing is known."""
+    """The pool of the graph trees of one device, block by block.
 
-    def __init__(self, profile: Profile, device: str) -> None:
+    Attributes:
+        segments: what it had from the system, by address; empty if nothing is known.
+        taken: bytes of what is live there, by address.
+    """
+
+    def __init__(self, profile: Profile, device: str | None) -> None:
         self._calls = profile.calls
         self._graphs = {g.id: g for g in profile.graphs}
         self._known: dict[tuple[int, tuple[int, ...]], dict[_Site, list[int]]] = {}
-        ranges: list[tuple[int, int]] = []
+        ranges: set[tuple[int, int]] = set()
         for graph in profile.graphs:
             for placement in graph.placements:
                 if placement.pool != device or placement.node is None:
                     continue
-                ranges += placement.segments
+                ranges.update(placement.segments)
                 sites: dict[_Site, list[int]] = {}
                 for block in sorted(placement.blocks, key=lambda b: b.begin):
                     if block.graph == graph.id and block.begin > 0:
                         sites.setdefault((block.owner, block.line), []).append(block.address)
                 self._known[graph.id, placement.key] = sites
         self.segments = _merged(ranges)
+        self.taken: dict[int, int] = {}
+        self._ordered: list[int] = []
+        """Addresses of ``taken``."""
         self._modes = call_modes(profile) if self._known else []
-        self._taken: list[tuple[int, int]] = []
-        """First address and bytes of what is live, by address."""
         self._call = -1
         self._seen: Counter[_Site] = Counter()
 
@@ -142,47 +134,42 @@ class Pool:
             self._call = call
             self._seen.clear()
         site, nbytes = (item.owner, item.line), item.storage.nbytes
-        known = sites.get(site, [])
-        n = self._seen[site]
+        known, n = sites.get(site, []), self._seen[site]
         self._seen[site] += 1
         if n >= len(known) or not self._is_free(known[n], nbytes):
             return None
-        insort(self._taken, (known[n], nbytes))
+        self._ordered.insert(bisect_left(self._ordered, known[n]), known[n])
+        self.taken[known[n]] = nbytes
         return known[n]
 
     def give_back(self, address: int) -> bool:
         """Free a place; whether ``address`` is one."""
-        at = bisect_left(self._taken, (address, 0))
-        if at == len(self._taken) or self._taken[at][0] != address:
+        if self.taken.pop(address, None) is None:
             return False
-        del self._taken[at]
+        del self._ordered[bisect_left(self._ordered, address)]
         return True
-
-    def blocks(self, segment: Segment) -> Iterator[tuple[int, int, bool]]:
-        """See ``Segment.blocks``."""
-        return segment.blocks(self._taken)
 
     def _is_free(self, address: int, nbytes: int) -> bool:
         within = bisect_right(self.segments, address, key=lambda s: s.address) - 1
         if within < 0:
             return False
-        segment = self.segments[within]
-        if address + nbytes > segment.address + segment.nbytes:
-            return False
-        at = bisect_left(self._taken, (address, 0))
-        if at < len(self._taken) and self._taken[at][0] < address + nbytes:
-            return False
-        return at == 0 or sum(self._taken[at - 1]) <= address
+        segment, end = self.segments[within], address + nbytes
+        after = bisect_left(self._ordered, address)
+        before = self._ordered[after - 1] if after else None
+        return (
+            end <= segment.address + segment.nbytes
+            and (after == len(self._ordered) or end <= self._ordered[after])
+            and (before is None or before + self.taken[before] <= address)
+        )
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[Segment]:
+def _merged(ranges: set[tuple[int, int]]) -> list[Segment]:
     """Segments as they were at their largest: recordings know those of their time."""
     out: list[Segment] = []
-    for address, nbytes in sorted(set(ranges)):
-        last = out[-1] if out else None
-        if last is not None and address < last.address + last.nbytes:
-            end = max(last.address + last.nbytes, address + nbytes)
-            out[-1] = Segment(last.address, end - last.address, False)
-        else:
-            out.append(Segment(address, nbytes, False))
+    for address, nbytes in sorted(ranges):
+        if out and address < out[-1].address + out[-1].nbytes:
+            last = out.pop()
+            nbytes = max(last.address + last.nbytes, address + nbytes) - last.address
+            address = last.address
+        out.append(Segment(address, nbytes))
     return out

@@ -9,61 +9,69 @@ The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled
 
 Note [Addresses in the snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Replays of graph trees have their memory at the addresses of the pool, everything else at made-up
-ones, in segments of pool (0, 0): see ``addresses.py``. The first events allocate the pool's
-segments and what is live when the first call begins; a made-up segment is allocated when a block
-needs it, and none is given back.
+They are those of ``addresses.py``; made-up ones are in segments of pool (0, 0). The first events
+allocate the pool's segments and what is live when the first call begins; a made-up segment is
+allocated when a block needs it, and none is given back.
 
 Note [Categories in MemoryViz.js]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 It colours allocations by their ``category`` where events have one. Where none of them is
 ``unknown`` it adds that name to a list whose name it misspells, and draws nothing (seen in the
 versions of 2024 to 2026). So a trace begins with an event of action ``snapshot``, which draws
-nothing, in that category."""
+nothing, in that category.
+"""
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
 from ..writing import Output
-from . import pickle_stream as pk
-from .addresses import AddressSpace, Pool, Segment
+from .addresses import AddressSpace, Pool
 from .walk import Block, Part, Walk
 
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
+_NAMES = [
+    *("action", "addr", "category", "compile_context", "frames", "size", "stream", "time_us"),
+    *("alloc", "free_requested", "free_completed", "segment_alloc", "snapshot"),
+    *(c.value for c in Category),
+]
+"""Strings that events repeat."""
+
+_BATCH = 1000
+"""Events that are held in memory at once."""
 
 
 def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
     """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
     index = device_index(part.devices)
-    sites = _Sites(profile)
-    traces = {
-        index[d]: _Trace(profile, sites, part.walk(profile, d), index[d], Pool(profile, d))
-        for d in part.devices
-    }
-    file.write(pk.START + pk.DICT + pk.MARK)
-    # Keys of ours, which no reader looks at: the strings that events repeat.
-    file.write(pk.encode("memprof_names") + _NAMES.definition + pk.encode("memprof_graphs"))
-    labels = (pk.encode(g.label) + pk.put(sites.contexts[g.id]) for g in profile.graphs)
-    pk.write_list(file.write, labels)
-    file.write(pk.encode("device_traces") + pk.LIST)
+    out = _Pickle(file)
+    labels = {g.id: g.label for g in profile.graphs}
+    traces = {index[d]: _Trace(part.walk(profile, d), labels, index[d]) for d in part.devices}
+    file.write(pickle.EMPTY_DICT + pickle.MARK)
+    # Keys of ours, which no reader looks at.
+    for key, strings in (("memprof_names", _NAMES), ("memprof_graphs", [*labels.values()])):
+        out.put(key)
+        out.put(strings, remember=True)
+    out.put("device_traces")
+    file.write(pickle.EMPTY_LIST)
     for i in range(max(traces, default=-1) + 1):
-        file.write(pk.MARK)
-        pk.write_list(file.write, traces[i].events() if i in traces else ())
-        file.write(pk.APPENDS)
-    file.write(pk.encode("segments"))
-    pk.write_list(file.write, (s for i in sorted(traces) for s in traces[i].segments()))
-    settings = {"memprof": "see docs/exports.md for what these addresses are"}
-    file.write(pk.encode("allocator_settings") + pk.encode(settings))
-    file.write(pk.encode("external_annotations") + pk.encode([]))
-    file.write(pk.SET_ITEMS + pk.STOP)
+        out.put_list(traces[i].events() if i in traces else ())
+        file.write(pickle.APPEND)
+    out.put("segments")
+    out.put_list(segment for i in sorted(traces) for segment in traces[i].segments())
+    out.put("allocator_settings")
+    out.put({"memprof": "see docs/exports.md for what these addresses are"})
+    out.put("external_annotations")
+    out.put([])
+    file.write(pickle.SETITEMS + pickle.STOP)
 
 
 def device_index(devices: Sequence[str]) -> dict[str, int]:
@@ -80,80 +88,91 @@ def device_index(devices: Sequence[str]) -> dict[str, int]:
     return out
 
 
-class _Sites:
-    """Frames and contexts of blocks, for the pickle."""
+class _Pickle:
+    """A pickle that is written value by value: ``pickle.dump`` would want all events at once.
 
-    def __init__(self, profile: Profile) -> None:
-        self._graphs = {g.id: g for g in profile.graphs}
-        self._attribution = Attribution(profile)
-        # What their names are remembered as. Numbers below 256 are those of ``_NAMES``.
-        self.contexts = {g.id: n for n, g in enumerate(profile.graphs, 256)}
-        self._remembered = 256 + len(self.contexts)
+    All of it is read by the unpickler of torch's MemoryViz.js, which knows few opcodes: no POP, no
+    GLOBAL, no REDUCE.
+    """
 
-    def frames(self, item: LiveItem) -> list[dict[str, Any]]:
-        """Innermost first: the FX node or what else made it, its module, the user's stack."""
-        graph = self._graphs[item.graph]
-        site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
-        maker = self._graphs[site.graph]
-        where = f"<{maker.label.replace('/', '_')}>"
-        if site.outside is not None:
-            name = f"{site.outside} {site.fqn or site.node or item.storage.name}"
-        elif site.node is not None:
-            name = f"{site.node} {site.op or ''}".strip()
-        else:
-            why = site.why.get(View.NODE, "unknown")
-            name = f"{item.owner or 'scratch'} (unknown: {why})"
-        # The line is one of the code of the graph that has it live.
-        out = [_frame(name, where if maker is graph else f"{where} in {graph.label}", item.line)]
-        if site.module is not None:
-            out.append(_frame(f"module {site.module or '(root)'}", "<module>", 0))
-        node = maker.nodes.get(site.node) if site.node is not None else None
-        stack = node.stack if node is not None else (site.frame,) if site.frame else ()
-        out += [_frame(f.function, f.file, f.line) for f in reversed(stack)]
-        return out
+    def __init__(self, file: Output) -> None:
+        self._file = file
+        self._pickler = pickle.Pickler(self, 2)
+        self._pickled = b""
+        self._known: dict[int, object] = {}
+        file.write(pickle.PROTO + b"\x02")
 
-    def number(self) -> int:
-        """One under which nothing is remembered in the pickle yet."""
-        self._remembered += 1
-        return self._remembered - 1
+    def write(self, pickled: bytes) -> None:
+        """For the pickler, once a value: that stands between PROTO and STOP."""
+        self._pickled = pickled[2:-1]
+
+    def put(self, value: object, *, remember: bool = False) -> None:
+        """Push a value. What is remembered, and all in it, is kept and referred to from then on."""
+        self._pickler.fast = not remember
+        self._pickler.dump(value)
+        self._file.write(self._pickled)
+
+    def put_list(self, values: Iterable[dict[str, Any]]) -> None:
+        """Push a list of dictionaries; their ``frames`` are remembered."""
+        self._file.write(pickle.EMPTY_LIST)
+        waiting: list[dict[str, Any]] = []
+        for value in values:
+            frames = value["frames"]
+            if frames and id(frames) not in self._known:
+                self._known[id(frames)] = frames
+                self._extend(waiting)
+                self.put(value, remember=True)
+                self._file.write(pickle.APPEND)
+            else:
+                waiting.append(value)
+                if len(waiting) == _BATCH:
+                    self._extend(waiting)
+        self._extend(waiting)
+
+    def _extend(self, values: list[dict[str, Any]]) -> None:
+        """Move values to the end of the list that is on top."""
+        self._pickler.fast = True
+        self._pickler.dump(values)
+        self._file.write(self._pickled.removeprefix(pickle.EMPTY_LIST))
+        values.clear()
 
 
 class _Trace:
     """The events of one device, and the segments after them."""
 
-    def __init__(
-        self, profile: Profile, sites: _Sites, walk: Walk, device: int, pool: Pool
-    ) -> None:
-        self._origin_ns = profile.perf_origin_ns
-        self._sites = sites
+    def __init__(self, walk: Walk, labels: dict[int, str], device: int) -> None:
         self._walk = walk
+        self._labels = labels
         self._device = device
-        self._pool = pool
+        profile = walk.timeline.profile
+        self._origin_ns = profile.perf_origin_ns
+        self._graphs = {g.id: g for g in profile.graphs}
+        self._attribution = Attribution(profile)
+        self._pool = Pool(profile, walk.timeline.device)
         self._space = AddressSpace(_BASE * (device + 1))
         self._at: dict[int, Block] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
         """Of the copies of each memory."""
-        self._frames: dict[int, int] = {}
-        """Number of a block → what its frames are remembered as."""
-        self._heads: dict[tuple[int, str], bytes] = {}
+        self._known: dict[int, dict[str, Any]] = {}
+        """By number of a block."""
 
-    def events(self) -> Iterator[bytes]:
-        """Opcodes of each event."""
-        begin = [_plain("snapshot", Category.UNKNOWN, 0, 0)]
-        begin += map(_segment_alloc, self._pool.segments)
+    def events(self) -> Iterator[dict[str, Any]]:
+        begun = False
         for moment in self._walk:
-            stamp = _TIME + pk.encode_int((moment.time_ns + self._origin_ns) // 1000) + pk.SET_ITEMS
-            while begin:
-                yield begin.pop(0) + stamp
+            time_us = (moment.time_ns + self._origin_ns) // 1000
+            if not begun:
+                begun = True
+                yield _plain("snapshot", 0, 0, time_us) | {"category": Category.UNKNOWN.value}
+                for s in self._pool.segments:
+                    yield _plain("segment_alloc", s.address, s.nbytes, time_us)
             change = moment.change
             address = 0
             for block in change.freed:
                 address = self._addresses[block.memory].pop()
-                there = self._at.pop(address)
-                where = pk.encode_int(address)
-                yield self._head(there, "free_requested") + where + stamp
-                yield self._head(there, "free_completed") + where + stamp
+                known = self._event(self._at.pop(address))
+                for action in ("free_requested", "free_completed"):
+                    yield {"action": action, **known, "addr": address, "time_us": time_us}
                 if not change.reuse and not self._pool.give_back(address):
                     self._space.free(address)
             for block in change.allocated:
@@ -163,94 +182,84 @@ class _Trace:
                         self._space.allocate(block.nbytes) if own is None else (own, None)
                     )
                     if made is not None:
-                        yield _segment_alloc(made) + stamp
+                        yield _plain("segment_alloc", made.address, made.nbytes, time_us)
                 self._addresses.setdefault(block.memory, []).append(address)
                 self._at[address] = block
-                yield self._head(block, "alloc") + pk.encode_int(address) + stamp
+                known = self._event(block)
+                yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
-    def _head(self, block: Block, action: str) -> bytes:
-        """An event up to the value of its address."""
-        key = (block.number, action)
-        if key in self._heads:
-            return self._heads[key]
-        item = block.item
-        known = self._frames.get(block.number)
-        if known is None:
-            known = self._frames[block.number] = self._sites.number()
-            frames = pk.encode(self._sites.frames(item)) + pk.put(known)
+    def _event(self, block: Block) -> dict[str, Any]:
+        """What events of a block have in common."""
+        if block.number not in self._known:
+            self._known[block.number] = {
+                "stream": 0,
+                "size": block.nbytes,
+                "category": block.item.storage.category.value,
+                "compile_context": self._labels[block.item.graph],
+                "frames": self._frames_of(block.item),
+            }
+        return self._known[block.number]
+
+    def _frames_of(self, item: LiveItem) -> list[dict[str, Any]]:
+        """Innermost first: the FX node or what else made it, its module, the user's stack."""
+        site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+        maker, label = self._graphs[site.graph], self._labels[item.graph]
+        where = f"<{maker.label.replace('/', '_')}>"
+        if site.outside is not None:
+            name = f"{site.outside} {site.fqn or site.node or item.storage.name}"
+        elif site.node is not None:
+            name = f"{site.node} {site.op or ''}".strip()
         else:
-            frames = pk.get(known)
-        begin = _event(action, item.storage.category, item.storage.nbytes)
-        begin += _NAMES["compile_context"] + pk.get(self._sites.contexts[item.graph]) + _FRAMES
-        self._heads[key] = begin + pk.get(known) + _ADDRESS
-        return begin + frames + _ADDRESS
+            why = site.why.get(View.NODE, "unknown")
+            name = f"{item.owner or 'scratch'} (unknown: {why})"
+        # The line is one of the code of the graph that has it live.
+        out = [
+            _frame(name, where if site.graph == item.graph else f"{where} in {label}", item.line)
+        ]
+        if site.module is not None:
+            out.append(_frame(f"module {site.module or '(root)'}", "<module>", 0))
+        node = maker.nodes.get(site.node) if site.node is not None else None
+        stack = node.stack if node is not None else (site.frame,) if site.frame else ()
+        return out + [_frame(f.function, f.file, f.line) for f in reversed(stack)]
 
-    def segments(self) -> Iterator[bytes]:
-        """Opcodes of each segment, as it is after the last event."""
-        made_up = ((s, self._space.blocks(s), 0) for s in self._space.segments)
-        in_pool = ((s, self._pool.blocks(s), 1) for s in self._pool.segments)
-        for s, parts_of, pool in (*made_up, *in_pool):
-            blocks, requested, active = [], 0, 0
-            for address, nbytes, used in parts_of:
+    def segments(self) -> Iterator[dict[str, Any]]:
+        """As they are after the last event."""
+        made_up = ((s, self._space.taken, 0) for s in self._space.segments)
+        in_pool = ((s, self._pool.taken, 1) for s in self._pool.segments)
+        for s, taken, pool in (*made_up, *in_pool):
+            blocks = []
+            for address, nbytes, used in s.blocks(taken):
                 there = self._at[address] if used else None
-                requested += there.nbytes if there else 0
-                active += nbytes if there else 0
                 blocks.append(
-                    _dictionary(
-                        _FRAMES + (pk.get(self._frames[there.number]) if there else pk.LIST),
-                        address=address,
-                        size=nbytes,
-                        requested_size=there.nbytes if there else 0,
-                        state="active_allocated" if there else "inactive",
-                    )
+                    {
+                        "address": address,
+                        "size": nbytes,
+                        "requested_size": there.nbytes if there else 0,
+                        "state": "active_allocated" if there else "inactive",
+                        "frames": self._known[there.number]["frames"] if there else [],
+                    }
                 )
-            parts = [pk.encode("blocks")]
-            pk.write_list(parts.append, blocks)
-            yield _dictionary(
-                b"".join(parts),
-                device=self._device,
-                address=s.address,
-                total_size=s.nbytes,
-                allocated_size=active,
-                active_size=active,
-                requested_size=requested,
-                stream=0,
-                segment_type="small" if s.small else "large",
-                segment_pool_id=(0, pool),
-                is_expandable=False,
-                frames=[],
-            )
+            active = sum(b["size"] for b in blocks if b["state"] != "inactive")
+            yield {
+                "device": self._device,
+                "address": s.address,
+                "total_size": s.nbytes,
+                "allocated_size": active,
+                "active_size": active,
+                "requested_size": sum(b["requested_size"] for b in blocks),
+                "stream": 0,
+                "segment_type": "small" if s.small else "large",
+                "segment_pool_id": (0, pool),
+                "is_expandable": False,
+                "frames": [],
+                "blocks": blocks,
+            }
 
 
-_KEYS = ("action", "addr", "category", "compile_context", "frames", "size", "stream", "time_us")
-_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "snapshot")
-_NAMES = pk.Names((*_KEYS, *_ACTIONS, *(c.value for c in Category)))
-_TIME = _NAMES["time_us"]
-_FRAMES = _NAMES["frames"]
-_ADDRESS = _NAMES["addr"]
-
-
-def _dictionary(last: bytes, **values: Any) -> bytes:
-    """A dictionary of ``values``, and of what comes encoded."""
-    pairs = b"".join(pk.encode(k) + pk.encode(v) for k, v in values.items())
-    return pk.DICT + pk.MARK + pairs + last + pk.SET_ITEMS
-
-
-def _event(action: str, category: Category | None, size: int) -> bytes:
-    """The beginning of an event: what it is and how large."""
-    begin = pk.DICT + pk.MARK + _NAMES["action"] + _NAMES[action]
-    begin += _NAMES["stream"] + pk.encode_int(0) + _NAMES["size"] + pk.encode_int(size)
-    return begin + (_NAMES["category"] + _NAMES[category.value] if category is not None else b"")
-
-
-def _plain(action: str, category: Category | None, address: int, size: int) -> bytes:
-    """An event without frames, up to its time."""
-    frames = _FRAMES + pk.LIST
-    return _event(action, category, size) + frames + _ADDRESS + pk.encode_int(address)
-
-
-def _segment_alloc(s: Segment) -> bytes:
-    return _plain("segment_alloc", None, s.address, s.nbytes)
+def _plain(action: str, address: int, size: int, time_us: int) -> dict[str, Any]:
+    """An event that no code is known to have caused."""
+    event = {"action": action, "stream": 0, "size": size, "frames": []}
+    return event | {"addr": address, "time_us": time_us}
 
 
 def _frame(name: str, filename: str, line: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..errors import ProfileNotWritableError
 from ..model import Profile, SourceFrame
 from ..trees import call_modes
 from ..writing import replacing_all
-from .walk import AFTER, Moment, Part, Walk
+from .walk import AFTER, Part, Walk
 
 _ROWS = 100_000
 """In a row group: what is held in memory at once."""
@@ -102,7 +102,10 @@ def _events(walks: dict[str, Walk]) -> Rows:
         came: dict[int, list[int]] = {}
         for moment in walk:
             at = (device, moment.time_ns, moment.call, moment.instant)
-            freed, allocated = _actions(moment)
+            edge = moment.instant in (0, AFTER)
+            freed, allocated = ("leave", "enter") if edge else ("free", "alloc")
+            if moment.change.reuse:
+                freed, allocated = "reuse_from", "reuse_as"
             for block in moment.change.freed:
                 live -= block.nbytes
                 yield (*at, freed, came[block.memory].pop(), -block.nbytes, live)
@@ -110,14 +113,6 @@ def _events(walks: dict[str, Walk]) -> Rows:
                 live += block.nbytes
                 came.setdefault(block.memory, []).append(block.number)
                 yield (*at, allocated, block.number, block.nbytes, live)
-
-
-def _actions(moment: Moment) -> tuple[str, str]:
-    if moment.change.reuse:
-        return "reuse_from", "reuse_as"
-    if moment.instant == 0:
-        return "leave", "enter"
-    return ("leave", "enter") if moment.instant == AFTER else ("free", "alloc")
 
 
 def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
@@ -138,10 +133,8 @@ def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
 def _snapshots(profile: Profile) -> Rows:
     for s in profile.tracker.snapshots if profile.tracker else ():
         for device, m in s.devices.items():
-            yield (
-                s.time_ns, s.kind.value, s.name, device, m.tensor_bytes, m.tensors,
-                m.allocated_bytes, m.reserved_bytes, s.resident_bytes,
-            )  # fmt: skip
+            about = (s.time_ns, s.kind.value, s.name, device, m.tensor_bytes, m.tensors)
+            yield (*about, m.allocated_bytes, m.reserved_bytes, s.resident_bytes)
 
 
 def _operations(profile: Profile) -> Rows:
@@ -191,17 +184,15 @@ def _write(file: IO[bytes], columns: Sequence[str], rows: Rows) -> None:
         [(name, types[kind]) for name, _, kind in (c.partition(":") for c in columns)]
     )
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        batch = list(islice(rows, _ROWS))
-        while True:
+        first = True
+        while (batch := list(islice(rows, _ROWS))) or first:
+            first = False
             values = list(zip(*batch, strict=True)) or [()] * len(columns)
             arrays = [
                 _text(pa, v).dictionary_encode() if field.type == text else pa.array(v, field.type)
                 for v, field in zip(values, schema, strict=True)
             ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            batch = list(islice(rows, _ROWS))
-            if not batch:
-                return
 
 
 def _text(pa: Any, values: Sequence[str | None]) -> Any:

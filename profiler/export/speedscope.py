@@ -43,7 +43,6 @@ class Stacks:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._attribution = Attribution(timeline.profile)
-        self._known: dict[LiveItem, Stack] = {}
 
     def live_at(self, call: int, instant: int) -> Counter[Stack]:
         """Live bytes; they add up to ``timeline.live_at(call, instant).nbytes``."""
@@ -65,10 +64,8 @@ class Stacks:
     def _add(self, items: Iterable[tuple[LiveItem, int]]) -> Counter[Stack]:
         sums: Counter[Stack] = Counter()
         for item, nbytes in items:
-            if item not in self._known:
-                site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
-                self._known[item] = _stack(site, item)
-            sums[self._known[item]] += nbytes
+            site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+            sums[_stack(site, item)] += nbytes
         return sums
 
 

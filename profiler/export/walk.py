@@ -2,13 +2,12 @@
 
 Note [Times of events]
 ~~~~~~~~~~~~~~~~~~~~~~
-A profile knows when a call began and ended, and in which order memory was allocated and released
-inside, not when. Every export spreads the ``n`` events of a call evenly over it: instant ``i`` is
-at ``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
+A profile knows when a call began and ended, and the order of what happened inside, not when. So the
+``n`` events of a call are spread evenly over it: instant ``i`` is at
+``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
 Calls come in order of return (Note [What is live between calls]); where calls of several threads
-overlap, the part of one that lies before the end of the one that returned before it has no width.
-So times never run backwards, and the bytes of an instant are those of ``Timeline.live_at``, not a
-sum over threads that nobody measured.
+overlap, the part of one before the end of the one that returned before it has no width. So times
+never run backwards, and the bytes of an instant are those of ``Timeline.live_at``.
 
 Note [The same memory under two descriptions]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -20,7 +19,7 @@ is, and in its first description, until nothing describes it any longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -30,9 +29,6 @@ from ..timeline import Timeline
 
 AFTER = -1
 """The instant at which a call is over and its arguments and results are dropped."""
-
-_Memory = tuple[int, int] | tuple[int, Storage]
-"""Identity and bytes, or graph and storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +65,10 @@ class Moment(NamedTuple):
 class _Inside(NamedTuple):
     """What all calls of a kind share."""
 
-    entry: tuple[LiveItem, ...]
-    events: tuple[Change, ...]
+    entry: Sequence[LiveItem]
+    events: Sequence[Change]
     exit: Change
-    after: tuple[LiveItem, ...]
+    after: Sequence[LiveItem]
 
 
 class Part(NamedTuple):
@@ -111,9 +107,6 @@ class Walk:
     Attributes:
         calls: indices of its calls.
         blocks: every description that has occurred so far, by number.
-
-    Raises:
-        IndexError: the log has no such calls.
     """
 
     def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
@@ -121,19 +114,26 @@ class Walk:
         self.calls = Part((), first, last).calls(timeline.profile)
         self.blocks: list[Block] = []
         self._block_of: dict[LiveItem, Block] = {}
-        self._memories: dict[_Memory, int] = {}
+        self._memories: dict[tuple[int, int | Storage], int] = {}
         self._inside: dict[int, _Inside] = {}
         self._between: dict[tuple[int, int], Change] = {}
 
     def __iter__(self) -> Iterator[Moment]:
+        previous = -1
         for call, start, width in self.spans():
             kind = self.timeline.kind(call)
-            inside = self.inside(call)
-            yield Moment(start, call, 0, self._entry(call, kind))
+            if kind not in self._inside:
+                self._inside[kind] = self._look_inside(call)
+            inside = self._inside[kind]
+            if (previous, kind) not in self._between:
+                before = self._inside[previous].after if previous >= 0 else ()
+                self._between[previous, kind] = self._difference(before, inside.entry)
+            yield Moment(start, call, 0, self._between[previous, kind])
             n = len(inside.events) + 1
             for i, change in enumerate(inside.events, 1):
                 yield Moment(start + width * i // n, call, i, change)
             yield Moment(start + width, call, AFTER, inside.exit)
+            previous = kind
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Of each call its index, the time from which it is shown, and for how long; ns."""
@@ -144,26 +144,16 @@ class Walk:
             before = max(calls.end_ns[call], start)
             yield call, start, before - start
 
-    def inside(self, call: int) -> _Inside:
-        """What happens in a call; computed once for all calls alike."""
+    def _look_inside(self, call: int) -> _Inside:
         timeline = self.timeline
-        kind = timeline.kind(call)
-        if kind not in self._inside:
-            entry = timeline.live_at(call, 0).items
-            changes = timeline.changes(call)
-            events = tuple(self._event(before, after) for before, after in changes)
-            leaving, after = timeline.live_at(call, len(changes)).items, timeline.live_after(call)
-            self._inside[kind] = _Inside(entry, events, self._difference(leaving, after), after)
-        return self._inside[kind]
-
-    def _entry(self, call: int, kind: int) -> Change:
-        if call == self.calls.start:
-            return self._difference((), self.inside(call).entry)
-        key = (self.timeline.kind(call - 1), kind)
-        if key not in self._between:
-            between = self._difference(self.inside(call - 1).after, self.inside(call).entry)
-            self._between[key] = between
-        return self._between[key]
+        entry, after = timeline.live_at(call, 0).items, timeline.live_after(call)
+        events = []
+        for before, then in timeline.changes(call):
+            freed = (self._block(before),) if before is not None and before.nbytes else ()
+            allocated = (self._block(then),) if then is not None and then.nbytes else ()
+            events.append(Change(freed, allocated, reuse=bool(freed and allocated)))
+        leaving = timeline.live_at(call, len(events)).items
+        return _Inside(entry, events, self._difference(leaving, after), after)
 
     def _block(self, item: LiveItem) -> Block:
         if item.count != 1:
@@ -171,20 +161,14 @@ class Walk:
         found = self._block_of.get(item)
         if found is None:
             s = item.storage
-            memory: _Memory = (item.graph, s) if s.identity is None else (s.identity, s.nbytes)
+            memory = (item.graph, s) if s.identity is None else (s.identity, s.nbytes)
             number = self._memories.setdefault(memory, len(self._memories))
             found = self._block_of[item] = Block(len(self.blocks), number, item)
             self.blocks.append(found)
         return found
 
-    def _event(self, before: LiveItem | None, after: LiveItem | None) -> Change:
-        freed = (self._block(before),) if before is not None and before.nbytes else ()
-        allocated = (self._block(after),) if after is not None and after.nbytes else ()
-        return Change(freed, allocated, reuse=bool(freed and allocated))
-
-    def _difference(self, before: Iterable[LiveItem], after: Iterable[LiveItem]) -> Change:
+    def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> Change:
         """What leads from one live set to another."""
-        before, after = tuple(before), tuple(after)
         # Nearly all of it is persistent memory, which is one object in all live sets.
         same = {id(item) for item in before}.intersection(map(id, after))
         left: dict[int, list[Block]] = {}

@@ -15,15 +15,14 @@ from torch.fx import Graph, GraphModule, Node
 from memprof import compiled_autograd as ca
 from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
-from memprof.compiled_autograd.aot_backward import AOT_NAME
 from memprof.compiled_autograd.memory import Blocks, node_memory, peak
 from memprof.compiled_autograd.node_meta import (
     GRADIENT_GROUP,
     INPUT_GROUP,
     ORIGIN,
+    VALUE,
     NodeOrigin,
     of_sizes,
-    set_value,
 )
 from memprof.compiled_autograd.nodes import call_hook
 from memprof.compiled_autograd.tracer import PLACEHOLDERS
@@ -51,7 +50,7 @@ class Builder:
         self.last_item = node
         if name == "inputs":
             device = kw.get("device", CPU)
-            set_value(node, of_sizes(sizes, torch.float32, device, persistent=persistent))
+            node.meta[VALUE] = of_sizes(sizes, torch.float32, device, persistent=persistent)
             node.meta[INPUT_GROUP] = kw.get("group", index)
         return node
 
@@ -61,7 +60,7 @@ class Builder:
         node = self.graph.call_function(target, args, kw)
         node.meta[ORIGIN] = NodeOrigin("Node", self.call_index)
         if sizes is not None:
-            set_value(node, of_sizes(sizes, torch.float32, CPU))
+            node.meta[VALUE] = of_sizes(sizes, torch.float32, CPU)
         return node
 
     def hook(self, index: int, kind: str, *args: Any) -> Node:
@@ -128,15 +127,6 @@ return []""",
 view_default = view.default(inputs[0], [sizes[0], sizes[1]])
 return [view_default]""",
         )
-
-    def test_aot_names(self) -> None:
-        b = Builder()
-        x = b.item("inputs", 0, 2)
-        first, second = b.call(aten.sin.default, x), b.call(aten.sin.default, x)
-        first.meta[AOT_NAME], second.meta[AOT_NAME] = "aot3_sin", "aot3_1_sin"
-        b.graph.output([first, second])
-        passes.aot_names(b.graph)
-        assert [first.name, second.name] == ["aot3_sin", "aot3_1_sin"]
 
     def test_unpack_hooks_late(self) -> None:
         """To the first user, but not past other Python code."""

@@ -21,8 +21,8 @@ from profile_builder import (
 from test_attribution import with_tangent
 
 from memprof.profiler.advice import FindingKind, advise
+from memprof.profiler.advice.cheapness import cheapness
 from memprof.profiler.advice.finding import MOST
-from memprof.profiler.advice.recompute import cheapness
 from memprof.profiler.model import (
     CallColumns,
     Category,

@@ -27,18 +27,19 @@ def graph(*lines: tuple[StatementKind, str, str, str]) -> GraphRecord:
         for i, (kind, targets, reads, text) in enumerate(lines, 1)
     )
     names = list(dict.fromkeys(n for s in statements for n in s.targets))
+    ops = {s.reads[-1]: "aten.mm.default" for s in statements if s.text == MM}
     return GraphRecord(
         0,
         GraphKind.FORWARD,
         inputs=(GraphValue(0, "weight", Role.PARAMETER, Category.PARAMETER),),
-        nodes={n: node(n, "aten.add.Tensor", None, None) for n in names},
+        nodes={n: node(n, ops.get(n, "aten.add.Tensor"), None, None) for n in names},
         buffers={n: buffer(n, n) for n in names},
         statements=statements,
     )
 
 
 def needs(of: GraphRecord, sizes: dict[str, int], kept: str, *recomputed: str) -> dict[str, int]:
-    found = Needs(of, sizes, kept.split(), lambda name: True).of(recomputed)
+    found = Needs(of, sizes, kept.split()).of(recomputed)
     return {name: size for need in found.values() for name, size in need.kept.items()}
 
 
@@ -81,10 +82,10 @@ def test_what_is_told_to_run_again_is_not_kept_in_its_place() -> None:
     # GIVEN queries that are turned, of two products that nobody keeps
     sizes = {"q": 16, "low": 16, "turned": 16}
     # WHEN one of the products runs again as well THEN the other one is kept
-    found = Needs(PROJECTED, sizes, ["turned"], lambda name: True, again=["q"]).of(["turned"])
+    found = Needs(PROJECTED, sizes, ["turned"], lambda n: n.name == "q").of(["turned"])
     assert found["turned"].kept == {"low": 16}
     # WHEN both do THEN nothing is
-    found = Needs(PROJECTED, sizes, ["turned"], lambda name: True, ["q", "low"]).of(["turned"])
+    found = Needs(PROJECTED, sizes, ["turned"], lambda n: True).of(["turned"])
     assert found["turned"].kept == {}
 
 
@@ -156,7 +157,7 @@ def test_what_is_computed_one_from_the_other() -> None:
     )
     sizes = dict.fromkeys(("p1", "p2", "p3", "x1", "x2", "x3"), 4)
     kept = "p1 p2 p3 x1 x2 x3"
-    found = Needs(code, sizes, kept.split(), lambda name: True).of(["x1", "x2", "x3"])
+    found = Needs(code, sizes, kept.split()).of(["x1", "x2", "x3"])
     # THEN each is there again when a later one is
     assert {name: sorted(need.before) for name, need in found.items()} == {
         "x1": [],
@@ -165,7 +166,7 @@ def test_what_is_computed_one_from_the_other() -> None:
     }
     assert not any(need.kept for need in found.values())
     # WHEN one in the middle stays THEN what comes after it is made of that
-    found = Needs(code, sizes, kept.split(), lambda name: True).of(["x1", "x3"])
+    found = Needs(code, sizes, kept.split()).of(["x1", "x3"])
     assert {name: need.before for name, need in found.items()} == {"x1": [], "x3": []}
 
 

@@ -251,8 +251,7 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Sav
     allocated: list[tuple[LiveItem, float]] = []
     for unit_id, weight in _per_step(timeline).items():
         unit = timeline.units[unit_id]
-        for carried in unit.saved.values():
-            saved.append((carried.live(), weight))
+        saved += ((item, weight) for item in unit.saved.values())
         for event in unit.program.events:
             storage = unit.program.storages[event.storage]
             if event.kind is EventKind.ALLOC and storage.device == device:

@@ -29,6 +29,7 @@ from .model import (
     CallColumns,
     DataFlowColumns,
     DataFlowDevice,
+    DataFlowStorage,
     DeviceAccount,
     EventKind,
     GraphPool,
@@ -59,7 +60,8 @@ _LONGEST = 400
 
 _T = TypeVar("_T")
 _Finding = tuple[str, str]
-"""Path in the document, what is wrong there."""
+"""Path in the document, what is wrong there. A check ends with the first that it yields: nobody
+asks for another."""
 
 
 class Notes:
@@ -152,11 +154,14 @@ def _no(what: str, index: int, whole: str, count: int) -> str:
 # Graphs and calls
 
 
-def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
-    """Repairs the graphs but for placements; of those that have lost programs, the new position of
-    each old one, -1 for one that is lost."""
+_Moved = dict[tuple[int, int], int]
+"""By graph and position, where a program is now, -1 for one that is lost."""
+
+
+def _graphs(profile: Profile, notes: Notes) -> _Moved:
+    """Repairs the graphs but for placements."""
     kept: dict[int, GraphRecord] = {}
-    moved: dict[int, list[int]] = {}
+    moved: _Moved = {}
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
         if graph.id in kept:
@@ -165,12 +170,10 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
             continue
         first = next(_in_graph(graph, at), None)
         if first is None:
-            position = _programs(graph, at, notes)
-            if -1 in position:
-                moved[graph.id] = position
+            _programs(graph, at, moved, notes)
         else:
             notes.add(f"all of graph {graph.label} but its name", *first)
-            moved[graph.id] = [-1] * len(graph.programs)
+            moved |= {(graph.id, p): -1 for p in range(len(graph.programs))}
             graph = GraphRecord(
                 *(graph.id, graph.kind, graph.compile_id, graph.graph_id),
                 calls=max(graph.calls, 0),
@@ -198,21 +201,20 @@ def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
                 yield f"{at}.{what}[{key!r}].name", f"{made.name!r} stands under the key {key!r}"
 
 
-def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
+def _programs(graph: GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
     keys: set[tuple[int, ...]] = set()
     kept: list[AllocationProgram] = []
-    position = []
     for p, program in enumerate(graph.programs):
         sound = program is not LOST_PROGRAM and _sound(
             f"a program of {graph.label}",
             _in_program(program, graph, f"{at}.programs[{p}]", keys),
             notes,
         )
-        position.append(len(kept) if sound else -1)
+        if not sound or len(kept) < p:
+            moved[graph.id, p] = len(kept) if sound else -1
         if sound:
             kept.append(program)
     graph.programs = kept
-    return position
 
 
 def _in_program(
@@ -234,25 +236,22 @@ def _in_program(
                 if not 0 <= k < count:
                     said = _no(name[:-1], k, "the graph has", count)
                     yield f"{at}.storages[{i}].{name}", said
-    inputs = {i for i, s in enumerate(storages) if s.at_entry}
-    live = set(inputs)
+    live = {i for i, s in enumerate(storages) if s.at_entry}
     for i, e in enumerate(program.events):
         where = f"{at}.events[{i}]"
         if not 0 <= e.storage < len(storages):
             yield f"{where}.storage", _no("storage", e.storage, "the program has", len(storages))
-            return  # What is live is no longer known.
-        if e.kind is EventKind.ALLOC:
-            if e.storage in inputs:
+        elif e.kind is EventKind.ALLOC:
+            if storages[e.storage].at_entry:
                 yield where, f"allocates storage {e.storage}, which was live before the call"
             elif e.storage in live:
                 yield where, f"allocates storage {e.storage}, which is live already"
             live.add(e.storage)
-        else:
-            if e.storage not in live:
-                verb = "frees" if e.kind is EventKind.FREE else "reuses"
-                yield where, f"{verb} storage {e.storage}, which is not live"
-            if e.kind is EventKind.FREE:
-                live.discard(e.storage)
+        elif e.storage not in live:
+            verb = "frees" if e.kind is EventKind.FREE else "reuses"
+            yield where, f"{verb} storage {e.storage}, which is not live"
+        elif e.kind is EventKind.FREE:
+            live.remove(e.storage)
 
 
 def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> Iterator[_Finding]:
@@ -268,29 +267,24 @@ def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> I
                 yield f"{at}.blocks[{i}].inputs", _no("input", k, "the graph has", count)
 
 
-def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
+def _calls(profile: Profile, moved: _Moved, notes: Notes) -> None:
     calls = profile.calls
     if moved:
         columns = zip(calls.graph, calls.program, strict=True)
-        program = [moved[g][p] if g in moved and 0 <= p < len(moved[g]) else p for g, p in columns]
-        calls = profile.calls = replace(calls, program=program)
+        calls = replace(calls, program=[moved.get(call, call[1]) for call in columns])
     bad = _bad_calls(calls, {g.id: len(g.programs) for g in profile.graphs})
-    dropped = calls.dropped if 0 <= calls.dropped <= LARGEST // 2 else 0
-    if dropped != calls.dropped:
-        notes.add("the number of earlier calls", "$.calls.dropped", f"{calls.dropped} is no count")
     if bad:
         notes.add("a call" if len(bad) == 1 else f"{len(bad):,} calls", *bad[min(bad)])
-    elif dropped == calls.dropped:
-        return
+    dropped = calls.dropped
+    if not 0 <= dropped <= LARGEST // 2:
+        notes.add("the number of earlier calls", "$.calls.dropped", f"{dropped} is no count")
+        dropped = 0
     good = [i not in bad for i in range(len(calls))]
     # What was released after so many calls was so after as many of those that are left.
     before = list(accumulate(good, initial=0))
-    profile.released = {
-        identity: dropped + before[n - calls.dropped]
-        if calls.dropped <= n <= calls.dropped + len(good)
-        else n
-        for identity, n in profile.released.items()
-    }
+    for identity, n in profile.released.items():
+        if calls.dropped <= n <= calls.dropped + len(good):
+            profile.released[identity] = dropped + before[n - calls.dropped]
     profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
@@ -298,34 +292,25 @@ def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Fi
     """The calls of a log that contradict it or themselves, by position, each with what is wrong;
     ``programs`` has the number of each graph's."""
     found: dict[int, _Finding] = {}
-    # A log has millions of calls and few distinct pairs: look at the pairs first.
-    bad = {
-        (g, p)
-        for g, p in set(zip(calls.graph, calls.program, strict=True))
-        if g not in programs or not -1 <= p < programs[g]
-    }
-    for i, (g, p) in enumerate(zip(calls.graph, calls.program, strict=True)) if bad else ():
-        if (g, p) in bad and g not in programs:
+    known = {(g, p) for g, count in programs.items() for p in range(-1, count)}
+    columns = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
+    for i, (g, p, start, end, thread) in enumerate(zip(*columns, strict=True)):
+        # The times are sums of what the file has, and of its numbers each alone fits.
+        in_time = -LARGEST <= start <= end <= LARGEST
+        if (g, p) in known and in_time and 0 <= thread <= LARGEST:
+            continue
+        if g not in programs:
             found[i] = f"$.calls.graph[{i}]", f"there is no graph {g}"
-        elif (g, p) in bad:
+        elif (g, p) not in known:
             said = _no("program", p, f"graph {g} has", programs[g])
             found[i] = f"$.calls.program[{i}]", f"{said} (-1 stands for none)"
-    times = calls.start_ns, calls.end_ns
-    # They are sums of what the file has, and of its numbers each alone fits.
-    beyond = calls.start_ns and (min(map(min, times)) < -LARGEST or max(map(max, times)) > LARGEST)
-    if beyond or any(map(int.__gt__, *times)):
-        for i, (start, end) in enumerate(zip(*times, strict=True)):
-            if start > end:
-                said = f"the call ends at {end}, before it starts at {start}"
-            elif not -LARGEST <= start <= end <= LARGEST:
-                said = "its times do not fit 64 bits"
-            else:
-                continue
-            found.setdefault(i, (f"$.calls.end_ns[{i}]", said))
-    if calls.thread and not 0 <= min(calls.thread) <= max(calls.thread) <= LARGEST:
-        for i, t in enumerate(calls.thread):
-            if not 0 <= t <= LARGEST:
-                found.setdefault(i, (f"$.calls.thread[{i}]", f"{t} is no thread number"))
+        elif start > end:
+            said = f"the call ends at {end}, before it starts at {start}"
+            found[i] = f"$.calls.end_ns[{i}]", said
+        elif not in_time:
+            found[i] = f"$.calls.end_ns[{i}]", "its times do not fit 64 bits"
+        else:
+            found[i] = f"$.calls.thread[{i}]", f"{thread} is no thread number"
     return found
 
 
@@ -341,7 +326,6 @@ def _in_process(process: Process) -> Iterator[_Finding]:
 def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
     if account.peak is not None and account.peak.peak is not None:
         yield f"{at}.peak.peak", "an instant of an instant"
-        return
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
@@ -377,6 +361,10 @@ def _in_growth(growth: Growth, at: str) -> Iterator[_Finding]:
 
 def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> DataFlowColumns:
     known = {None, *graphs}
+
+    def of_known(storage: DataFlowStorage) -> DataFlowStorage:
+        return storage if storage.graph in known else replace(storage, graph=None)
+
     devices: dict[str, DataFlowDevice] = {}
     for i, device in enumerate(found.devices):
         at = f"$.dataflow.devices[{i}]"
@@ -389,13 +377,8 @@ def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> Da
         if strangers:
             said = f"there is no graph {strangers[0]}"
             notes.add(f"graphs of {len(strangers):,} storages in {name}", f"{at}.live", said)
-            storages = [s if s.graph in known else replace(s, graph=None) for s in storages]
-            held = zip(device.leaks, storages[len(device.live) :], strict=True)
-            device = replace(
-                device,
-                live=storages[: len(device.live)],
-                leaks=[replace(leak, storage=s) for leak, s in held],
-            )
+            leaks = [replace(leak, storage=of_known(leak.storage)) for leak in device.leaks]
+            device = replace(device, live=[of_known(s) for s in device.live], leaks=leaks)
         if _sound(name, _in_flow(device, at), notes):
             devices[device.device] = device
     return replace(found, devices=list(devices.values()))
@@ -410,12 +393,10 @@ def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
         if len(column) != len(times):
             said = f"{len(column)} entries for {len(times)} times"
             yield f"{at}.bytes[{category.value!r}]", said
-            return
     if device.peak is None:
         return
     if not 0 <= device.peak < len(times):
         yield f"{at}.peak", f"there is no time {device.peak}, there are {len(times)}"
-        return
     live, total = sum(storage.nbytes for storage in device.live), device.bytes_at(device.peak)
     if live != total:
         yield f"{at}.live", f"adds up to {live:,} bytes, the columns to {total:,}"
@@ -474,18 +455,14 @@ def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
 
 def _in_operations(record: TrackerRecord, at: str) -> Iterator[_Finding]:
     columns = record.operation_allocations
-    lengths = {
-        f.name: len(getattr(columns, f.name))
-        for f in fields(OperationColumns)
-        if f.name != "memory"
-    }
+    lengths = {f.name: len(getattr(columns, f.name)) for f in fields(columns)}
+    del lengths["memory"]
     for device, memory in columns.memory.items():
         lengths |= {
             f"memory[{device!r}].{f.name}": len(getattr(memory, f.name)) for f in fields(memory)
         }
     if len(set(lengths.values())) > 1:
         yield at, f"the columns differ in length: {lengths}"
-        return
     limits = (
         ("summary", 0, len(record.operation_summary)),
         ("lane", 0, len(record.metadata.lanes)),

@@ -43,7 +43,10 @@ try:
 except ImportError:  # Windows
     _flock = None
 
-_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+StrPath = str | os.PathLike[str]
+Output = IO[bytes]
+
+_O_BINARY: int = getattr(os, "O_BINARY", 0)
 _PATIENCE = 10
 """Tries to claim a name that others make and remove meanwhile."""
 
@@ -64,7 +67,7 @@ def is_locked(path: str) -> bool | None:
     """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
     None where there is no such file, or this cannot be found out."""
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _O_BINARY)
     except OSError:
         return None
     try:
@@ -85,7 +88,7 @@ def claim(path: str) -> int | None:
     """
     for _ in range(_PATIENCE):
         # Not O_TRUNC: what is there may be another's.
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | _O_BINARY, 0o666)
         keep = False
         try:
             locked = try_lock(fd)
@@ -103,26 +106,6 @@ def claim(path: str) -> int | None:
     return None
 
 
-def claim_here_or_beside(path: str) -> tuple[int, str]:
-    """A descriptor as ``claim`` gives it, and its path: ``path``, or if someone else writes that,
-    a new file beside it.
-
-    Raises:
-        OSError: the operating system refuses.
-    """
-    fd = claim(path)
-    if fd is not None:
-        return fd, path
-    for name in names_beside(path):
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
-            try_lock(fd)
-            return fd, name
-    raise FileExistsError(
-        errno.EEXIST, "someone writes it, and all names beside it are taken", path
-    )
-
-
 def names_beside(path: str) -> Iterator[str]:
     """Other names in the folder of ``path``, with the number of this process before the suffix."""
     folder, name = os.path.split(path)
@@ -133,33 +116,6 @@ def names_beside(path: str) -> Iterator[str]:
     for i in range(1, 100):
         count = f"-{i}" if i > 1 else ""
         yield os.path.join(folder, f"{stem}.{os.getpid()}{count}{suffix}")
-
-
-def put_in_place(temporary: str, target: str) -> None:
-    """Rename a file unless ``target`` exists, if only as a link; in one step where there are hard
-    links.
-
-    Raises:
-        FileExistsError: it exists.
-        OSError: the operating system refuses.
-    """
-    try:
-        os.link(temporary, target, follow_symlinks=False)
-    except FileExistsError:
-        raise
-    except (OSError, NotImplementedError):
-        # No hard links here. The name is claimed first: a reader of just this instant sees an
-        # empty file.
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666))
-        os.replace(temporary, target)
-    else:
-        os.unlink(temporary)
-
-
-StrPath = str | os.PathLike[str]
-Output = IO[bytes]
-
-_O_BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
@@ -267,6 +223,23 @@ class _Replacement:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
+    def take_place(self) -> None:
+        """Rename it; where nothing may be there, in one step where there are hard links."""
+        if not self.new:
+            os.replace(self.temporary, self.target)
+            return
+        try:
+            os.link(self.temporary, self.target, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError):
+            # No hard links here. The name is claimed first: a reader of just this instant sees an
+            # empty file.
+            os.close(os.open(self.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY, 0o666))
+            os.replace(self.temporary, self.target)
+        else:
+            os.unlink(self.temporary)
+
     def discard(self) -> None:
         """Remove it, unless it has taken its place."""
         if self.fd >= 0:
@@ -278,7 +251,7 @@ class _Replacement:
 
 def _take_places(files: Sequence[_Replacement]) -> None:
     if len(files) == 1:
-        _take_place(files[0])
+        files[0].take_place()
         return
     kept: list[tuple[str, str | None]] = []  # place, and where that is which was there
     try:
@@ -291,7 +264,7 @@ def _take_places(files: Sequence[_Replacement]) -> None:
                 except OSError:  # A file system without links.
                     os.rename(file.target, before)
             kept.append((file.target, before))
-            _take_place(file)
+            file.take_place()
     except BaseException:
         for target, before in reversed(kept):
             with contextlib.suppress(OSError):
@@ -306,13 +279,6 @@ def _remove(paths: Iterable[str | None]) -> None:
         if path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-def _take_place(file: _Replacement) -> None:
-    if file.new:
-        put_in_place(file.temporary, file.target)
-    else:
-        os.replace(file.temporary, file.target)
 
 
 def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
@@ -361,7 +327,16 @@ def create_for_streaming(path: StrPath) -> tuple[int, str]:
     """
     try:
         _check_regular(os.path.realpath(path))
-        return claim_here_or_beside(os.fspath(path))
+        name = os.fspath(path)
+        if (fd := claim(name)) is not None:
+            return fd, name
+        for beside in names_beside(name):
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _O_BINARY, 0o666)
+                try_lock(fd)
+                return fd, beside
+        taken = "someone writes it, and all names beside it are taken"
+        raise FileExistsError(errno.EEXIST, taken, name)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
 

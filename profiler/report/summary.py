@@ -226,9 +226,7 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "saved": _saved_activations(timeline, attribution),
         "table": _graph_rows(timeline),
         # Of what all programs allocate.
-        "coverage": sum(
-            (attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage()
-        ),
+        "coverage": attribution.coverage((u.graph, u.program) for u in timeline.units),
     }
 
 

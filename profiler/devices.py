@@ -38,9 +38,7 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     if wanted is None:
         return max(found, key=lambda d: (d != "cpu", peak_bytes(found[d])))
     profile = next(iter(found.values())).profile
-    known = known_devices(profile)
-    if wanted not in known:
-        raise no_such_device(wanted, known)
+    check_known(wanted, known_devices(profile))
     if wanted not in found:
         found[wanted] = Timeline(profile, wanted)
     return wanted
@@ -58,11 +56,15 @@ def known_devices(profile: Profile) -> list[str]:
     return sorted(known)
 
 
-def no_such_device(wanted: str, known: Sequence[str]) -> ValueError:
-    """What to raise where a profile has nothing on a device."""
-    return ValueError(
-        f"this profile has no memory on {wanted!r}; devices in it: {', '.join(known) or 'none'}"
-    )
+def check_known(wanted: str | None, known: Sequence[str]) -> None:
+    """Refuse a device of which a profile knows nothing.
+
+    Raises:
+        ValueError: it is not among those that are ``known``.
+    """
+    if wanted is not None and wanted not in known:
+        devices = ", ".join(known) or "none"
+        raise ValueError(f"this profile has no memory on {wanted!r}; devices in it: {devices}")
 
 
 def most_called(timeline: Timeline) -> dict[int, int]:

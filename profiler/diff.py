@@ -48,7 +48,7 @@ from dataclasses import dataclass, field
 
 from ._text import without_numbers
 from .attribution import Attribution, Site, View
-from .devices import devices_of, known_devices, main_device, most_called, no_such_device, timelines
+from .devices import check_known, devices_of, known_devices, main_device, most_called, timelines
 from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
 from .diff_parts import (
     account_quantities,
@@ -84,16 +84,16 @@ class _Value:
         return ", ".join(t.removeprefix("torch.") for t in ordered)
 
 
-Saved = dict[_Key, _Value]
+_Saved = dict[_Key, _Value]
 
 
-def saved_values(
+def _saved_values(
     profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
-) -> Saved:
+) -> _Saved:
     """Values that are saved in a step: of each item that forwards leave for their backwards, how
     often a step."""
     graphs = {g.id: g for g in profile.graphs}
-    found: Saved = defaultdict(_Value)
+    found: _Saved = defaultdict(_Value)
     for item, weight in items:
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         graph = graphs.get(item.graph)
@@ -116,7 +116,7 @@ def saved_values(
     return found
 
 
-def saved_changes(before: Saved, after: Saved, device: str) -> list[SavedChange]:
+def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
     """What is saved on one side alone, or otherwise: lines with most bytes first."""
     gone = {k: v for k, v in before.items() if k not in after}
     new = {k: v for k, v in after.items() if k not in before}
@@ -159,13 +159,8 @@ def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
     return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
 
 
-Bytes = Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    total: int
-    views: dict[str, Bytes]
+_Measured = tuple[int, dict[str, Counter[str]]]
+"""Bytes, and by view of what."""
 
 
 class NothingToCompare(ValueError):
@@ -183,18 +178,18 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         ValueError: nothing in one of them has memory on ``device``.
     """
     for profile in (before, after):
-        known = known_devices(profile)
-        if device is not None and known and device not in known:
-            raise no_such_device(device, known)
+        if known := known_devices(profile):
+            check_known(device, known)
     devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
-        operations += operation_quantities(before.tracker, after.tracker, device)
-    quantities += dataflow_quantities(before, after, device)
-    quantities += account_quantities(before, after, device)
+        operations += operation_quantities(before.tracker, after.tracker)
+    rest = (*dataflow_quantities(before, after), *account_quantities(before, after))
+    quantities += (q for q in rest if device in (None, q.device))
+    operations = [q for q in operations if device in (None, q.device)]
     notes += dataflow_notes(before, after)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
@@ -235,15 +230,15 @@ def _compiled(
             _measure(f.get(name) or Timeline(profile, name), name)
             for f, profile, name in zip(found, (before, after), names, strict=True)
         )
-        for name, old in a.items():
-            new = b[name]
-            views = {view: changes(old.views[view], new.views[view]) for view in old.views}
-            quantities.append(Quantity(name, old.total, new.total, views, of))
-        saved += saved_changes(kept, keeps, names[1])
+        for name, (old, had) in a.items():
+            new, has = b[name]
+            views = {view: changes(had[view], has[view]) for view in had}
+            quantities.append(Quantity(name, old, new, views, of))
+        saved += _saved_changes(kept, keeps, names[1])
     return (mains[0], mains[1]), quantities, saved
 
 
-def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Saved]:
+def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Saved]:
     attribution = Attribution(timeline.profile)
     at = timeline.peak()
     live = timeline.live_at(at.call, at.instant).items if at else ()
@@ -258,7 +253,7 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Sav
                 item = LiveItem(storage, unit.graph.id, event.owner, event.line, Hold.CALL)
                 allocated.append((item, weight))
     functions = graphed_functions(timeline.profile.ledger)
-    pool: Bytes = Counter()
+    pool: Counter[str] = Counter()
     for f in functions:
         if f.device == device:
             pool[f.function] += f.marginal_bytes
@@ -269,9 +264,9 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Sav
         "peak": _by_place(attribution, ((item, 1.0) for item in live)),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
-        "pool": _Measured(pools.get(device, 0), {"function": pool}),
+        "pool": (pools.get(device, 0), {"function": pool}),
     }
-    return found, saved_values(timeline.profile, attribution, saved)
+    return found, _saved_values(timeline.profile, attribution, saved)
 
 
 def _per_step(timeline: Timeline) -> dict[int, float]:
@@ -301,10 +296,8 @@ def _by_place(attribution: Attribution, items: Iterable[tuple[LiveItem, float]])
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         for view, key in _keys(attribution, site):
             sums[view][key] = sums[view].get(key, 0.0) + nbytes
-    return _Measured(
-        round(total),
-        {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()},
-    )
+    views = {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()}
+    return round(total), views
 
 
 def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:

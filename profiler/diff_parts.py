@@ -27,7 +27,8 @@ looked at by turns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
 
 from .diff_model import Quantity, changes, place_of
 from .model import (
@@ -48,31 +49,13 @@ _TENSORS = "python tensors"
 
 
 def tracker_changes(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
+    before: TrackerRecord, after: TrackerRecord, device: str | None
 ) -> tuple[list[Quantity], list[str]]:
     """What both records say of each device, and what could not be compared, in words; see Note
     [What is compared of the tracker]."""
-    found = []
-    notes = list(_empty("a tracker's record", set(_devices(before)), set(_devices(after))))
-    for name, quantity, old, new in _figures(before, after, device):
-        if old is not None and new is not None:
-            found.append(Quantity(quantity, old, new, {}, name))
-        elif old is not None or new is not None:
-            notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
-    return found, notes
-
-
-def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
-    if bool(before) != bool(after):
-        yield f"{part}: of no device {'after' if before else 'before'}"
-
-
-def _figures(
-    before: TrackerRecord, after: TrackerRecord, device: str | None
-) -> Iterator[tuple[str, str, int | None, int | None]]:
-    """Device, name and both values of each figure."""
     records = (before, after)
     known = [set(_devices(r)) for r in records]
+    found, notes = [], list(_empty("a tracker's record", *known))
     # Every snapshot has all devices that are in use then.
     idle = [
         set.union(*known).difference(*(s.devices for s in r.snapshots)) if r.snapshots else set()
@@ -88,7 +71,16 @@ def _figures(
                 0 if n is None and name in none else n
                 for n, none in zip((figure(r, name) for r in records), idle, strict=True)
             )
-            yield name, quantity, old, new
+            if old is not None and new is not None:
+                found.append(Quantity(quantity, old, new, {}, name))
+            elif old is not None or new is not None:
+                notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
+    return found, notes
+
+
+def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
+    if bool(before) != bool(after):
+        yield f"{part}: of no device {'after' if before else 'before'}"
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:
@@ -131,24 +123,20 @@ _FIGURES: dict[str, Callable[[TrackerRecord, str], int | None]] = {
 }
 
 
-def operation_quantities(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[Quantity]:
+def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
     """What both records say of each operation, in order of ``before``."""
-    old, new = _by_path(before), _by_path(after)
-    for path in old:
-        if path not in new:
-            continue
+    old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
+    for path in (path for path in old if path in new):
         a, b = old[path], new[path]
         for name in sorted(a.devices.keys() | b.devices.keys()):
             one, other = _of_device(a, name), _of_device(b, name)
-            if device not in (None, name) or not (one.measured and other.measured):
+            if not (one.measured and other.measured):
                 continue
             yield Quantity(f"peak of {path}", one.max_peak, other.max_peak, {}, name)
             if name != "cpu":
                 kept = [_mean(d.total_delta, d.measured) for d in (one, other)]
                 yield Quantity(f"kept by {path}", kept[0], kept[1], {}, name)
-        if device is None and a.tensors_measured and b.tensors_measured:
+        if a.tensors_measured and b.tensors_measured:
             kept = [_mean(o.tensor_bytes_delta, o.tensors_measured) for o in (a, b)]
             yield Quantity(f"kept by {path}", kept[0], kept[1], {}, _TENSORS)
 
@@ -160,31 +148,23 @@ def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
     return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
 
 
-def _by_path(record: TrackerRecord) -> dict[str, OperationSummary]:
-    return {record.path(i): o for i, o in enumerate(record.operation_summary)}
-
-
 def _mean(total: int, count: int) -> int:
     return round(total / count / BLOCK) * BLOCK
 
 
-def dataflow_quantities(
-    before: Profile, after: Profile, device: str | None = None
-) -> Iterator[Quantity]:
+def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
     """The peak of each device in the data flow of two profiles, by category and place; 0 where one
     of them has nothing on it."""
     old, new = _flows(before), _flows(after)
     for name in {**new, **old} if old and new else ():
-        if device not in (None, name):
-            continue
-        a, b = (found.get(name, DataFlowDevice(name, [], {}, None, [])) for found in (old, new))
+        pair = [found.get(name, DataFlowDevice(name)) for found in (old, new)]
+        a, b = (_categories(d) for d in pair)
         views = {
-            "category": changes(_categories(a), _categories(b)),
-            "module": changes(*(_live(d, _module) for d in (a, b))),
-            "node": changes(*(_live(d, _place) for d in (a, b))),
+            "category": changes(a, b),
+            "module": changes(*(_summed(d.live, _module) for d in pair)),
+            "node": changes(*(_summed(d.live, _place) for d in pair)),
         }
-        totals = [sum(_categories(d).values()) for d in (a, b)]
-        yield Quantity("data-flow peak", totals[0], totals[1], views, name)
+        yield Quantity("data-flow peak", sum(a.values()), sum(b.values()), views, name)
 
 
 def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
@@ -204,10 +184,13 @@ def _categories(device: DataFlowDevice) -> Counter[str]:
     return Counter({c.label: n for c, column in device.bytes.items() if (n := column[peak])})
 
 
-def _live(device: DataFlowDevice, key: Callable[[DataFlowStorage], str]) -> Counter[str]:
+_Part = TypeVar("_Part", DataFlowStorage, AccountRow)
+
+
+def _summed(parts: Iterable[_Part], key: Callable[[_Part], str]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for storage in device.live:
-        found[key(storage)] += storage.nbytes
+    for part in parts:
+        found[key(part)] += part.nbytes
     return found
 
 
@@ -220,12 +203,10 @@ def _place(storage: DataFlowStorage) -> str:
     return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
 
 
-def account_quantities(
-    before: Profile, after: Profile, device: str | None = None
-) -> Iterator[Quantity]:
+def account_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
     """The reserved peak of each device that both profiles have an account of."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
-    for name in (n for n in new if n in old and device in (None, n)):
+    for name in (n for n in new if n in old):
         pair = old[name], new[name]
         views = {
             "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
@@ -237,9 +218,7 @@ def account_quantities(
 
 def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[str]:
     """All that is reserved, blocks by ``key``."""
-    found: Counter[str] = Counter()
-    for row in account.rows:
-        found[key(row)] += row.nbytes
+    found = _summed(account.rows, key)
     found["(rounding)"] += account.rounding
     found["(freed, in use by a stream)"] += account.awaiting
     for pool in account.pools:

@@ -12,6 +12,7 @@ repeated skips or warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ _EXPLAINED = (
     *(LedgerKind.EVICTION, LedgerKind.INVALIDATED, LedgerKind.MOVED_OUT, LedgerKind.TREE_FAILURE),
 )
 """Kinds whose reasons a person wants to read: everything but the way it should go."""
+
+_RECORDED = (LedgerKind.RECORD, LedgerKind.RERECORD)
 
 _SHOWN = 5
 """How many inputs that moved a reason names."""
@@ -103,7 +106,7 @@ def graphed_functions(
 
     ``graphs`` give inputs that moved the names that users have for them.
     """
-    by_id = {g.id: g for g in graphs}
+    by_id: dict[int | None, GraphRecord] = {g.id: g for g in graphs}
     grouped: dict[tuple[str, str], list[tuple[LedgerEntry, TreeDetail]]] = {}
     for e in ledger:
         if e.tree is not None:
@@ -116,22 +119,20 @@ def _function(
     device: str,
     function: str,
     entries: list[tuple[LedgerEntry, TreeDetail]],
-    graphs: dict[int, GraphRecord],
+    graphs: dict[int | None, GraphRecord],
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
     reasons: Counter[tuple[LedgerKind, TreeCause | None, str]] = Counter()
     for e, tree in entries:
         counts[e.kind] += e.count
         if e.kind in _EXPLAINED:
-            graph = graphs.get(e.graph) if e.graph is not None else None
-            reasons[e.kind, tree.cause, short_reason(e, graph)] += e.count
-    recorded = (LedgerKind.RECORD, LedgerKind.RERECORD)
+            reasons[e.kind, tree.cause, short_reason(e, graphs.get(e.graph))] += e.count
     return GraphedFunction(
         device,
         function,
         keys=len({tree.key for _, tree in entries}),
         warm_ups=counts[LedgerKind.WARM_UP],
-        recordings=sum(counts[k] for k in recorded),
+        recordings=sum(counts[k] for k in _RECORDED),
         rerecordings=counts[LedgerKind.RERECORD],
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
@@ -165,8 +166,7 @@ def pool_growth(entry: LedgerEntry) -> int:
         return 0
     if entry.kind is LedgerKind.WARM_UP and tree.pool_before >= 0:
         return max(tree.pool_after - tree.pool_before, 0)
-    recorded = entry.kind in (LedgerKind.RECORD, LedgerKind.RERECORD)
-    return tree.marginal if recorded else 0
+    return tree.marginal if entry.kind in _RECORDED else 0
 
 
 def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
@@ -243,7 +243,7 @@ def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
         if e.kind is LedgerKind.REPLAY:
             node.replays += e.count
             node.marginal_bytes = max(node.marginal_bytes, t.marginal)
-        elif e.kind in (LedgerKind.RECORD, LedgerKind.RERECORD):
+        elif e.kind in _RECORDED:
             node.parent, node.step, node.reason = t.parent, t.step, e.reason
             node.rerecorded = e.kind is LedgerKind.RERECORD
             node.marginal_bytes = max(node.marginal_bytes, t.marginal)
@@ -273,40 +273,42 @@ _TOLD = {
 
 def call_modes(profile: Profile) -> list[CallMode]:
     """One entry a call of the log, see Note [What the ledger tells of single calls]."""
-    calls = profile.calls
+    calls, origin = profile.calls, profile.perf_origin_ns
     modes = [CallMode.RUN] * len(calls)
-    replays: dict[int, int] = {}
+    replays: Counter[int] = Counter()
     told: dict[int, list[tuple[int, CallMode]]] = {}
-    recorded: dict[int, int] = {}
     for e in profile.ledger:
         if e.graph is None:
             continue
-        time = e.time_ns - profile.perf_origin_ns
         if e.kind is LedgerKind.REPLAY:
-            replays[e.graph] = replays.get(e.graph, 0) + e.count
+            replays[e.graph] += e.count
         elif e.kind in _TOLD:
-            told.setdefault(e.graph, []).append((time, _TOLD[e.kind]))
-            if _TOLD[e.kind] is CallMode.RECORD:
-                recorded[e.graph] = min(time, recorded.get(e.graph, time))
+            told.setdefault(e.graph, []).append((e.time_ns - origin, _TOLD[e.kind]))
     if not replays:
         return modes
     for entries in told.values():
-        entries.sort(key=lambda entry: entry[0])
+        entries.sort(key=_time)
+    recorded = {
+        graph: next((time for time, mode in entries if mode is CallMode.RECORD), -math.inf)
+        for graph, entries in told.items()
+    }
     found: dict[int, list[int]] = {}
-    for k, (graph, start, end) in enumerate(
-        zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
-    ):
+    columns = zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
+    for k, (graph, start, end) in enumerate(columns):
         if graph not in replays:
             continue
         entries = told.get(graph, [])
-        at = bisect_left(entries, start, key=lambda entry: entry[0])
-        if profile.perf_origin_ns and at < len(entries) and entries[at][0] <= end:
+        at = bisect_left(entries, start, key=_time)
+        if origin and at < len(entries) and entries[at][0] <= end:
             modes[k] = entries[at][1]
-        elif not profile.perf_origin_ns or start >= recorded.get(graph, start):
+        elif not origin or start >= recorded.get(graph, -math.inf):
             found.setdefault(graph, []).append(k)
     for graph, indices in found.items():
-        certain = bool(profile.perf_origin_ns) and len(indices) <= replays[graph]
-        mode = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
+        certain = origin and len(indices) <= replays[graph]
         for k in indices:
-            modes[k] = mode
+            modes[k] = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
     return modes
+
+
+def _time(entry: tuple[int, CallMode]) -> int:
+    return entry[0]

@@ -105,7 +105,6 @@ class PreparedProgram:
         id: index in the list of units.
         graph, index, program: the program is ``graph.programs[index]``, but for what
             ``prepare_programs`` changes.
-        peak_at, peak_bytes: ``program.peak()``.
         exit_bytes: live when the call has returned.
         saved_bytes: of a forward, all storages it returns for the backward, parameters included.
         given_bytes: of a backward, those it is given by a forward, by ``GraphValue.forward_graph``.
@@ -113,8 +112,7 @@ class PreparedProgram:
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
         shared, private_bytes: the part of ``saved`` that other units may hold or take too, and
-            bytes of the rest, nearly all of it: the business of the forward and its backward alone,
-            which need not be looked at one by one to be counted.
+            bytes of the rest, nearly all of it, which need not be looked at one by one.
         handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -138,18 +136,14 @@ class PreparedProgram:
     sources: dict[int, tuple[Key, LiveItem]] = field(default_factory=dict)
 
     def carried(self, live: LiveStorage, hold: Hold) -> tuple[Key, LiveItem]:
-        """Memory that outlives a call of this unit, by its key."""
+        """Memory that outlives a call, by its key."""
         s = live.storage
         return _key(self.id, self.graph, s), LiveItem(s, self.graph.id, live.owner, live.line, hold)
 
 
 def prepare_programs(profile: Profile, device: str | None = None) -> list[PreparedProgram]:
-    """All programs of a profile, prepared; graph by graph, program by program.
-
-    Inputs that turn out to be state (``kept_inputs``) have that category. With ``device``, storages
-    on other devices count no bytes: the order of events and the numbers of instants stay what they
-    are.
-    """
+    """All programs of a profile, graph by graph, program by program. With ``device``, storages on
+    other devices count no bytes: events and instants keep their numbers."""
     units: list[PreparedProgram] = []
     kept = kept_inputs(profile)
 
@@ -289,12 +283,9 @@ def _share(units: list[PreparedProgram]) -> None:
 
 
 class Persistent:
-    """The persistent memory of one call log.
-
-    The set changes with few calls only: the first ones of each graph, and those at which something
-    was released. The calls from one change to the next are an *epoch*, known by its first call:
-    ``epochs`` has them all, and 0.
-    """
+    """The persistent memory of one call log. The set changes with few calls only: the first ones of
+    each graph, and those at which something was released. The calls from one change to the next are
+    an *epoch*, known by its first call: ``epochs`` has them all, and 0."""
 
     def __init__(
         self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
@@ -321,7 +312,6 @@ class Persistent:
         self._nbytes = dict(zip(self.epochs, sums, strict=True))
 
     def has(self, key: Key, epoch: int) -> bool:
-        """Whether memory exists in an epoch."""
         return key in self._lives and self._lives[key][1] <= epoch < self._lives[key][2]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
@@ -385,7 +375,6 @@ class Pairing:
         return self._units[unit].saved_bytes if unit != _NONE else _NONE
 
     def _given(self, call: int, graph_id: int | None) -> int:
-        """Bytes that a call of a backward is given by calls of one of its forwards."""
         unit = self._unit_of_call[call]
         if unit == _NONE:
             return _NONE

@@ -48,9 +48,8 @@ class View(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Bytes of one category, module, node, line or graph, or of one reason; ``graph`` is there
-    where the key is only unique within it, ``note`` is the operator of a node or the code of a
-    line."""
+    """Bytes of one category, module, node, line or graph, or of one reason; ``graph`` where the key
+    is only unique within it, ``note`` the operator of a node or the code of a line."""
 
     key: str
     nbytes: int
@@ -172,8 +171,8 @@ class Site:
         graph: id of the graph that explains it.
         node: FX node that made it, or the placeholder it entered by.
         op: the operator as the user would know it, e.g. ``aten.mm.default``.
-        module: path of the module, "" is the root.
-        frame: innermost frame of user code.
+        module: its path, "" is the root.
+        frame: innermost of user code.
         fqn: name of the parameter, buffer or input.
         outside: what it is, in words, if no compiled code made it. The gradient of an output
             has the module and the frame of the output all the same.
@@ -215,7 +214,7 @@ _ENTERED = {
 
 
 class Attribution:
-    """Attributes storages of one profile. Looks up each site once."""
+    """Attributes storages of one profile; each site is looked up once."""
 
     def __init__(self, profile: Profile) -> None:
         self._graphs = {g.id: g for g in profile.graphs}
@@ -288,7 +287,6 @@ class Attribution:
         return Coverage(allocated, to_node, to_source, dict(missing.most_common()))
 
     def label(self, graph: int) -> str:
-        """Short name of a graph."""
         return self._graphs[graph].label
 
     # How a storage is resolved
@@ -381,7 +379,7 @@ class Attribution:
         return None if s is None else self._resolve(forward.id, s.storage, s.owner, s.line)
 
     def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
-        """What a graph returns and has made itself, by output, in its first program that does."""
+        """What a graph returns and made itself, by output, in its first program that does."""
         found = self._outputs.get(graph.id)
         if found is None:
             found = self._outputs[graph.id] = {}

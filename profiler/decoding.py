@@ -4,14 +4,13 @@ Note [What damage costs]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 A frame that is damaged, or does not hold what it should, is left out; what is known from the rest
 is the profile, and ``left_out`` says what was lost. Later frames count on earlier ones in three
-places, and there the loss is kept in mind: programs and ledger entries have their positions (what
-is missing is a gap, and calls of a lost program have none), and a graph of which only a later
-change is known is left out with its calls.
+places: programs and ledger entries have their positions (what is missing is a gap, and calls of a
+lost program have none), and a graph of which only a later change is known is left out with its
+calls.
 
 Nearly every profile is decoded at once. Only where that fails (something is not of the type that it
 should be, or a number beyond its limits in ``model/limits.py``) is it taken apart, the way it is
-nested, so that what cannot be read costs no more than the smallest part that stands alone.
-"""
+nested, so that what cannot be read costs no more than the smallest part that stands alone."""
 
 from __future__ import annotations
 
@@ -150,7 +149,6 @@ class Document:
         self._bad = 0
 
     def lost(self, start: int, problem: str, count: int = 1) -> None:
-        """Note frames that are not there."""
         what = "a frame" if count < 2 else f"{count:,} frames"
         self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
 
@@ -266,7 +264,6 @@ class Document:
             self._dropped += more
 
     def _spend_gap(self, end: int, known: int, what: str) -> None:
-        """Count what is missing before ``end``, of which ``known`` are there."""
         gap = max(end - known, 0)
         if end < 0 or gap > self._gap:
             raise ValueError(f"{end} {what}, where {known} are known")
@@ -355,7 +352,6 @@ def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
 
 
 def _elements(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
-    """The elements of a list that can be read."""
     out: list[Any] = []
     for i, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
         try:

@@ -22,7 +22,6 @@ def timelines(profile: Profile) -> dict[str, Timeline]:
 
 
 def peak_bytes(timeline: Timeline) -> int:
-    """Known live bytes at the peak, 0 without calls."""
     peak = timeline.peak()
     return peak.nbytes if peak else 0
 

@@ -74,12 +74,11 @@ class _Value:
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def sums(self) -> tuple[int, int]:
-        """Bytes and tensors, of all types."""
         return round(sum(self.nbytes.values())), round(sum(self.count.values()))
 
     @property
     def types(self) -> str:
-        """Types without torch's prefix, most bytes first."""
+        """Without torch's prefix, most bytes first."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
         return ", ".join(t.removeprefix("torch.") for t in ordered)
 
@@ -90,8 +89,7 @@ _Saved = dict[_Key, _Value]
 def _saved_values(
     profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
 ) -> _Saved:
-    """Values that are saved in a step: of each item that forwards leave for their backwards, how
-    often a step."""
+    """Values that are saved in a step, of items with how often a step."""
     graphs = {g.id: g for g in profile.graphs}
     found: _Saved = defaultdict(_Value)
     for item, weight in items:

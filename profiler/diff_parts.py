@@ -142,8 +142,7 @@ def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterato
 
 
 def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
-    """The memory around an operation; nothing of an accelerator that was not in use whenever
-    others were read."""
+    """Nothing of an accelerator that was not in use whenever others were read."""
     measured = max((d.measured for d in operation.devices.values()), default=0)
     return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
 

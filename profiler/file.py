@@ -107,7 +107,6 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
 
 
 def _check_kind(data: bytes, name: str | None) -> None:
-    """Refuse what has no frames."""
     if MAGIC in data:
         return
     if MAGIC.startswith(data[: len(MAGIC)]):

@@ -18,11 +18,7 @@ and a payload: JSON, compressed by zlib. ``encoding.py`` says what each kind of 
 A frame that does not agree with its checksum is left out, and the next one is looked for: right
 behind it if one begins there, else by ``MAGIC``. Its number tells what is missing. A frame that
 ends behind the end of the file, and zeros there (which a file system can leave where the last write
-did not arrive), are what a killed process leaves behind: no damage.
-
-A file of nothing but beginnings of frames would be gone over once for each of them, so bytes whose
-checksum was taken in vain have a bound (``_VAIN``), behind which nobody looks for more.
-"""
+did not arrive), are what a killed process leaves behind: no damage."""
 
 from __future__ import annotations
 
@@ -57,13 +53,8 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole frame, which begins at byte ``start`` of its file.
-
-    Attributes:
-        kind: a ``Kind``, or a number that this memprof does not know.
-        process, number: whose it is, and its number there.
-        payload: JSON.
-    """
+    """A whole frame, which begins at byte ``start`` of its file, of a ``Kind`` or one that this
+    memprof does not know; the payload is JSON."""
 
     start: int
     kind: int
@@ -74,7 +65,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place, from byte ``start`` of the file on, where no whole frame is, and why in words."""
+    """A place, from byte ``start`` on, where no whole frame is."""
 
     start: int
     problem: str

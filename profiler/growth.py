@@ -66,8 +66,6 @@ class Rate:
 
 
 class Gone(NamedTuple):
-    """What was made in one step and let go of in another, both from 1."""
-
     made: int
     ended: int
     nbytes: int

@@ -38,7 +38,7 @@ class LiveItem:
         graph: id of the graph whose record explains it: the one that made it where that
             is known, else the one that has it as an input.
         owner: name in that graph's code that owns it, None for internal memory.
-        line: line of that graph's code at which the owner got it, 0 for an input.
+        line: of that graph's code at which the owner got it, 0 for an input.
     """
 
     storage: Storage
@@ -50,7 +50,7 @@ class LiveItem:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all copies together."""
+        """Of all copies together."""
         return self.storage.nbytes * self.count
 
 
@@ -63,7 +63,6 @@ class LiveSet:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all items together."""
         return self.at.nbytes
 
 

@@ -33,7 +33,7 @@ class RankRow:
     """One rank.
 
     Attributes:
-        rank, host, pid: of the process; ranks count from 0 in order of files where unknown.
+        rank: from 0 in order of files where unknown.
         peak, categories: known live memory of ``device``, bytes.
         steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
@@ -76,13 +76,8 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job, of ``world_size`` (0 if unknown).
-
-    Attributes:
-        rows: by rank.
-        imbalance: peak and step first, then categories, most bytes first.
-        warnings: where ranks differ that should not, in words.
-    """
+    """All ranks of a job, of ``world_size`` (0 if unknown): peak and step first, then categories,
+    most bytes first; and where ranks differ that should not, in words."""
 
     world_size: int
     rows: list[RankRow]
@@ -238,7 +233,6 @@ def _figures_that_differ(
 
 
 def _list(ranks: Sequence[int], count: int | None = None) -> str:
-    """The first of some ranks, of which there are ``count``; by default those given."""
     shown = ", ".join(map(str, ranks[:_LISTED]))
     more = (len(ranks) if count is None else count) - _LISTED
     return shown + (f" and {more} more" if more > 0 else "")

@@ -84,14 +84,12 @@ class Notes:
         self.line(f"{part}: {what} - at `{where}`")
 
     def line(self, text: str) -> None:
-        """Note something in one's own words."""
         if len(self._lines) < _MOST:
             self._lines.append(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
         else:
             self._more += 1
 
     def lines(self) -> list[str]:
-        """All of it."""
         more = [f"{self._more:,} more part{'s' if self._more > 1 else ''}"] if self._more else []
         return [*self._lines, *more]
 
@@ -140,7 +138,7 @@ def repair(profile: Profile, notes: Notes) -> None:
 
 
 def _sound(part: str, found: Iterator[_Finding], notes: Notes) -> bool:
-    """Whether nothing was found in a part; notes the first finding."""
+    """Notes the first finding."""
     first = next(found, None)
     if first is not None:
         notes.add(part, *first)
@@ -185,7 +183,7 @@ def _graphs(profile: Profile, notes: Notes) -> _Moved:
 
 
 def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
-    """What contradicts itself in a graph but for its programs and placements."""
+    """But for its programs and placements."""
     inputs = len(graph.inputs)
     for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         for i, value in enumerate(values):
@@ -220,7 +218,7 @@ def _programs(graph: GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
 def _in_program(
     program: AllocationProgram, graph: GraphRecord, at: str, keys: set[tuple[int, ...]]
 ) -> Iterator[_Finding]:
-    """What contradicts itself in a program; ``keys``, of those before it, get its key."""
+    """``keys``, of the programs before it, get its key."""
     if program.key in keys:
         yield f"{at}.key", f"two programs have the key {list(program.key)}"
     keys.add(program.key)
@@ -289,8 +287,8 @@ def _calls(profile: Profile, moved: _Moved, notes: Notes) -> None:
 
 
 def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
-    """The calls of a log that contradict it or themselves, by position, each with what is wrong;
-    ``programs`` has the number of each graph's."""
+    """The calls that contradict the log or themselves, by position; ``programs``: how many a graph
+    has."""
     found: dict[int, _Finding] = {}
     known = {(g, p) for g, count in programs.items() for p in range(-1, count)}
     columns = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)

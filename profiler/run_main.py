@@ -122,7 +122,7 @@ def _code(spec: ModuleSpec | None) -> CodeType | None:
 
 
 def _show_without(file: str) -> None:
-    """Let tracebacks that nobody catches begin with the script's own frames, without ``file``'s."""
+    """Let tracebacks that nobody catches begin with the script's own frames."""
     ours = {__file__, "<frozen runpy>", runpy.__file__, file}
     hook = sys.excepthook
 

@@ -1,19 +1,15 @@
 """What a job does now, from the file that it writes: for a live view, and of one that has ended.
 
-Note [What a live view may cost]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The job pays nothing for being looked at: its file is read, which it writes in any case. So what is
-shown is as old as the last that it wrote (a session writes every 5 s, a tracker with each
-snapshot), and its age stands beside it. Who looks reads what is new and works on the latest calls.
+The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
+session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
+the latest calls.
 
 Note [What a file says of its writer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A running process appends to its file every few seconds if anything is new, so the age of what is
 there says when it last did something; that it lives says its lock on the file (``writing.py``), and
 an end says the last frame. Without an end and without a lock it has died. Where the file system has
-no locks the process is asked for by its number, on its own host only; else nobody can tell, and
-that is what is said.
-"""
+no locks the process is asked for by its number, on its own host only; else nobody can tell."""
 
 from __future__ import annotations
 
@@ -65,9 +61,8 @@ class Present:
     """One process, as far as its file tells.
 
     Attributes:
-        process: whose file it is, with 0 and "" where that is not known.
+        process: with 0 and "" where that is not known.
         age_ns: how long ago the latest was written, None if not known.
-        calls: of compiled code, so far.
         rate: steps a second in the last minute of the log, None without two of them; of ``steps``,
             which are backwards of a graph, else calls.
         devices: by the allocators' counters; the process's resident bytes last.
@@ -95,7 +90,6 @@ class Present:
 
     @property
     def stalled(self) -> bool:
-        """Whether it runs, and has had nothing new to write for ``STALLED_NS``."""
         running = self.writer in (Writer.ALIVE, Writer.UNKNOWN)
         return running and self.age_ns is not None and self.age_ns > STALLED_NS
 
@@ -163,7 +157,6 @@ class JobFile:
         self._read, self._document, self._profile, self._made = 0, None, None, None
 
     def _new(self) -> list[Frame]:
-        """Whole frames that were not there before; all of a file that is another one by now."""
         data, begin, file = read_from(self.path, self._read, self._file)
         if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
             # Written anew: a tracker's, at its end and when it has become long.
@@ -175,7 +168,7 @@ class JobFile:
         return [frame for frame in found if isinstance(frame, Frame)]
 
     def look(self, now_ns: int | None = None) -> Present:
-        """What the file tells now, by ``time.time_ns()``, which tests give.
+        """What the file tells now.
 
         Raises:
             ProfileError: as ``profile``.

@@ -8,18 +8,18 @@ live, the *carried*:
 * **persistent**: parameters, buffers, optimizer state and constants, from the first call that has
   them among its inputs until ``Profile.released`` says that they are gone;
 * **saved**: what a forward returns for its backward, from the forward's return until its backward
-  (or the first part of it that runs) begins, whose own program then has it as an input. Which
-  forwards a backward belongs to: Note [Forwards and their backwards] in pairing.py;
+  (or the first part of it that runs) begins, whose own program then has it as an input: Note
+  [Forwards and their backwards] in pairing.py;
 * **handed on**: an output that another graph's program has as an input (the same
   ``Storage.identity``), between graph breaks or a compiled backward and optimizer. It is live from
   its producer's return to the return of the last of its consumers that is called before the
   producer is called again. A parameter's gradient stays until its consumers are called at all: what
   its producer makes when it is called again, autograd adds to it.
 
-Programs are observed once and stand for many calls, so identities are those of the observed calls.
-Memory that two waiting forwards of *one* program hold is different memory; memory with one identity
-that *different* programs hold is the same. So of an identity, carried memory holds as many copies
-as the program that has the most of them waiting, and a persistent identity exists once.
+Programs are observed once and stand for many calls. Memory that two waiting forwards of *one*
+program hold is different memory; memory with one identity that *different* programs hold is the
+same. So of an identity, carried memory holds as many copies as the program that has the most of
+them waiting, and a persistent identity exists once.
 
 Everything carried is a lower bound. **Not seen** are tensors that eager code makes or keeps outside
 of compiled calls (a loss, gradients on the way to an eager optimizer or summed over several
@@ -32,8 +32,7 @@ Note [Linear in calls]
 ~~~~~~~~~~~~~~~~~~~~~~
 A training loop goes through few distinct states. The state between calls (which forwards wait, what
 is handed on, which persistent memory exists) is interned, and a *step* (state, program, partner) →
-(bytes, next state) is computed once. A call then costs a dictionary lookup.
-"""
+(bytes, next state) is computed once. A call then costs a dictionary lookup."""
 
 from __future__ import annotations
 
@@ -67,11 +66,9 @@ _Makers = Mapping[int, tuple[Key, LiveItem]]
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Memory between calls, less the persistent part.
-
-    ``waiting``: (unit, count) of forwards; ``handed``: (producing unit, index of what it
-    hands on, consumers still to come). Both sorted, so that equal states are equal.
-    """
+    """Memory between calls, less the persistent part: (unit, count) of forwards that wait, and
+    (producing unit, index of what it hands on, consumers still to come). Both sorted, so that equal
+    states are equal."""
 
     waiting: tuple[tuple[int, int], ...] = ()
     handed: tuple[tuple[int, int, frozenset[int]], ...] = ()
@@ -124,7 +121,6 @@ class Timeline:
     # What is asked of it
 
     def __len__(self) -> int:
-        """The number of calls in the log."""
         return len(self._step_of_call)
 
     def peak(self) -> Instant | None:
@@ -158,14 +154,13 @@ class Timeline:
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     def kind(self, call: int) -> int:
-        """A number: calls with the same one have the same live sets at all their instants and
-        after them. There are few, see Note [Linear in calls]."""
+        """A number: calls with the same one have the same live sets at all their instants and after
+        them."""
         return self._step_of_call[call]
 
     def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:
-        """What each event of a call takes out of the live set and puts into it: entry ``i``
-        leads from instant ``i`` to ``i + 1``. Both are there where memory changes owner,
-        neither for memory of another device."""
+        """What each event of a call takes out of the live set and puts into it. Both are there
+        where memory changes owner, neither for memory of another device."""
         step = self._step_of(call)
         if step.unit == _NONE:
             return []
@@ -320,11 +315,8 @@ class Timeline:
         self, state: _State, epoch: int, running: int = _NONE, whole: bool = True
     ) -> _Moving:
         """Carried memory but for the persistent; without ``whole``, less what waiting units hold
-        alone.
-
-        With ``running``, a call of that unit is under way and holds copies of its inputs
-        beside those that waiting calls of the unit hold.
-        """
+        alone. A unit that is ``running`` holds copies of its inputs beside those that its waiting
+        calls hold."""
         out: _Moving = {}
 
         def hold(key: Key, item: LiveItem, count: int) -> None:

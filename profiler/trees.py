@@ -48,8 +48,7 @@ class GraphedFunction:
 
     Attributes:
         keys: number of combinations of integer inputs, which are counted together.
-        warm_ups, recordings, replays, skips: how often; recordings include re-recordings.
-        rerecordings: recordings where others exist at the same place and none fitted.
+        recordings: ``rerecordings`` included, which exist at the same place and did not fit.
         marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.
         reasons: what did not go the straight way, most frequent first.
     """
@@ -67,7 +66,6 @@ class GraphedFunction:
 
 
 def has_moved(entry: LedgerEntry) -> bool:
-    """Whether something was recorded again because inputs have moved."""
     return _cause(entry) is TreeCause.MOVED
 
 
@@ -81,7 +79,6 @@ def _cause(entry: LedgerEntry) -> TreeCause | None:
 
 
 def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[GraphValue]:
-    """The inputs of its graph that are the cause of an entry."""
     if graph is None or entry.tree is None:
         return []
     return [graph.inputs[i] for i in entry.tree.inputs if 0 <= i < len(graph.inputs)]
@@ -156,11 +153,9 @@ def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Ite
 
 
 def pool_growth(entry: LedgerEntry) -> int:
-    """Bytes by which the warm-up or recording of an entry made the pool grow, 0 for others.
-
-    A recording of sizes that were warmed up just before often finds all it needs in what the
-    warm-up left, so without the warm-ups a pool would seem to come from nowhere.
-    """
+    """Bytes by which the warm-up or recording of an entry made the pool grow, 0 for others. A
+    recording often finds all it needs in what the warm-up left: without warm-ups a pool would seem
+    to come from nowhere."""
     tree = entry.tree
     if tree is None:
         return 0
@@ -198,14 +193,14 @@ class RecordedNode:
     """One recording in a tree of graphs.
 
     Attributes:
-        node, parent: its number, and that of the recording before it on its path, None at a root.
+        parent: number of the recording before it on its path, None at a root.
         key: integer inputs of the function.
         graph: ``GraphRecord.id``, None if not known.
         marginal_bytes: by which recording it made the pool grow.
         rerecorded: recordings of the function existed at that place and none fitted.
         reason, evicted: why it was recorded, and why it was dropped, None if it was not.
         record_ns: how long recording took on the host, 0 if not measured.
-        step: number of the step that recorded it.
+        step: that recorded it.
     """
 
     device: str
@@ -224,11 +219,8 @@ class RecordedNode:
 
 
 def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
-    """Every recording that the ledger knows, in order of recording.
-
-    A recording is known by device, function and number: managers of several threads on one
-    device number theirs independently. An arena's plan is no recording and has no number.
-    """
+    """Every recording that the ledger knows, in order of recording: by device, function and number,
+    since managers of several threads number theirs independently. An arena's plan has no number."""
     found: dict[tuple[str, str, int], RecordedNode] = {}
     for e in ledger:
         t = e.tree
@@ -254,8 +246,6 @@ def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
 
 
 class CallMode(str, Enum):
-    """How a call ran."""
-
     RUN = "run"
     WARM_UP = "warm-up"
     RECORD = "recording"

@@ -107,7 +107,7 @@ def claim(path: str) -> int | None:
 
 
 def names_beside(path: str) -> Iterator[str]:
-    """Other names in the folder of ``path``, with the number of this process before the suffix."""
+    """Other names in the folder, with the number of this process before the suffix."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
     if suffix == ".gz":
@@ -126,7 +126,6 @@ def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> 
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, which the system may take in pieces."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -241,7 +240,6 @@ class _Replacement:
             os.unlink(self.temporary)
 
     def discard(self) -> None:
-        """Remove it, unless it has taken its place."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.fd)
@@ -282,7 +280,6 @@ def _remove(paths: Iterable[str | None]) -> None:
 
 
 def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
-    """See Note [Who may read what was replaced]."""
     mode = stat.S_IMODE(before.st_mode) & 0o777
     ours = os.fstat(fd)
     if hasattr(os, "fchown") and (ours.st_uid, ours.st_gid) != (before.st_uid, before.st_gid):

@@ -53,10 +53,11 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole frame, which begins at byte ``start`` of its file, of a ``Kind`` or one that this
-    memprof does not know; the payload is JSON."""
+    """A whole frame, from byte ``start`` to ``end`` of its file, of a ``Kind`` or one that this memprof
+    does not know; the payload is JSON."""
 
     start: int
+    end: int
     kind: int
     process: int
     number: int
@@ -110,20 +111,6 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
             at = following if following >= 0 else len(data)
 
 
-def whole_frames(data: bytes) -> int:
-    """How many bytes of ``data``, which begins with a frame, are whole frames by what their headers
-    say; where something else lies between, all of it is taken for ``frames`` to judge."""
-    at = 0
-    while at + _HEAD.size <= len(data):
-        magic, _, _, _, length, _ = _HEAD.unpack_from(data, at)
-        if magic != MAGIC:
-            return len(data)
-        if at + _HEAD.size + length > len(data):
-            break
-        at += _HEAD.size + length
-    return at
-
-
 def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str, int]:
     """The frame at ``at``, or what is wrong with it; and where it says that it ends."""
     begin = at + _HEAD.size
@@ -142,4 +129,4 @@ def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str
         payload, _ = unpacked(packed, budget)
     except (zlib.error, EOFError) as e:
         return None, str(e), end
-    return Frame(at, kind, process, number, payload), "", end
+    return Frame(at, end, kind, process, number, payload), "", end

@@ -24,28 +24,11 @@ from dataclasses import fields, replace
 from itertools import accumulate, compress, pairwise
 from typing import TypeVar
 
-from .model import (
-    AllocationProgram,
-    CallColumns,
-    DataFlowColumns,
-    DataFlowDevice,
-    DataFlowStorage,
-    DeviceAccount,
-    EventKind,
-    GraphPool,
-    GraphRecord,
-    Growth,
-    OperationColumns,
-    Placement,
-    Process,
-    Profile,
-    TrackerMetadata,
-    TrackerRecord,
-)
+from . import model
 from .model.limits import LARGEST
 from .model.tracker import MAX_NAMES
 
-LOST_PROGRAM = AllocationProgram((), (), ())
+LOST_PROGRAM = model.AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
 
 LONGEST_PATH = 10_000
@@ -94,7 +77,7 @@ class Notes:
         return [*self._lines, *more]
 
 
-def repair(profile: Profile, notes: Notes) -> None:
+def repair(profile: model.Profile, notes: Notes) -> None:
     """Leave out of ``profile``, in place, what contradicts itself, and note it; a second look finds
     nothing. See Note [What a contradiction costs]."""
 
@@ -156,9 +139,9 @@ _Moved = dict[tuple[int, int], int]
 """By graph and position, where a program is now, -1 for one that is lost."""
 
 
-def _graphs(profile: Profile, notes: Notes) -> _Moved:
+def _graphs(profile: model.Profile, notes: Notes) -> _Moved:
     """Repairs the graphs but for placements."""
-    kept: dict[int, GraphRecord] = {}
+    kept: dict[int, model.GraphRecord] = {}
     moved: _Moved = {}
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
@@ -172,7 +155,7 @@ def _graphs(profile: Profile, notes: Notes) -> _Moved:
         else:
             notes.add(f"all of graph {graph.label} but its name", *first)
             moved |= {(graph.id, p): -1 for p in range(len(graph.programs))}
-            graph = GraphRecord(
+            graph = model.GraphRecord(
                 *(graph.id, graph.kind, graph.compile_id, graph.graph_id),
                 calls=max(graph.calls, 0),
                 unobservable=f"what the file says of it contradicts itself: {first[1]}",
@@ -182,7 +165,7 @@ def _graphs(profile: Profile, notes: Notes) -> _Moved:
     return moved
 
 
-def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
+def _in_graph(graph: model.GraphRecord, at: str) -> Iterator[_Finding]:
     """But for its programs and placements."""
     inputs = len(graph.inputs)
     for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
@@ -199,9 +182,9 @@ def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
                 yield f"{at}.{what}[{key!r}].name", f"{made.name!r} stands under the key {key!r}"
 
 
-def _programs(graph: GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
+def _programs(graph: model.GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
     keys: set[tuple[int, ...]] = set()
-    kept: list[AllocationProgram] = []
+    kept: list[model.AllocationProgram] = []
     for p, program in enumerate(graph.programs):
         sound = program is not LOST_PROGRAM and _sound(
             f"a program of {graph.label}",
@@ -216,7 +199,7 @@ def _programs(graph: GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
 
 
 def _in_program(
-    program: AllocationProgram, graph: GraphRecord, at: str, keys: set[tuple[int, ...]]
+    program: model.AllocationProgram, graph: model.GraphRecord, at: str, keys: set[tuple[int, ...]]
 ) -> Iterator[_Finding]:
     """``keys``, of the programs before it, get its key."""
     if program.key in keys:
@@ -239,20 +222,22 @@ def _in_program(
         where = f"{at}.events[{i}]"
         if not 0 <= e.storage < len(storages):
             yield f"{where}.storage", _no("storage", e.storage, "the program has", len(storages))
-        elif e.kind is EventKind.ALLOC:
+        elif e.kind is model.EventKind.ALLOC:
             if storages[e.storage].at_entry:
                 yield where, f"allocates storage {e.storage}, which was live before the call"
             elif e.storage in live:
                 yield where, f"allocates storage {e.storage}, which is live already"
             live.add(e.storage)
         elif e.storage not in live:
-            verb = "frees" if e.kind is EventKind.FREE else "reuses"
+            verb = "frees" if e.kind is model.EventKind.FREE else "reuses"
             yield where, f"{verb} storage {e.storage}, which is not live"
-        elif e.kind is EventKind.FREE:
+        elif e.kind is model.EventKind.FREE:
             live.remove(e.storage)
 
 
-def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> Iterator[_Finding]:
+def _in_placement(
+    placement: model.Placement, at: str, inputs: Mapping[int, int]
+) -> Iterator[_Finding]:
     last = len(placement.lines) + 1
     for i, b in enumerate(placement.blocks):
         if not 0 <= b.begin <= b.end <= last:
@@ -265,7 +250,7 @@ def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> I
                 yield f"{at}.blocks[{i}].inputs", _no("input", k, "the graph has", count)
 
 
-def _calls(profile: Profile, moved: _Moved, notes: Notes) -> None:
+def _calls(profile: model.Profile, moved: _Moved, notes: Notes) -> None:
     calls = profile.calls
     if moved:
         columns = zip(calls.graph, calls.program, strict=True)
@@ -286,7 +271,7 @@ def _calls(profile: Profile, moved: _Moved, notes: Notes) -> None:
     profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
-def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
+def _bad_calls(calls: model.CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
     """The calls that contradict the log or themselves, by position; ``programs``: how many a graph
     has."""
     found: dict[int, _Finding] = {}
@@ -315,13 +300,13 @@ def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Fi
 # Other parts
 
 
-def _in_process(process: Process) -> Iterator[_Finding]:
+def _in_process(process: model.Process) -> Iterator[_Finding]:
     for name, value in (("rank", process.rank), ("local_rank", process.local_rank)):
         if value >= process.world_size:
             yield f"$.process.{name}", f"there is no rank {value} among {process.world_size}"
 
 
-def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
+def _in_account(account: model.DeviceAccount, at: str) -> Iterator[_Finding]:
     if account.peak is not None and account.peak.peak is not None:
         yield f"{at}.peak.peak", "an instant of an instant"
     total = account.explained + account.unexplained
@@ -331,7 +316,7 @@ def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
         yield from _in_account(account.peak, f"{at}.peak")
 
 
-def _in_pool(pool: GraphPool, at: str) -> Iterator[_Finding]:
+def _in_pool(pool: model.GraphPool, at: str) -> Iterator[_Finding]:
     grew = pool.grew_outside + sum(g.grew for g in pool.graphs)
     used = pool.other_shares + sum(s.nbytes for s in pool.shares)
     for what, total in (
@@ -352,18 +337,20 @@ def _in_pool(pool: GraphPool, at: str) -> Iterator[_Finding]:
             yield f"{at}.graphs[{i}].peak", f"{graph.peak} bytes, while its blocks have {had}"
 
 
-def _in_growth(growth: Growth, at: str) -> Iterator[_Finding]:
+def _in_growth(growth: model.Growth, at: str) -> Iterator[_Finding]:
     if not 0 <= growth.since <= growth.steps:
         yield f"{at}.since", f"step {growth.since} of {growth.steps}"
 
 
-def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> DataFlowColumns:
+def _dataflow(
+    found: model.DataFlowColumns, graphs: Iterable[int], notes: Notes
+) -> model.DataFlowColumns:
     known = {None, *graphs}
 
-    def of_known(storage: DataFlowStorage) -> DataFlowStorage:
+    def of_known(storage: model.DataFlowStorage) -> model.DataFlowStorage:
         return storage if storage.graph in known else replace(storage, graph=None)
 
-    devices: dict[str, DataFlowDevice] = {}
+    devices: dict[str, model.DataFlowDevice] = {}
     for i, device in enumerate(found.devices):
         at = f"$.dataflow.devices[{i}]"
         name = f"the data flow of {device.device}"
@@ -382,7 +369,7 @@ def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> Da
     return replace(found, devices=list(devices.values()))
 
 
-def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
+def _in_flow(device: model.DataFlowDevice, at: str) -> Iterator[_Finding]:
     times = device.time_ns
     for j, (before, time) in enumerate(pairwise(times), 1):
         if time <= before:
@@ -400,7 +387,7 @@ def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
         yield f"{at}.live", f"adds up to {live:,} bytes, the columns to {total:,}"
 
 
-def _tracker(record: TrackerRecord, notes: Notes) -> None:
+def _tracker(record: model.TrackerRecord, notes: Notes) -> None:
     at = "$.tracker"
     _metadata(record.metadata, f"{at}.metadata", notes)
     for i, (before, s) in enumerate(pairwise(record.snapshots), 1):
@@ -412,10 +399,10 @@ def _tracker(record: TrackerRecord, notes: Notes) -> None:
     _summary(record, f"{at}.operation_summary", notes)
     single = _in_operations(record, f"{at}.operation_allocations")
     if not _sound("the table of single operations", single, notes):
-        record.operation_allocations = OperationColumns()
+        record.operation_allocations = model.OperationColumns()
 
 
-def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
+def _metadata(metadata: model.TrackerMetadata, at: str, notes: Notes) -> None:
     lanes = len(metadata.lanes)
     for i, lane in enumerate(metadata.lanes):
         if not 0 <= lane.thread < lanes:
@@ -428,7 +415,7 @@ def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
     metadata.pauses = [p for p in metadata.pauses if p.start_ns <= p.end_ns]
 
 
-def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
+def _summary(record: model.TrackerRecord, at: str, notes: Notes) -> None:
     """Operations stay where they are, since others refer to their positions."""
     summary = record.operation_summary
     lengths: list[int] = []
@@ -451,7 +438,7 @@ def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
         lengths.append(above + len(o.name) + 1)
 
 
-def _in_operations(record: TrackerRecord, at: str) -> Iterator[_Finding]:
+def _in_operations(record: model.TrackerRecord, at: str) -> Iterator[_Finding]:
     columns = record.operation_allocations
     lengths = {f.name: len(getattr(columns, f.name)) for f in fields(columns)}
     del lengths["memory"]

@@ -25,7 +25,7 @@ from .attribution import Attribution, View
 from .decoding import Document
 from .devices import main_device, timelines
 from .errors import ProfileError, ProfileForeignError
-from .frames import MAGIC, Frame, frames, whole_frames
+from .frames import MAGIC, Frame, frames
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
 from .reading import Budget, read_from
@@ -99,13 +99,15 @@ class JobFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._first: dict[str, int] = {}
+        self._forget()
+
+    def _forget(self) -> None:
         self._file: tuple[int, int] | None = None
-        self._read = 0
-        self._process = 0
+        self._read = self._process = 0
         self._document: Document | None = None
         self._profile: Profile | None = None
         self._made: Present | None = None
-        self._first: dict[str, int] = {}
 
     def profile(self) -> Profile:
         """The profile as far as it is in the file. The same object as long as nothing is new.
@@ -137,6 +139,18 @@ class JobFile:
             self._profile = found
         return self._profile
 
+    def _new(self) -> list[Frame]:
+        """Whole frames that were not there before; all of a file that is another one by now."""
+        data, begin, file = read_from(self.path, self._read, self._file)
+        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
+            # Written anew: a tracker's, at its end and when it has become long.
+            self._forget()
+            data, begin, self._file = read_from(self.path, 0, None)
+        every = frames(data, Budget(len(data), self.path))
+        found = [frame for frame in every if isinstance(frame, Frame)]
+        self._read = begin + (found[-1].end if found else 0)
+        return found
+
     def writer(self) -> Writer:
         """Whether the process lives that writes it; see Note [What a file says of its writer]."""
         found = self._profile
@@ -152,20 +166,6 @@ class JobFile:
         if not pid or host != platform.node():
             return Writer.UNKNOWN
         return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
-
-    def _forget(self) -> None:
-        self._read, self._document, self._profile, self._made = 0, None, None, None
-
-    def _new(self) -> list[Frame]:
-        data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
-            # Written anew: a tracker's, at its end and when it has become long.
-            self._forget()
-            data, _, self._file = read_from(self.path, 0, None)
-        end = whole_frames(data)
-        self._read += end
-        found = frames(data[:end], Budget(end, self.path))
-        return [frame for frame in found if isinstance(frame, Frame)]
 
     def look(self, now_ns: int | None = None) -> Present:
         """What the file tells now.

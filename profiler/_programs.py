@@ -1,6 +1,5 @@
 """What the timeline prepares: what of each program outlives its call and under which name, which
-persistent memory exists when, and which forwards a backward takes from; see Note [What is live
-between calls] in ``timeline.py``.
+persistent memory exists when, and which forwards a backward takes from.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
@@ -10,8 +9,7 @@ Note [A cache that is an argument]
 When a graph is compiled nothing tells a cache of keys and values from any other tensor that the
 program hands in to be written to. What came of it does: the same memory is there for call after
 call of graphs that write to such an input. So this is decided when a profile is read, for all
-programs that have that memory: also for the one that made it.
-"""
+programs that have that memory: also for the one that made it."""
 
 from __future__ import annotations
 
@@ -105,7 +103,6 @@ class PreparedProgram:
         id: index in the list of units.
         graph, index, program: the program is ``graph.programs[index]``, but for what
             ``prepare_programs`` changes.
-        exit_bytes: live when the call has returned.
         saved_bytes: of a forward, all storages it returns for the backward, parameters included.
         given_bytes: of a backward, those it is given by a forward, by ``GraphValue.forward_graph``.
         input_keys: of each storage that is live at entry, by storage id.
@@ -124,7 +121,6 @@ class PreparedProgram:
     peak_at: int
     peak_bytes: int
     surviving: list[LiveStorage]
-    exit_bytes: int
     input_keys: dict[int, Key]
     saved_bytes: int = 0
     given_bytes: Counter[int | None] = field(default_factory=Counter)
@@ -199,7 +195,6 @@ def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -
         program,
         *program.peak(),
         surviving,
-        exit_bytes=sum(live.storage.nbytes for live in surviving),
         input_keys={s.id: _key(id, graph, s) for s in inputs},
     )
     for live in surviving if graph.kind is GraphKind.FORWARD else ():

@@ -40,7 +40,7 @@ from .model import (
 )
 from .model.limits import Int
 from .reading import Budget
-from .repair import LOST_PROGRAM, Notes
+from .repair import LOST_PROGRAM, Notes, repair
 from .tracker.fold import Entry, TrackerFold
 
 _MOST_BAD = 1_000
@@ -270,7 +270,7 @@ class Document:
         self._gap -= gap
 
     def profile(self) -> Profile:
-        """The profile, not validated; what cannot be read is left out and noted.
+        """The profile; what cannot be read, or contradicts itself, is left out and noted.
 
         Raises:
             ProfileError: ``refused``.
@@ -301,6 +301,7 @@ class Document:
             # they are where calls were lost.
             logged = len(calls) + calls.dropped
             found.released = {k: min(n, logged) for k, n in found.released.items()}
+        repair(found, self.left_out)
         return found
 
 

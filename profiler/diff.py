@@ -20,15 +20,13 @@ Note [What is compared]
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
-grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
-nothing grew. Of compiled code the main device of one is compared with that of the other, be it
-another one, and every further accelerator with itself; the CPU beside an accelerator only if it is
-asked for: a few bytes there come and go.
+grown from nothing); nothing in common is an error. Of compiled code the main device of one is
+compared with that of the other, be it another one, and every further accelerator with itself; the
+CPU beside an accelerator only if it is asked for: a few bytes there come and go.
 
-A profile does not know what a training step is. One step is taken to be as many calls as come to
-each call of the graph that is called most often among the forwards (else among all graphs), so
-graphs that are called less often count by their share. Each graph counts with its most called
-program.
+One step is taken to be as many calls as come to each call of the graph that is called most often
+among the forwards (else among all graphs), so graphs that are called less often count by their
+share. Each graph counts with its most called program.
 
 Note [How saved values are matched]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -36,9 +34,7 @@ Between versions of torch, precisions and settings, names of nodes and numbers o
 so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
 left out, and the text of the line of the program that made it; values alike are counted together.
 What is left on one side alone, and on the other one of the same line, type and bytes was made by
-another operator there: a decomposition that has changed. Bytes are those of the tensor, not of its
-block: how blocks are split differs between runs that keep the same.
-"""
+another operator there. Bytes are those of the tensor, not of its block."""
 
 from __future__ import annotations
 
@@ -238,8 +234,6 @@ def _compiled(
 
 def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Saved]:
     attribution = Attribution(timeline.profile)
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant).items if at else ()
     saved: list[tuple[LiveItem, float]] = []
     allocated: list[tuple[LiveItem, float]] = []
     for unit_id, weight in _per_step(timeline).items():
@@ -259,7 +253,7 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Sa
     if rest := pool_rest(functions, pools).get(device, 0):
         pool[REST] += rest
     found = {
-        "peak": _by_place(attribution, ((item, 1.0) for item in live)),
+        "peak": _by_place(attribution, ((item, 1.0) for item in timeline.at_peak())),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
         "pool": (pools.get(device, 0), {"function": pool}),

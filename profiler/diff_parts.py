@@ -14,15 +14,14 @@ By device, over the whole record:
 And by operation, of those that both records have (one that was added or renamed has not grown):
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
-* *kept by OPERATION*: what an invocation leaves behind it on average, so that runs of different
-  length compare: of an accelerator's allocator, in whole blocks of ``BLOCK`` bytes, and of live
-  Python tensors. What one invocation changes of resident bytes is noise, and not compared.
+* *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
+  allocator, in whole blocks of ``BLOCK`` bytes, and of live Python tensors. What one invocation
+  changes of resident bytes is noise, and not compared.
 
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
 that one record does not have of a device that it knows, or a record of no device at all, is not
 compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
-looked at by turns.
-"""
+looked at by turns."""
 
 from __future__ import annotations
 

@@ -101,9 +101,8 @@ class ProfileEncoder:
                 large one takes milliseconds to encode and hardly ever changes.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it has no JSON form. Then, and
-                whatever else is raised, the encoder is as it was: what this chunk would have
-                said is said by the next one.
+            TypeError, ValueError, RecursionError: something in it has no JSON form. Whatever is
+                raised, the encoder is as it was, and the next chunk says what this one would have.
         """
         draft = ProfileEncoder()
         draft.__dict__.update(

@@ -32,7 +32,6 @@ from .errors import (
 from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
-from .repair import Notes, repair
 from .snapshot.reading import decode_snapshot, is_pickle
 from .snapshot.to_model import profile_of
 from .writing import write_whole
@@ -97,7 +96,17 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     failed: list[ProfileError] = []
     for document in documents(data, name):
         try:
-            found.append(_finished(document.profile(), document.left_out, name))
+            profile, notes = document.profile(), document.left_out
+            profile.left_out += notes.lines()
+            rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
+            if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
+                raise ProfileInvalidError(
+                    name,
+                    "not a valid profile, and nothing of it can be used: "
+                    f"{profile.left_out[0]}; see docs/profile-format.md",
+                    notes.where,
+                )
+            found.append(profile)
         except (ProfileInvalidError, ProfileVersionError) as e:
             failed.append(e)
     if not found:
@@ -137,21 +146,6 @@ def _check_kind(data: bytes, name: str | None) -> None:
     raise ProfileForeignError(
         name, f"not a memprof profile: a profile begins with the bytes {MAGIC!r}"
     )
-
-
-def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
-    """``profile`` without what contradicts itself, if anything is left of it."""
-    repair(profile, notes)
-    profile.left_out += notes.lines()
-    rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
-    if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
-        raise ProfileInvalidError(
-            name,
-            f"not a valid profile, and nothing of it can be used: {profile.left_out[0]}; see "
-            "docs/profile-format.md",
-            notes.where,
-        )
-    return profile
 
 
 def read_profile(path: StrPath) -> Profile:

@@ -53,8 +53,8 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole frame, from byte ``start`` to ``end`` of its file, of a ``Kind`` or one that this memprof
-    does not know; the payload is JSON."""
+    """A whole frame, from byte ``start`` to ``end`` of its file, of a ``Kind`` or a number that
+    this memprof does not know; the payload is JSON."""
 
     start: int
     end: int

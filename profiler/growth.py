@@ -7,17 +7,17 @@ the forwards of compiled code; then the tracker, which has sizes.
 Note [What counts as growth]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Asked is how many bytes that were made in each step are still held at the end. Healthy programs
-hold much from their beginning (parameters, and what an optimizer makes at its first step), from the
+hold much from their beginning (parameters, what an optimizer makes at its first step), from the
 last steps (a batch that was fetched ahead), and some from a step here or there (a cache that meets
 a new shape). A leak holds something of step after step, up to the end. So:
 
-* at least ``LEAST`` (8) steps are needed;
-* the last ``RECENT`` (2) steps, and the one that has begun, do not count: what they made may go;
+* at least ``LEAST`` steps are needed; the last ``RECENT``, and the one that has begun, do not
+  count: what they made may go;
 * of the rest the later half decides (*the window*): what came to rest before it is no growth;
-* in the window something is held of at least ``TIMES`` (3) steps, and there is no gap longer than
+* in the window something is held of at least ``TIMES`` steps, and there is no gap longer than
   half of the window, the ends included: what leaks at every fourth step leaks;
-* that is at least ``MIN_A_STEP`` (4 KiB) a step on average: a list of losses as numbers on a
-  device, at 512 bytes each, costs nobody memory that he misses.
+* that is at least ``MIN_A_STEP`` a step on average: a list of losses as numbers on a device, at
+  512 bytes each, costs nobody memory that he misses.
 
 By how much it grows a step is what was made in the window after the first step of which something
 is held, up to the last such step, divided by the steps between the two: the same figure wherever
@@ -25,10 +25,9 @@ the window begins. Of these two steps the half counts, for two sizes by turns.
 
 A buffer of the last hundred batches holds something of step after step, too. It is known by what
 the same line had made before the window and let go of in it (*turned over*): of a full buffer as
-much as it holds of the window. That is taken off, the last step counts whole, of which the buffer
-has some, and where less than a third remains nothing grows. A buffer that is not full yet looks
-like a leak: the report says since when, and how many steps there were.
-"""
+much as it holds of the window. That is taken off, the last step counts whole, and where less than a
+third remains nothing grows. A buffer that is not full yet looks like a leak: the report says since
+when, and how many steps there were."""
 
 from __future__ import annotations
 

@@ -3,13 +3,12 @@
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
-do not, one of them compiles while the others wait in a collective. Graphs are matched by label
-(Dynamo's compile id and the part) and are the same if their FX nodes run the same operators. Bytes
-may differ, as shards of uneven parameters do: that is imbalance, not a warning.
+do not, one of them compiles while the others wait in a collective. Graphs are matched by label and
+are the same if their FX nodes run the same operators. Bytes may differ, as shards of uneven
+parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
-is no forward) to the next, on its own clock; no clock is compared with another's.
-"""
+is no forward) to the next, on its own clock; no clock is compared with another's."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from itertools import islice, pairwise
 from statistics import mean, median
 
 from .attribution import Attribution, View
-from .devices import main_device, peak_bytes, timelines
+from .devices import main_device, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
 from .out_of_memory import times_out_of_memory
 
@@ -116,10 +115,7 @@ def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> Ran
 def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
     found = timelines(profile)
     name = main_device(found, device)
-    timeline = found[name]
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant) if at else ()
-    shares = Attribution(profile).breakdown(live, View.CATEGORY)
+    shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
     starts = _step_starts(profile)
     steps = [b - a for a, b in pairwise(starts)]
     skips = sum(e.count for e in profile.ledger if e.kind in _SKIPS)
@@ -128,7 +124,7 @@ def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
         host=process.host,
         pid=process.pid,
         device=name,
-        peak=peak_bytes(timeline),
+        peak=shares.total,
         categories={s.key: s.nbytes for s in (*shares.parts, *shares.remainder)},
         graphs=len(profile.graphs),
         calls=len(profile.calls) + profile.calls.dropped,

@@ -13,9 +13,7 @@ of its own:
   place in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
-such file: the tests of its producers hold that nothing is left out of theirs. What is of another
-type than it should be, or a number beyond its limits, ``decoding.py`` has left out before.
-"""
+such file. What is of another type than it should be ``decoding.py`` has left out before."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ class Notes:
 
 
 def repair(profile: model.Profile, notes: Notes) -> None:
-    """Leave out of ``profile``, in place, what contradicts itself, and note it; a second look finds
-    nothing. See Note [What a contradiction costs]."""
+    """Leave out of ``profile``, in place, what contradicts itself; a second look finds nothing."""
 
     def those_sound(
         part: str, items: list[_T], at: str, check: Callable[[_T, str], Iterator[_Finding]]

@@ -29,7 +29,6 @@ from .frames import MAGIC, Frame, frames
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
 from .reading import Budget, read_from
-from .repair import repair
 
 KEEP_CALLS = 100_000
 """Of the call log, the latest: what a view of the present looks at."""
@@ -134,9 +133,7 @@ class JobFile:
         if self._document is None:
             raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
         if self._profile is None:
-            found = self._document.profile()
-            repair(found, self._document.left_out)
-            self._profile = found
+            self._profile = self._document.profile()
         return self._profile
 
     def _new(self) -> list[Frame]:
@@ -193,7 +190,8 @@ class JobFile:
         device = main_device(of)
         timeline, attribution = of[device], Attribution(profile)
         advice = advise(profile, timeline, attribution)[:_FINDINGS]
-        found = Present(
+        live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
+        return Present(
             self.path,
             Writer.UNKNOWN,
             process or Process(),
@@ -201,16 +199,13 @@ class JobFile:
             rate=rate,
             steps=steps,
             devices=devices,
+            peak=live.total if len(timeline) else None,
+            peak_device=device if len(timeline) else "",
+            categories=[(p.key, p.nbytes) for p in (*live.parts, *live.remainder)],
             grows=growth(profile),
             since={d.device: d.reserved - self._first[d.device] for d in devices},
             findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
-        at = timeline.peak()
-        if at is None:
-            return found
-        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
-        categories = [(p.key, p.nbytes) for p in (*live.parts, *live.remainder)]
-        return replace(found, peak=at.nbytes, peak_device=device, categories=categories)
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:

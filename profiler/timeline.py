@@ -133,6 +133,11 @@ class Timeline:
         unit = self._step_of(call).unit
         return Instant(call, self.units[unit].peak_at if unit != _NONE else 0, best)
 
+    def at_peak(self) -> tuple[LiveItem, ...]:
+        """Everything known to be live at the peak; nothing without calls."""
+        at = self.peak()
+        return self.live_at(at.call, at.instant).items if at is not None else ()
+
     def live_at(self, call: int, instant: int) -> LiveSet:
         """Everything known to be live at an instant of a call (by index in the call log) and its
         program.
@@ -300,7 +305,7 @@ class Timeline:
             u = self.units[unit]
             entry += u.program.entry_bytes
             peak += u.peak_bytes
-            exit += u.exit_bytes
+            exit += sum(live.storage.nbytes for live in u.surviving)
         return _Step(before, epoch, unit, forwards, after, entry, peak, exit, between)
 
     def _nbytes(

@@ -5,10 +5,9 @@ Note [What the ledger tells of single calls]
 The call log says when a compiled function was called, not by which way it ran: one more field
 would cost every replay. The ledger has the first time of everything that graph trees did, and
 counts repeats. So a call during which a warm-up, a recording or a skip was first written down is
-that; one that began before its graph's first recording ran plainly; and the calls after it are the
-replays that the ledger has counted. Where there are more of them than it has counted, some were
-repeated skips or warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
-"""
+that; one that began before its graph's first recording ran plainly; and the calls after it are
+replays. Where there are more of them than the ledger has counted, some were repeated skips or
+warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``."""
 
 from __future__ import annotations
 

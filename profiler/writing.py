@@ -2,24 +2,22 @@
 
 Note [Who may read what was replaced]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A file is replaced by a new one of the same name, so its mode is ours to choose. A new path gets
-what the umask allows. A path that was there keeps its mode, and its owner and group where the
-system lets us: somebody who had made a profile private (0600) has it private still. Where the group
-cannot be kept, the new group gets no more than everybody else had. The temporary file of a path
-that was there is its owner's alone until it has taken the place.
+A new path gets what the umask allows. A path that was there keeps its mode, and its owner and group
+where the system lets us: somebody who had made a profile private (0600) has it private still. Where
+the group cannot be kept, the new group gets no more than everybody else had. The temporary file of
+a path that was there is its owner's alone until it has taken the place.
 
 Note [Files that are being written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A profile grows while its process lives. Another process that is given the same path must know
-whether the writer lives. Process numbers do not tell: on another host or in another PID namespace
-the same number is another process. So a writer holds ``flock`` on its file. The kernel lets go of
-it when the last descriptor is closed, however the process ends; it is a property of the file, so
-every process that sees the file sees the lock, whatever its namespaces.
+A profile grows while its process lives, and another process that is given the same path must know
+whether it does. Process numbers do not tell: on another host or in another PID namespace the same
+number is another process. So a writer holds ``flock`` on its file, which the kernel lets go of when
+the last descriptor is closed, however the process ends, and which every process sees that sees the
+file.
 
-What it does not do: some network and FUSE file systems have no such locks (``try_lock`` says
-None), or keep them to one host. And a child that was forked without ``exec`` has the descriptor
-too: the writer's fork hook closes it there.
-"""
+Some network and FUSE file systems have no such locks (``try_lock`` says None), or keep them to one
+host. And a child that was forked without ``exec`` has the descriptor too: the writer's fork hook
+closes it there."""
 
 from __future__ import annotations
 
@@ -110,9 +108,6 @@ def names_beside(path: str) -> Iterator[str]:
     """Other names in the folder, with the number of this process before the suffix."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
-    if suffix == ".gz":
-        stem, inner = os.path.splitext(stem)
-        suffix = inner + suffix
     for i in range(1, 100):
         count = f"-{i}" if i > 1 else ""
         yield os.path.join(folder, f"{stem}.{os.getpid()}{count}{suffix}")

@@ -3,22 +3,18 @@
 Note [Clock of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Every ``*_ns`` instant in this file is ``time.perf_counter_ns()`` of the process, the clock of
-``CallColumns.start_ns``, so operations and calls of compiled graphs share one axis.
-``TrackerMetadata.perf_origin_ns``, the same as ``Profile.perf_origin_ns``, is what to add to have
+``CallColumns.start_ns``. ``TrackerMetadata.perf_origin_ns`` is what to add to have
 ``time.time_ns()``. It is measured once, when the tracker starts: the distance between two instants
 stays right where the system's clock is set meanwhile.
 
 Note [Bytes of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-No source sees everything, so a figure is never without its source:
-
 * *tensor bytes* are storages that a live Python tensor refers to, each storage once;
 * *allocated bytes* are what a device's allocator has handed out (on the CPU: glibc's malloc,
   whoever asked for it);
 * *resident bytes* are the process's physical memory, as the system counts it.
 
-Unknown is ``None``, or -1 in columns of integers; never 0.
-"""
+Unknown is ``None``, or -1 in columns of integers; never 0."""
 
 from __future__ import annotations
 

@@ -39,26 +39,23 @@ CALLS = 3
 
 def kept_inputs(profile: Profile) -> frozenset[int]:
     """Identities of storages that are state, of which their graph says that they are inputs."""
-    first: dict[int, tuple[int, int]] = {}
-    graphs = {g.id: g for g in profile.graphs if any(_may_be_state(v) for v in g.inputs)}
+    graphs = {g.id: g for g in profile.graphs if any(map(_may_be_state, g.inputs))}
     if not graphs:
         return frozenset()
-    seen: set[tuple[int, int]] = set()
-    calls_of: dict[int, list[int]] = {graph: [] for graph in graphs}
     calls = profile.calls
-    for k, (graph, program) in enumerate(zip(calls.graph, calls.program, strict=True)):
-        record = graphs.get(graph)
-        if record is None:
-            continue
-        calls_of[graph].append(k)
-        if (graph, program) in seen or not 0 <= program < len(record.programs):
-            continue
-        seen.add((graph, program))
-        for s in record.programs[program].storages:
-            if s.identity is not None and s.category is Category.INPUT:
-                written = (record.inputs[i] for i in s.inputs if i < len(record.inputs))
-                if any(map(_may_be_state, written)):
-                    first.setdefault(s.identity, (graph, k))
+    calls_of: dict[int, list[int]] = defaultdict(list)
+    first_calls: dict[tuple[int, int], int] = {}
+    for k, call in enumerate(zip(calls.graph, calls.program, strict=True)):
+        if call[0] in graphs:
+            calls_of[call[0]].append(k)
+            first_calls.setdefault(call, k)
+    first: dict[int, tuple[int, int]] = {}
+    for (id, program), k in first_calls.items():
+        graph = graphs[id]
+        for s in graph.programs[program].storages if program >= 0 else ():
+            written = any(_may_be_state(graph.inputs[i]) for i in s.inputs)
+            if written and s.identity is not None and s.category is Category.INPUT:
+                first.setdefault(s.identity, (id, k))
     found = set()
     for identity, (graph, begin) in first.items():
         released = profile.released.get(identity)

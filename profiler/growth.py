@@ -31,15 +31,16 @@ when, and how many steps there were."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mode
 from typing import NamedTuple
 
 from .model import (
     DataFlowDevice,
+    DataFlowLeak,
     Growth,
     GrowthPart,
     GrowthSource,
@@ -82,10 +83,9 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
         return None
     end = steps - RECENT
     begin = end - (end // 2) + 1
-    window = end - begin + 1
     made = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
-    longest = window / 2
-    edges = itertools.pairwise([begin - 1, *made, end + 1])
+    longest = (end - begin + 1) / 2
+    edges = pairwise([begin - 1, *made, end + 1])
     if len(made) < TIMES or max(b - a for a, b in edges) - 1 > longest:
         return None
     later = sum(held[s] for s in made[1:])
@@ -121,10 +121,9 @@ def growth(profile: Profile) -> list[Growth]:
     every = [*profile.growth, *_of_tracker(profile)]
     for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
         every += _of_device(device_flow)
-    best = {
-        device: min(_ORDER.index(g.source) for g in every if g.device == device)
-        for device in {g.device for g in every}
-    }
+    best: dict[str, int] = {}
+    for g in every:
+        best[g.device] = min(_ORDER.index(g.source), best.get(g.device, len(_ORDER)))
     found = [g for g in every if _ORDER.index(g.source) == best[g.device]]
     return sorted(found, key=lambda g: -g.a_step)
 
@@ -147,18 +146,17 @@ def looked(profile: Profile) -> list[str]:
 def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
     steps = max((leak.made_in + leak.held_for for leak in device.leaks), default=0)
     kept = [leak for leak in device.leaks if leak.made_in + leak.held_for == steps]
-    lines: dict[tuple[object, ...], list[int]] = {}
-    for i, leak in enumerate(kept):
+    lines: dict[tuple[object, ...], list[DataFlowLeak]] = {}
+    for leak in kept:
         s = leak.storage
-        lines.setdefault((s.frame, s.op, s.module), []).append(i)
+        lines.setdefault((s.frame, s.op, s.module), []).append(leak)
     for group in lines.values():
-        held: dict[int, int] = {}
-        for i in group:
-            step = kept[i].made_in + 1
-            held[step] = held.get(step, 0) + kept[i].storage.nbytes
+        held: Counter[int] = Counter()
+        for leak in group:
+            held[leak.made_in + 1] += leak.storage.nbytes
         rate = rate_of(held, steps)
         if rate is not None:
-            first, nbytes = kept[group[0]].storage, sum(held.values())
+            first, nbytes = group[0].storage, sum(held.values())
             part = GrowthPart(nbytes, len(group), first.op or "", first.frame, first.module or "")
             yield Growth(
                 *(GrowthSource.DATA_FLOW, device.device, nbytes, rate.a_step, "step"),
@@ -173,14 +171,14 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
     least of the first and of the last is held at least."""
     if profile.tracker is None:
         return
-    snapshots = [s for s in profile.tracker.snapshots if s.complete]
-    snapshots = [s for s in snapshots if s.kind is not SnapshotKind.OUT_OF_MEMORY]
+    failed = SnapshotKind.OUT_OF_MEMORY
+    snapshots = [s for s in profile.tracker.snapshots if s.complete and s.kind is not failed]
     if len(snapshots) < LEAST:
         return
     later = snapshots[len(snapshots) // 2 :]
     for device in later[-1].devices:
         bytes_ = [s.devices[device].tensor_bytes for s in later if device in s.devices]
-        if len(bytes_) < LEAST // 2 or any(n is None for n in bytes_):
+        if len(bytes_) < LEAST // 2:
             continue
         quarter = len(bytes_) / 4
         least = [min(bytes_[int(i * quarter) : int((i + 1) * quarter)]) for i in range(4)]
@@ -189,10 +187,8 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
         if grown >= enough and all(b > a for a, b in pairwise(least)):
             parts = _alike(later[0], later[-1], device)
             each = grown // round(3 * quarter)
-            holder = parts[0].what if parts else ""
-            names = Counter(t.holder for t in later[-1].largest if t.device == device and t.holder)
-            if names:
-                holder = names.most_common(1)[0][0]
+            names = [t.holder for t in later[-1].largest if t.device == device and t.holder]
+            holder = mode(names or [p.what for p in parts[:1]] or [""])
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 *(GrowthSource.TRACKER, device, grown, each, "snapshot", begin, len(snapshots)),

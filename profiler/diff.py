@@ -69,14 +69,11 @@ class _Value:
     nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def sums(self) -> tuple[int, int]:
-        return round(sum(self.nbytes.values())), round(sum(self.count.values()))
-
-    @property
-    def types(self) -> str:
-        """Without torch's prefix, most bytes first."""
+    def said(self) -> tuple[str, int, int]:
+        """Types without torch's prefix, most bytes first; bytes and tensors of all."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
-        return ", ".join(t.removeprefix("torch.") for t in ordered)
+        types = ", ".join(t.removeprefix("torch.") for t in ordered)
+        return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
 
 
 _Saved = dict[_Key, _Value]
@@ -99,9 +96,8 @@ def _saved_values(
             values = [graph.inputs[i] for i in item.storage.inputs if i < len(graph.inputs)]
             dtype = next((v.dtype for v in values if v.dtype), None)
             nbytes = max((v.nbytes for v in values if v.nbytes), default=nbytes)
-        op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
         key = (
-            f"({site.outside})" if site.outside else op,
+            f"({site.outside})" if site.outside else _op(site),
             "?" if site.module is None else without_numbers(site.module) or "(root)",
             site.fqn or "" if site.outside else place_of(site.frame),
         )
@@ -116,12 +112,13 @@ def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChan
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
     for k, v in list(gone.items()):
-        other = next((n for n, w in new.items() if n[1:] == k[1:] and _same(v, w)), None)
-        if other is not None:
+        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.said() == w.said())
+        if (other := next(alike, None)) is not None:
             pairs.append((k, gone.pop(k), other, new.pop(other)))
     pairs += [(k, v, k, _Value()) for k, v in gone.items()]
     pairs += [(k, _Value(), k, v) for k, v in new.items()]
-    found = [_change(k, a, n, b, device) for k, a, n, b in pairs if k != n or not _same(a, b)]
+    differ = (p for p in pairs if p[0] != p[2] or p[1].said() != p[3].said())
+    found = [_change(*pair, device) for pair in differ]
     by_line: dict[tuple[str, str], int] = defaultdict(int)
     for c in found:
         by_line[c.module, c.line] += max(c.before, c.after)
@@ -132,24 +129,20 @@ def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChan
     return sorted(found, key=order)
 
 
-def _same(a: _Value, b: _Value) -> bool:
-    return a.types == b.types and a.sums() == b.sums()
-
-
 def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
-    (old, old_count), (now, now_count) = a.sums(), b.sums()
+    (was, old, old_count), (is_, now, now_count) = a.said(), b.said()
     if not old_count:
         kind = SavedKind.NEW
     elif not now_count:
         kind = SavedKind.GONE
     elif k != n:
         kind = SavedKind.OPERATOR
-    elif a.types != b.types:
+    elif was != is_:
         kind = SavedKind.TYPE
     else:
         kind = SavedKind.SIZE
     op = f"{k[0]} → {n[0]}" if k != n else k[0]
-    types = a.types if a.types == b.types else " → ".join(t for t in (a.types, b.types) if t)
+    types = was if was == is_ else " → ".join(t for t in (was, is_) if t)
     return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
 
 
@@ -175,12 +168,11 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         if known := known_devices(profile):
             check_known(device, known)
     devices, quantities, saved = _compiled(before, after, device)
-    operations: list[Quantity] = []
-    notes: list[str] = []
+    operations, notes = [], []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
-        operations += operation_quantities(before.tracker, after.tracker)
+        operations = list(operation_quantities(before.tracker, after.tracker))
     rest = (*dataflow_quantities(before, after), *account_quantities(before, after))
     quantities += (q for q in rest if device in (None, q.device))
     operations = [q for q in operations if device in (None, q.device)]
@@ -301,5 +293,8 @@ def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:
     if site.outside:
         yield "node", f"({site.outside}) {site.fqn or ''}".rstrip()
         return
-    op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
-    yield "node", f"{op} in {module} at {place_of(site.frame)}"
+    yield "node", f"{_op(site)} in {module} at {place_of(site.frame)}"
+
+
+def _op(site: Site) -> str:
+    return (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, Profile, TreeCause, TreeDetail
 
@@ -276,7 +277,7 @@ def call_modes(profile: Profile) -> list[CallMode]:
     if not replays:
         return modes
     for entries in told.values():
-        entries.sort(key=_time)
+        entries.sort(key=itemgetter(0))
     recorded = {
         graph: next((time for time, mode in entries if mode is CallMode.RECORD), -math.inf)
         for graph, entries in told.items()
@@ -287,7 +288,7 @@ def call_modes(profile: Profile) -> list[CallMode]:
         if graph not in replays:
             continue
         entries = told.get(graph, [])
-        at = bisect_left(entries, start, key=_time)
+        at = bisect_left(entries, start, key=itemgetter(0))
         if origin and at < len(entries) and entries[at][0] <= end:
             modes[k] = entries[at][1]
         elif not origin or start >= recorded.get(graph, -math.inf):
@@ -297,7 +298,3 @@ def call_modes(profile: Profile) -> list[CallMode]:
         for k in indices:
             modes[k] = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
     return modes
-
-
-def _time(entry: tuple[int, CallMode]) -> int:
-    return entry[0]

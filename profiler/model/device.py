@@ -294,12 +294,8 @@ class DeviceAccount:
         """Bytes of segments in no block."""
         return sum(p.free for p in self.pools)
 
-    def other_parts(self) -> list[tuple[str, int]]:
-        """What is reserved and in no row: its name, and bytes."""
-        return [(name, nbytes) for name, _, nbytes in self._rest()]
-
-    def _rest(self) -> list[tuple[str, str, int]]:
-        """The same with the words of a report behind the name."""
+    def other_parts(self) -> list[tuple[str, str, int]]:
+        """What is reserved and in no row: its name, the words of a report, and bytes."""
         pools = []
         for p in self.pools:
             of = "" if p.name == "general" else f" of pool {p.name}"
@@ -333,7 +329,7 @@ class DeviceAccount:
     def parts(self) -> list[tuple[str, int]]:
         """What ``reserved`` is made of, in words and bytes; all of it, in the order of a report."""
         found = [(p.label, n) for p, n in self.by_purpose().items()]
-        return found + [(words, nbytes) for _, words, nbytes in self._rest()]
+        return found + [(words, nbytes) for _, words, nbytes in self.other_parts()]
 
     def by_purpose(self) -> dict[Purpose, int]:
         """Bytes of ``rows`` by purpose, largest first."""

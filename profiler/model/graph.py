@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 from .category import Category
 from .limits import Count, Int
@@ -179,10 +180,11 @@ class GraphRecord:
         outputs after its inputs, so its last argument that is a buffer stands for it. A
         statement of several lines is known by its first.
         """
-        end = bisect_right(self.statements, line, key=_line)
+        end = bisect_right(self.statements, line, key=attrgetter("line"))
         if not end:
             return None
-        begin = bisect_left(self.statements, self.statements[end - 1].line, key=_line)
+        first = self.statements[end - 1].line
+        begin = bisect_left(self.statements, first, key=attrgetter("line"))
         for statement in self.statements[begin:end]:
             if statement.kind is StatementKind.DELETE:
                 continue
@@ -190,7 +192,3 @@ class GraphRecord:
                 if name in self.buffers:
                     return name
         return None
-
-
-def _line(statement: Statement) -> int:
-    return statement.line

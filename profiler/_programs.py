@@ -9,7 +9,8 @@ Note [A cache that is an argument]
 When a graph is compiled nothing tells a cache of keys and values from any other tensor that the
 program hands in to be written to. What came of it does: the same memory is there for call after
 call of graphs that write to such an input. So this is decided when a profile is read, for all
-programs that have that memory: also for the one that made it."""
+programs that have that memory: also for the one that made it.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +51,17 @@ def kept_inputs(profile: Profile) -> frozenset[int]:
             calls_of[call[0]].append(k)
             first_calls.setdefault(call, k)
     first: dict[int, tuple[int, int]] = {}
-    for (id, program), k in first_calls.items():
+    for (id, program), begin in first_calls.items():
         graph = graphs[id]
         for s in graph.programs[program].storages if program >= 0 else ():
             written = any(_may_be_state(graph.inputs[i]) for i in s.inputs)
             if written and s.identity is not None and s.category is Category.INPUT:
-                first.setdefault(s.identity, (id, k))
+                first.setdefault(s.identity, (id, begin))
     found = set()
-    for identity, (graph, begin) in first.items():
+    for identity, (id, begin) in first.items():
         released = profile.released.get(identity)
         end = len(calls) if released is None else released - calls.dropped
-        if sum(begin <= k < end for k in calls_of[graph]) >= CALLS:
+        if sum(begin <= k < end for k in calls_of[id]) >= CALLS:
             found.add(identity)
     return frozenset(found)
 

@@ -6,7 +6,8 @@ Names, paths, source lines and reasons in a profile are whatever a program, or w
 file, put there. A terminal obeys some characters: escape sequences move the cursor or set the
 clipboard; line breaks forge rows; bidirectional controls show a name in another order than it has;
 invisible ones make two names look alike. So what is printed passes ``visible`` or ``visible_json``
-at the edge where it becomes text for people, and nowhere else: files keep what was recorded."""
+at the edge where it becomes text for people, and nowhere else: files keep what was recorded.
+"""
 
 from __future__ import annotations
 

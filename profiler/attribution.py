@@ -3,7 +3,8 @@ line, graph; and bytes by what they have in common.
 
 Every view of a live set adds up: its parts and its remainder are together exactly the bytes of the
 set. A part named in parentheses, such as ``(input)``, is memory that compiled code did not make.
-The remainder is memory of which we do not know, with the reason."""
+The remainder is memory of which we do not know, with the reason.
+"""
 
 from __future__ import annotations
 

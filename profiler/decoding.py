@@ -10,7 +10,8 @@ calls.
 
 Nearly every profile is decoded at once. Only where that fails (something is not of the type that it
 should be, or a number beyond its limits in ``model/limits.py``) is it taken apart, the way it is
-nested, so that what cannot be read costs no more than the smallest part that stands alone."""
+nested, so that what cannot be read costs no more than the smallest part that stands alone.
+"""
 
 from __future__ import annotations
 

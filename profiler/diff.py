@@ -34,7 +34,8 @@ Between versions of torch, precisions and settings, names of nodes and numbers o
 so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
 left out, and the text of the line of the program that made it; values alike are counted together.
 What is left on one side alone, and on the other one of the same line, type and bytes was made by
-another operator there. Bytes are those of the tensor, not of its block."""
+another operator there. Bytes are those of the tensor, not of its block.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +169,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         if known := known_devices(profile):
             check_known(device, known)
     devices, quantities, saved = _compiled(before, after, device)
-    operations, notes = [], []
+    operations: list[Quantity] = []
+    notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed

@@ -21,7 +21,8 @@ And by operation, of those that both records have (one that was added or renamed
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
 that one record does not have of a device that it knows, or a record of no device at all, is not
 compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
-looked at by turns."""
+looked at by turns.
+"""
 
 from __future__ import annotations
 

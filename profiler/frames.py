@@ -18,7 +18,8 @@ and a payload: JSON, compressed by zlib. ``encoding.py`` says what each kind of 
 A frame that does not agree with its checksum is left out, and the next one is looked for: right
 behind it if one begins there, else by ``MAGIC``. Its number tells what is missing. A frame that
 ends behind the end of the file, and zeros there (which a file system can leave where the last write
-did not arrive), are what a killed process leaves behind: no damage."""
+did not arrive), are what a killed process leaves behind: no damage.
+"""
 
 from __future__ import annotations
 

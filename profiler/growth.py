@@ -27,7 +27,8 @@ A buffer of the last hundred batches holds something of step after step, too. It
 the same line had made before the window and let go of in it (*turned over*): of a full buffer as
 much as it holds of the window. That is taken off, the last step counts whole, and where less than a
 third remains nothing grows. A buffer that is not full yet looks like a leak: the report says since
-when, and how many steps there were."""
+when, and how many steps there were.
+"""
 
 from __future__ import annotations
 

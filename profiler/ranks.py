@@ -8,7 +8,8 @@ are the same if their FX nodes run the same operators. Bytes may differ, as shar
 parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
-is no forward) to the next, on its own clock; no clock is compared with another's."""
+is no forward) to the next, on its own clock; no clock is compared with another's.
+"""
 
 from __future__ import annotations
 

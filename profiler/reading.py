@@ -11,7 +11,8 @@ A profile may come from anybody, and a few kilobytes of zlib can unpack to gigab
   that variable is set: profiles shrink to a tenth or a twentieth, those of a thousand layers
   that are all alike to a hundredth, a bomb to a thousandth.
 
-Both are found out while unpacking."""
+Both are found out while unpacking.
+"""
 
 from __future__ import annotations
 

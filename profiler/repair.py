@@ -13,7 +13,8 @@ of its own:
   place in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
-such file. What is of another type than it should be ``decoding.py`` has left out before."""
+such file. What is of another type than it should be ``decoding.py`` has left out before.
+"""
 
 from __future__ import annotations
 

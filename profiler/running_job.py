@@ -9,7 +9,8 @@ Note [What a file says of its writer]
 A running process appends to its file every few seconds if anything is new, so the age of what is
 there says when it last did something; that it lives says its lock on the file (``writing.py``), and
 an end says the last frame. Without an end and without a lock it has died. Where the file system has
-no locks the process is asked for by its number, on its own host only; else nobody can tell."""
+no locks the process is asked for by its number, on its own host only; else nobody can tell.
+"""
 
 from __future__ import annotations
 

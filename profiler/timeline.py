@@ -32,7 +32,8 @@ Note [Linear in calls]
 ~~~~~~~~~~~~~~~~~~~~~~
 A training loop goes through few distinct states. The state between calls (which forwards wait, what
 is handed on, which persistent memory exists) is interned, and a *step* (state, program, partner) →
-(bytes, next state) is computed once. A call then costs a dictionary lookup."""
+(bytes, next state) is computed once. A call then costs a dictionary lookup.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +67,13 @@ _Makers = Mapping[int, tuple[Key, LiveItem]]
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Memory between calls, less the persistent part: (unit, count) of forwards that wait, and
-    (producing unit, index of what it hands on, consumers still to come). Both sorted, so that equal
-    states are equal."""
+    """Memory between calls: (unit, count) of forwards that wait, (producing unit, index of what it
+    hands on, consumers still to come), and the epoch of what persists. Both are sorted, so that
+    equal states are equal."""
 
     waiting: tuple[tuple[int, int], ...] = ()
     handed: tuple[tuple[int, int, frozenset[int]], ...] = ()
+    epoch: int = 0
 
 
 _NOTHING = _State()
@@ -82,7 +84,6 @@ class _Step:
     """One distinct transition, and the bytes of all its calls."""
 
     before: _State
-    epoch: int
     unit: int
     forwards: Forwards
     after: _State
@@ -154,8 +155,8 @@ class Timeline:
             unit = self.units[step.unit]
             makers = self._input_makers(step.unit, step.forwards)
             own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
-        moving, taken = self._rest(step.before, step.epoch, step.unit, step.forwards)
-        items = self._on_device((*self._items(step.epoch, moving, taken), *own))
+        moving, taken = self._rest(step.before, step.unit, step.forwards)
+        items = self._on_device((*self._items(step.before, moving, taken), *own))
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
     def kind(self, call: int) -> int:
@@ -187,13 +188,12 @@ class Timeline:
         """What is carried when a call is over, its arguments and results dropped; adds up to
         ``bytes_over_time().between``."""
         step = self._step_of(call)
-        moving = self._moving(step.after, step.epoch)
-        return self._on_device(self._items(step.epoch, moving))
+        return self._on_device(self._items(step.after, self._moving(step.after)))
 
     def _items(
-        self, epoch: int, moving: _Moving, without: Collection[Key] = ()
+        self, state: _State, moving: _Moving, without: Collection[Key] = ()
     ) -> Iterator[LiveItem]:
-        yield from self._persistent.items(epoch, without)
+        yield from self._persistent.items(state.epoch, without)
         for item, count in moving.values():
             yield replace(item, count=count)
 
@@ -248,25 +248,24 @@ class Timeline:
         return out
 
     def _walk(self) -> array[int]:
-        cache: dict[tuple[int, int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
+        cache: dict[tuple[int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
         out = array("q", bytes(8 * len(self._unit_of_call)))
         epochs = frozenset(self._persistent.epochs)
         units, partner, remaining = self._unit_of_call, self._pairing.partner, self._remaining
         graphs = self.profile.calls.graph
         backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
-        state, epoch = _NOTHING, 0
+        state = _NOTHING
         for k, u in enumerate(units):
-            if k in epochs:
-                epoch = k
+            if k in epochs:  # What the call before left is counted with its own epoch.
+                state = replace(state, epoch=k)
+                state = self._states.setdefault(state, state)
             others = partner.get(k, ())
             pops = graphs[k] in backward
             forwards = tuple(units[o] for o in others if units[o] != _NONE) if pops else ()
             waits = bool(others) and not pops
-            key = (id(state), epoch, u, forwards, waits, remaining.get(k, ()))
+            key = (id(state), u, forwards, waits, remaining.get(k, ()))
             step = cache.get(key)
             if step is None:
-                # The next epoch begins with the next call: what this one leaves behind is
-                # counted with the persistent memory of its own epoch.
                 step = cache[key] = len(self._steps)
                 self._steps.append(self._step(state, *key[1:]))
             out[k] = step
@@ -276,7 +275,6 @@ class Timeline:
     def _step(
         self,
         before: _State,
-        epoch: int,
         unit: int,
         forwards: Forwards,
         waits: bool,
@@ -295,30 +293,28 @@ class Timeline:
                 handed.append((producer, b, left))
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
         handed.sort(key=lambda h: h[:2])
-        after = _State(_counts(waiting), tuple(handed))
+        after = _State(_counts(waiting), tuple(handed), before.epoch)
         after = self._states.setdefault(after, after)
-        moving, taken = self._rest(before, epoch, unit, forwards, whole=False)
-        rest = self._nbytes(moving, epoch, waiting_now, taken)
-        between = self._nbytes(self._moving(after, epoch, whole=False), epoch, waiting)
+        moving, taken = self._rest(before, unit, forwards, whole=False)
+        rest = self._nbytes(moving, before, waiting_now, taken)
+        between = self._nbytes(self._moving(after, whole=False), after, waiting)
         entry = peak = exit = rest
         if unit != _NONE:
             u = self.units[unit]
             entry += u.program.entry_bytes
             peak += u.peak_bytes
             exit += sum(live.storage.nbytes for live in u.surviving)
-        return _Step(before, epoch, unit, forwards, after, entry, peak, exit, between)
+        return _Step(before, unit, forwards, after, entry, peak, exit, between)
 
     def _nbytes(
-        self, moving: _Moving, epoch: int, waiting: Counter[int], without: Collection[Key] = ()
+        self, moving: _Moving, state: _State, waiting: Counter[int], without: Collection[Key] = ()
     ) -> int:
         """Bytes of all that is carried, given what ``_moving`` finds that is not private."""
         private = sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)
         carried = sum(item.storage.nbytes * count for item, count in moving.values())
-        return private + carried + self._persistent.nbytes(epoch, without)
+        return private + carried + self._persistent.nbytes(state.epoch, without)
 
-    def _moving(
-        self, state: _State, epoch: int, running: int = _NONE, whole: bool = True
-    ) -> _Moving:
+    def _moving(self, state: _State, running: int = _NONE, whole: bool = True) -> _Moving:
         """Carried memory but for the persistent; without ``whole``, less what waiting units hold
         alone. A unit that is ``running`` holds copies of its inputs beside those that its waiting
         calls hold."""
@@ -330,7 +326,7 @@ class Timeline:
                 # Prefer the holder that made the memory: it knows where it comes from.
                 better = known[0].storage.at_entry and not item.storage.at_entry
                 out[key] = (item if better else known[0], max(count, known[1]))
-            elif not self._persistent.has(key, epoch):
+            elif not self._persistent.has(key, state.epoch):
                 out[key] = (item, count)
 
         for unit, count in state.waiting:
@@ -343,13 +339,13 @@ class Timeline:
         return out
 
     def _rest(
-        self, state: _State, epoch: int, unit: int, forwards: Forwards, whole: bool = True
+        self, state: _State, unit: int, forwards: Forwards, whole: bool = True
     ) -> tuple[_Moving, set[Key]]:
         """Carried memory during a call, less what the call's own program counts: as many copies of
         its inputs as it has, and what ``forwards`` saved for it. Of the persistent part only the
         keys of what to leave out."""
         if unit == _NONE:
-            return self._moving(state, epoch, whole=whole), set()
+            return self._moving(state, whole=whole), set()
         held = Counter(dict(state.waiting))
         others = held.copy()
         if forwards:
@@ -357,8 +353,8 @@ class Timeline:
         else:
             # What an unknown forward saved for it is beside what others wait with.
             held.update(self._pairing.usual_forwards(unit))
-        rest = self._moving(_State(_counts(others), state.handed), epoch, whole=whole)
-        copies = self._moving(_State(_counts(held), state.handed), epoch, unit, whole)
+        rest = self._moving(replace(state, waiting=_counts(others)), whole=whole)
+        copies = self._moving(replace(state, waiting=_counts(held)), unit, whole)
         makers = self._input_makers(unit, forwards)
         takes = Counter(
             makers[storage][0] if storage in makers else key

@@ -7,7 +7,8 @@ would cost every replay. The ledger has the first time of everything that graph 
 counts repeats. So a call during which a warm-up, a recording or a skip was first written down is
 that; one that began before its graph's first recording ran plainly; and the calls after it are
 replays. Where there are more of them than the ledger has counted, some were repeated skips or
-warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``."""
+warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
+"""
 
 from __future__ import annotations
 

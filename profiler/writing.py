@@ -17,7 +17,8 @@ file.
 
 Some network and FUSE file systems have no such locks (``try_lock`` says None), or keep them to one
 host. And a child that was forked without ``exec`` has the descriptor too: the writer's fork hook
-closes it there."""
+closes it there.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Note [Bytes of the tracker]
   whoever asked for it);
 * *resident bytes* are the process's physical memory, as the system counts it.
 
-Unknown is ``None``, or -1 in columns of integers; never 0."""
+Unknown is ``None``, or -1 in columns of integers; never 0.
+"""
 
 from __future__ import annotations
 

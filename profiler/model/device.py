@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -333,7 +334,7 @@ class DeviceAccount:
 
     def by_purpose(self) -> dict[Purpose, int]:
         """Bytes of ``rows`` by purpose, largest first."""
-        found: dict[Purpose, int] = {}
+        found: Counter[Purpose] = Counter()
         for r in self.rows:
-            found[r.purpose] = found.get(r.purpose, 0) + r.nbytes
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            found[r.purpose] += r.nbytes
+        return dict(found.most_common())

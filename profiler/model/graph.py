@@ -185,10 +185,6 @@ class GraphRecord:
             return None
         first = self.statements[end - 1].line
         begin = bisect_left(self.statements, first, key=attrgetter("line"))
-        for statement in self.statements[begin:end]:
-            if statement.kind is StatementKind.DELETE:
-                continue
-            for name in (*statement.targets, *reversed(statement.reads)):
-                if name in self.buffers:
-                    return name
-        return None
+        there = (s for s in self.statements[begin:end] if s.kind is not StatementKind.DELETE)
+        names = (name for s in there for name in (*s.targets, *reversed(s.reads)))
+        return next((name for name in names if name in self.buffers), None)

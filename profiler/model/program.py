@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from .category import Category
 from .limits import Count, Int
@@ -134,21 +135,14 @@ class AllocationProgram:
 
     def deltas(self) -> list[int]:
         """Signed byte change of each event."""
-        out = []
-        for e in self.events:
-            n = self.storages[e.storage].nbytes
-            out.append(n if e.kind is EventKind.ALLOC else -n if e.kind is EventKind.FREE else 0)
-        return out
+        sign = {EventKind.ALLOC: 1, EventKind.FREE: -1, EventKind.REUSE: 0}
+        return [sign[e.kind] * self.storages[e.storage].nbytes for e in self.events]
 
     def peak(self) -> tuple[int, int]:
         """``(instant, bytes)`` of the first instant with the most live bytes, inputs included."""
-        best_at, best = 0, self.entry_bytes
-        live = best
-        for i, d in enumerate(self.deltas(), 1):
-            live += d
-            if live > best:
-                best_at, best = i, live
-        return best_at, best
+        live = list(accumulate(self.deltas(), initial=self.entry_bytes))
+        most = max(live)
+        return live.index(most), most
 
     def live_at(self, instant: int) -> list[LiveStorage]:
         """Storages live at ``instant``, in the order in which they came to life.

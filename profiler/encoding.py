@@ -2,20 +2,12 @@
 
 Note [What the frames of a profile hold]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The payloads are JSON, by ``Kind``; ``decoding.py`` reads them:
-
-* ``HEADER`` begins a profile: ``{"format": "memprof-profile", "schema_version": 2, "memprof": …}``;
-* ``FIELDS``: fields of ``Profile`` that are new or have changed;
-* ``GRAPH``: ``{"id": …, …}``, fields of a ``GraphRecord`` that are new or have changed;
-  ``programs`` come as ``{"from": n, "items": […]}``, which replaces the list from ``n`` on;
-* ``LEDGER``: ``{"length": n, "entries": [[position, entry], …]}``, entries that are new or have
-  changed (a repeat raises ``count``);
-* ``CALLS``: columns of calls. Starts are differences from the call before in the same frame, the
-  first one absolute; ``duration_ns`` stands for the end. A call costs some 6 bytes;
-* ``TRACKER``: an ``Entry`` of ``tracker/fold.py``, of which a tracker that runs writes one after
-  the other (``tracker/journal.py``); a file has these, or the whole ``tracker`` as a field;
-* ``END``: the session ended as it should. Without it ``Profile.complete`` is False, and a graph's
-  number of calls is that of the calls in the file.
+docs/profile-format.md has the payload of each ``Kind``, JSON that ``decoding.py`` reads. Fields,
+graphs, their programs and ledger entries are said where they are new or have changed; calls with
+differences of their starts, which cost some 6 bytes each. A tracker that runs writes one ``Entry``
+of ``tracker/fold.py`` after the other; a file has these, or the whole ``tracker`` as a field.
+Without an ``END`` ``Profile.complete`` is False, and a graph's number of calls is that of the calls
+in the file.
 
 Whatever the pieces, the profile read is the one that was there at the last:
 ``test/profiler/test_frames.py`` holds this for random histories.

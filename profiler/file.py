@@ -1,8 +1,7 @@
 """Profile files: what they are read and written by; docs/profile-format.md describes them.
 
-A file has the profiles of one process or several, whole or as far as they have come: Note [What a
-profile file looks like] and Note [What the frames of a profile hold]. It is read by content,
-whatever its name.
+A file has the profiles of one process or several, whole or as far as they have come. It is read by
+content, whatever its name.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ def write_profile(profile: Profile, path: StrPath) -> None:
 
 
 def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
-    """Write several profiles, one a process, into one file; see ``write_profile``."""
+    """Write the profiles of several processes into one file; see ``write_profile``."""
     check_name(path)
     write_whole(path, b"".join(map(encode_profile, profiles)), "the profile")
 

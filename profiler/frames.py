@@ -2,23 +2,14 @@
 
 Note [What a profile file looks like]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A file is a row of *frames*, appended while the process runs or written at once. Each has a header
-of 24 bytes, little-endian:
-
-    4s  MAGIC
-    B   Kind
-    3x
-    I   process: tells apart the processes of a file, which are merged by concatenating files
-    I   number of the frame among those of its process, from 0
-    I   length of the payload
-    I   CRC-32 of the 12 bytes before and of the payload; of kind too
-
-and a payload: JSON, compressed by zlib. ``encoding.py`` says what each kind of frame holds.
+A file is a row of *frames*, appended while the process runs or written at once: a header, which
+docs/profile-format.md describes, and JSON, compressed by zlib. The number of its process tells
+apart the processes of a file: files are merged by concatenating them.
 
 A frame that does not agree with its checksum is left out, and the next one is looked for: right
-behind it if one begins there, else by ``MAGIC``. Its number tells what is missing. A frame that
-ends behind the end of the file, and zeros there (which a file system can leave where the last write
-did not arrive), are what a killed process leaves behind: no damage.
+behind it if one begins there, else by ``MAGIC``. Its number among those of its process tells what
+is missing. A frame that ends behind the end of the file, and zeros there (which a file system can
+leave where the last write did not arrive), are what a killed process leaves behind: no damage.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What every package registers once: what to do in a forked child, when torch is reset, and which
-memory replays run in; and the switch of Python's collector, of which the process has one."""
+"""What every package registers once: what to do in a forked child and when torch is reset, and
+which memory replays run in; and the switch of Python's collector."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ class Lease:
 @dataclass(frozen=True, slots=True)
 class ReplayMemory:
     """The memory of one pool or arena: bytes that it has from the system, (first address, address
-    after the last) of its segments, and leases, the latest last; those that ended long ago may be
-    missing."""
+    after the last) of its segments, and leases, the latest last; old ones may be missing."""
 
     device: str
     reserved: int

@@ -117,7 +117,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """Bytes of a pool that the same graphs use one after the other, by their numbers, ascending."""
+    """Bytes of a pool that the same graphs use one after the other, by ascending numbers."""
 
     nbytes: Count
     graphs: tuple[Int, ...]

@@ -76,8 +76,9 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job, of ``world_size`` (0 if unknown): peak and step first, then categories,
-    most bytes first; and where ranks differ that should not, in words."""
+    """All ranks of a job of ``world_size`` (0 if unknown). In ``imbalance`` peak and step are
+    first, then categories, most bytes first; ``warnings`` say where ranks differ that should
+    not."""
 
     world_size: int
     rows: list[RankRow]

@@ -75,6 +75,13 @@ class _State:
     handed: tuple[tuple[int, int, frozenset[int]], ...] = ()
     epoch: int = 0
 
+    def with_waiting(self, more: Iterable[int] = (), less: Iterable[int] = ()) -> _State:
+        """The same with other forwards waiting."""
+        waiting = Counter(dict(self.waiting))
+        waiting.update(more)
+        waiting.subtract(less)
+        return replace(self, waiting=tuple(sorted((u, n) for u, n in waiting.items() if n > 0)))
+
 
 _NOTHING = _State()
 
@@ -155,7 +162,7 @@ class Timeline:
             unit = self.units[step.unit]
             makers = self._input_makers(step.unit, step.forwards)
             own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
-        moving, taken = self._rest(step.before, step.unit, step.forwards)
+        _, moving, taken = self._rest(step.before, step.unit, step.forwards)
         items = self._on_device((*self._items(step.before, moving, taken), *own))
         return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
 
@@ -280,12 +287,6 @@ class Timeline:
         waits: bool,
         remaining: tuple[frozenset[int], ...],
     ) -> _Step:
-        waiting = Counter(dict(before.waiting))
-        # What an unobserved backward does with its memory is not known: it keeps it.
-        waiting_now = waiting - Counter(() if unit == _NONE else forwards)
-        waiting.subtract(forwards)
-        if waits and unit != _NONE:
-            waiting[unit] += 1
         handed = []
         for producer, b, consumers in before.handed:
             left = consumers - {unit}
@@ -293,11 +294,12 @@ class Timeline:
                 handed.append((producer, b, left))
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
         handed.sort(key=lambda h: h[:2])
-        after = _State(_counts(waiting), tuple(handed), before.epoch)
+        after = before.with_waiting([unit] if waits and unit != _NONE else (), forwards)
+        after = replace(after, handed=tuple(handed))
         after = self._states.setdefault(after, after)
-        moving, taken = self._rest(before, unit, forwards, whole=False)
-        rest = self._nbytes(moving, before, waiting_now, taken)
-        between = self._nbytes(self._moving(after, whole=False), after, waiting)
+        others, moving, taken = self._rest(before, unit, forwards, whole=False)
+        rest = self._nbytes(others, moving, taken)
+        between = self._nbytes(after, self._moving(after, whole=False))
         entry = peak = exit = rest
         if unit != _NONE:
             u = self.units[unit]
@@ -306,11 +308,9 @@ class Timeline:
             exit += sum(live.storage.nbytes for live in u.surviving)
         return _Step(before, unit, forwards, after, entry, peak, exit, between)
 
-    def _nbytes(
-        self, moving: _Moving, state: _State, waiting: Counter[int], without: Collection[Key] = ()
-    ) -> int:
+    def _nbytes(self, state: _State, moving: _Moving, without: Collection[Key] = ()) -> int:
         """Bytes of all that is carried, given what ``_moving`` finds that is not private."""
-        private = sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)
+        private = sum(self.units[u].private_bytes * n for u, n in state.waiting)
         carried = sum(item.storage.nbytes * count for item, count in moving.values())
         return private + carried + self._persistent.nbytes(state.epoch, without)
 
@@ -340,21 +340,18 @@ class Timeline:
 
     def _rest(
         self, state: _State, unit: int, forwards: Forwards, whole: bool = True
-    ) -> tuple[_Moving, set[Key]]:
-        """Carried memory during a call, less what the call's own program counts: as many copies of
-        its inputs as it has, and what ``forwards`` saved for it. Of the persistent part only the
-        keys of what to leave out."""
+    ) -> tuple[_State, _Moving, set[Key]]:
+        """What others hold during a call, and carried memory less what the call's own program
+        counts: as many copies of its inputs as it has, and what ``forwards`` saved for it. Of the
+        persistent part only the keys of what to leave out."""
         if unit == _NONE:
-            return self._moving(state, whole=whole), set()
-        held = Counter(dict(state.waiting))
-        others = held.copy()
-        if forwards:
-            others.subtract(forwards)
-        else:
-            # What an unknown forward saved for it is beside what others wait with.
-            held.update(self._pairing.usual_forwards(unit))
-        rest = self._moving(replace(state, waiting=_counts(others)), whole=whole)
-        copies = self._moving(replace(state, waiting=_counts(held)), unit, whole)
+            # What an unobserved backward does with its memory is not known: it keeps it.
+            return state, self._moving(state, whole=whole), set()
+        others = state.with_waiting(less=forwards)
+        if not forwards:  # What an unknown forward saved for it is beside what others wait with.
+            state = state.with_waiting(self._pairing.usual_forwards(unit))
+        rest = self._moving(others, whole=whole)
+        copies = self._moving(state, unit, whole)
         makers = self._input_makers(unit, forwards)
         takes = Counter(
             makers[storage][0] if storage in makers else key
@@ -365,7 +362,7 @@ class Timeline:
             if key in copies and copies[key][1] > n:
                 item, count = copies[key]
                 rest[key] = (item, count - n)
-        return rest, set(takes)
+        return others, rest, set(takes)
 
     def _input_makers(self, unit: int, forwards: Forwards) -> _Makers:
         forwards = forwards or self._pairing.usual_forwards(unit)
@@ -401,7 +398,3 @@ def _item(unit: PreparedProgram, makers: _Makers, live: LiveStorage) -> LiveItem
     # A partner of other sizes explains where memory comes from, not how large it is.
     known = made.storage if made.storage.nbytes == s.nbytes else s
     return replace(made, storage=known, hold=Hold.CALL)
-
-
-def _counts(waiting: Counter[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted((u, n) for u, n in waiting.items() if n > 0))

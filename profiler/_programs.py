@@ -283,6 +283,7 @@ class Persistent:
     def __init__(
         self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
     ) -> None:
+        never = len(unit_of_call) + 1
         found: dict[Key, tuple[LiveItem, int, int]] = {}
         seen: set[int] = {_NONE}
         for k, u in enumerate(unit_of_call):
@@ -291,7 +292,6 @@ class Persistent:
             seen.add(u)
             for key, item in units[u].persistent.items():
                 released = profile.released.get(key) if isinstance(key, int) else None
-                never = len(unit_of_call) + 1
                 end = never if released is None else released - profile.calls.dropped
                 found.setdefault(key, (item, k, end))
         self._lives = {key: life for key, life in found.items() if life[1] < life[2]}

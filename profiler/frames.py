@@ -58,9 +58,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place, from byte ``start`` on, where no whole frame is."""
+    """A place where no whole frame is, from ``start`` to where what is there says that it ends."""
 
     start: int
+    end: int
     problem: str
 
 
@@ -84,15 +85,16 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
     view = memoryview(data)
     at, vain, damaged = 0, 0, 0
     while at < len(data):
-        found, problem, end = _frame(view, at, budget)
-        if found is not None:
+        found = _frame(view, at, budget)
+        if isinstance(found, Frame):
             yield found
-            at = end
+            at = found.end
             continue
         following = data.find(MAGIC, at + 1)
+        end = found.end
         if following < 0 and (end > len(data) or not data[at:].strip(b"\0")):
             return  # a killed process's last frame
-        yield Damage(at, problem)
+        yield found
         damaged += 1
         vain += min(end, len(data)) - at
         if damaged == _MOST_DAMAGED or vain > _VAIN * len(data):
@@ -103,22 +105,21 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
             at = following if following >= 0 else len(data)
 
 
-def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str, int]:
-    """The frame at ``at``, or what is wrong with it; and where it says that it ends."""
+def _frame(view: memoryview, at: int, budget: Budget) -> Frame | Damage:
     begin = at + _HEAD.size
     if begin > len(view):
-        return None, "cut off", begin
+        return Damage(at, begin, "cut off")
     magic, kind, process, number, length, check = _HEAD.unpack_from(view, at)
     if magic != MAGIC:
-        return None, "no frame begins here", at + 1
+        return Damage(at, at + 1, "no frame begins here")
     end = begin + length
     packed = view[begin:end]
     if end > len(view):
-        return None, "cut off", end
+        return Damage(at, end, "cut off")
     if _check(kind, process, number, packed) != check:
-        return None, "its checksum is another", end
+        return Damage(at, end, "its checksum is another")
     try:
         payload, _ = unpacked(packed, budget)
     except (zlib.error, EOFError) as e:
-        return None, str(e), end
-    return Frame(at, end, kind, process, number, payload), "", end
+        return Damage(at, end, str(e))
+    return Frame(at, end, kind, process, number, payload)

@@ -157,13 +157,10 @@ class JobFile:
         locked = writing.is_locked(self.path)
         if locked is not None:
             return Writer.ALIVE if locked else Writer.DIED
-        who = found.process
-        pid, host = (who.pid, who.host) if who is not None else (0, "")
-        if found.tracker is not None:
-            pid, host = found.tracker.metadata.pid, found.tracker.metadata.host
-        if not pid or host != platform.node():
+        of = _process(found)
+        if not of.pid or of.host != platform.node():
             return Writer.UNKNOWN
-        return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
+        return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
 
     def look(self, now_ns: int | None = None) -> Present:
         """What the file tells now.
@@ -182,10 +179,6 @@ class JobFile:
         devices = _devices(profile)
         for d in devices:
             self._first.setdefault(d.device, d.reserved)
-        process = profile.process
-        if process is None and profile.tracker is not None:
-            about = profile.tracker.metadata
-            process = Process(host=about.host, pid=about.pid)
         rate, steps = _rate(profile)
         of = timelines(profile)
         device = main_device(of)
@@ -195,7 +188,7 @@ class JobFile:
         return Present(
             self.path,
             Writer.UNKNOWN,
-            process or Process(),
+            _process(profile),
             calls=len(profile.calls) + profile.calls.dropped,
             rate=rate,
             steps=steps,
@@ -207,6 +200,12 @@ class JobFile:
             since={d.device: d.reserved - self._first[d.device] for d in devices},
             findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
+
+
+def _process(profile: Profile) -> Process:
+    if profile.process is None and profile.tracker is not None:
+        return Process(host=profile.tracker.metadata.host, pid=profile.tracker.metadata.pid)
+    return profile.process or Process()
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:

@@ -37,7 +37,6 @@ from .model import (
     DataFlowDevice,
     DataFlowStorage,
     DeviceAccount,
-    DeviceMemory,
     DeviceSummary,
     OperationSummary,
     Profile,
@@ -53,24 +52,14 @@ def tracker_changes(
 ) -> tuple[list[Quantity], list[str]]:
     """What both records say of each device, and what could not be compared, in words; see Note
     [What is compared of the tracker]."""
-    records = (before, after)
-    known = [set(_devices(r)) for r in records]
+    known = [set(_devices(r)) for r in (before, after)]
     found, notes = [], list(_empty("a tracker's record", *known))
-    # Every snapshot has all devices that are in use then.
-    idle = [
-        set.union(*known).difference(*(s.devices for s in r.snapshots)) if r.snapshots else set()
-        for r in records
-    ]
     for name in sorted(set.union(*known)) if all(known) else ():
         if device not in (None, name):
             continue
-        for quantity, figure in _FIGURES.items():
-            if quantity == "tracker reserved" and name == "cpu":
-                continue  # resident bytes, which are the peak's
-            old, new = (
-                0 if n is None and name in none else n
-                for n, none in zip((figure(r, name) for r in records), idle, strict=True)
-            )
+        has = _figures(after, name)
+        for quantity, old in _figures(before, name).items():
+            new = has[quantity]
             if old is not None and new is not None:
                 found.append(Quantity(quantity, old, new, {}, name))
             elif old is not None or new is not None:
@@ -90,37 +79,28 @@ def _devices(record: TrackerRecord) -> Iterator[str]:
         yield from operation.devices
 
 
-def _most(
-    record: TrackerRecord, device: str, figure: Callable[[DeviceMemory], int | None]
-) -> int | None:
-    known = (figure(s.devices[device]) for s in record.snapshots if device in s.devices)
-    return max((n for n in known if n is not None), default=None)
-
-
-def _peak(record: TrackerRecord, device: str) -> int | None:
-    operations = [
-        o.devices[device].max_peak
-        for o in record.operation_summary
-        if device in o.devices and o.devices[device].measured
-    ]
-    snapshots = (
-        _most(record, device, lambda m: m.highest_bytes),
-        _most(record, device, lambda m: m.peak_bytes),
-    )
-    return max((n for n in (*snapshots, *operations) if n is not None), default=None)
-
-
-def _end(record: TrackerRecord, device: str) -> int | None:
+def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
+    """What a record says of a device, None where it does not."""
+    memory = [s.devices[device] for s in record.snapshots if device in s.devices]
+    operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
+    peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
+    peaks += [o.max_peak for o in operations if o.measured]
     last = [s.devices[device] for s in record.snapshots[-1:] if device in s.devices]
-    return last[0].allocated_bytes if last else None
+    # Every snapshot has all devices that are in use then.
+    idle = 0 if record.snapshots and not memory else None
 
+    def most(figures: Iterable[int | None]) -> int | None:
+        return max((n for n in figures if n is not None), default=idle)
 
-_FIGURES: dict[str, Callable[[TrackerRecord, str], int | None]] = {
-    "tracker peak": _peak,
-    "tracker reserved": lambda r, device: _most(r, device, lambda m: m.reserved_bytes),
-    "tracker tensors": lambda r, device: _most(r, device, lambda m: m.tensor_bytes),
-    "tracker end": _end,
-}
+    found = {
+        "tracker peak": most(peaks),
+        "tracker reserved": most(m.reserved_bytes for m in memory),
+        "tracker tensors": most(m.tensor_bytes for m in memory),
+        "tracker end": most(m.allocated_bytes for m in last),
+    }
+    if device == "cpu":
+        del found["tracker reserved"]  # resident bytes, which are the peak's
+    return found
 
 
 def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:

@@ -211,23 +211,18 @@ def _process(profile: Profile) -> Process:
 def _devices(profile: Profile) -> list[DeviceTotals]:
     """The allocators' counters, the latest; of a tracker those of its last snapshot."""
     found = list(profile.totals)
-    last = profile.tracker.snapshots[-1] if profile.tracker and profile.tracker.snapshots else None
-    resident, most = profile.resident, 0
-    if last is not None and profile.tracker is not None:
-        every = profile.tracker.snapshots
-        resident = last.resident_bytes if resident is None else resident
-        most = max(s.resident_bytes or 0 for s in every)
-        known = {d.device for d in found}
-        for name, m in last.devices.items():
-            if name != "cpu" and name not in known and m.reserved_bytes:
-                held = (s.devices[name].reserved_bytes or 0 for s in every if name in s.devices)
-                found.append(
-                    DeviceTotals(
-                        *(name, m.total_bytes or 0, m.allocated_bytes or 0, m.reserved_bytes),
-                        *(m.peak_bytes or 0, max(held)),
-                    )
-                )
+    snapshots = profile.tracker.snapshots if profile.tracker is not None else []
+    resident = profile.resident
+    if resident is None and snapshots:
+        resident = snapshots[-1].resident_bytes
+    known = {"cpu", *(d.device for d in found)}
+    for name, m in snapshots[-1].devices.items() if snapshots else ():
+        if name not in known and m.reserved_bytes:
+            held = (s.devices[name].reserved_bytes or 0 for s in snapshots if name in s.devices)
+            now = (m.total_bytes or 0, m.allocated_bytes or 0, m.reserved_bytes)
+            found.append(DeviceTotals(name, *now, m.peak_bytes or 0, max(held)))
     if resident:
+        most = max((s.resident_bytes or 0 for s in snapshots), default=0)
         found.append(DeviceTotals(_CPU, 0, 0, resident, 0, max(most, resident)))
     return found
 

@@ -56,14 +56,14 @@ class LiveItem:
 
 @dataclass(frozen=True, slots=True)
 class LiveSet:
-    """Everything known to be live at an instant; ``at.nbytes`` is the sum of ``items``."""
+    """Everything known to be live at an instant."""
 
-    at: Instant
     items: tuple[LiveItem, ...]
 
     @property
     def nbytes(self) -> int:
-        return self.at.nbytes
+        """Of all items together."""
+        return sum(i.nbytes for i in self.items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,6 @@ def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
     shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
     starts = _step_starts(profile)
     steps = [b - a for a, b in pairwise(starts)]
-    skips = sum(e.count for e in profile.ledger if e.kind in _SKIPS)
     return RankRow(
         rank=process.rank,
         host=process.host,
@@ -133,21 +132,18 @@ def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
         steps=len(steps),
         step_ns=median(steps) if steps else None,
         recompiles=_recompiles(profile),
-        skips=skips,
+        skips=sum(e.count for e in profile.ledger if e.kind in _SKIPS),
         complete=profile.complete,
     )
 
 
 def _step_starts(profile: Profile) -> list[int]:
     calls = profile.calls
-    counts = Counter(calls.graph)
-    forwards = [g.id for g in profile.graphs if g.kind is GraphKind.FORWARD and counts[g.id]]
-    ids = forwards or list(counts)
-    if not ids:
-        return []
-    most = max(counts[i] for i in ids)
-    anchors = {i for i in ids if counts[i] == most}
-    anchor = next(i for i in calls.graph if i in anchors)
+    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+    ids = forwards.intersection(calls.graph) or set(calls.graph)
+    # Of those that are called most often the one that was called first.
+    counts = Counter(g for g in calls.graph if g in ids)
+    anchor = max(counts, key=lambda g: counts[g], default=None)
     return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
 
 

@@ -155,16 +155,14 @@ class Timeline:
         """
         step = self._step_of(call)
         own: list[LiveItem] = []
-        if step.unit == _NONE:
-            if instant:
-                raise IndexError(f"call {call} was not observed: its only instant is 0")
-        else:
+        if step.unit != _NONE:
             unit = self.units[step.unit]
             makers = self._input_makers(step.unit, step.forwards)
             own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
+        elif instant:
+            raise IndexError(f"call {call} was not observed: its only instant is 0")
         _, moving, taken = self._rest(step.before, step.unit, step.forwards)
-        items = self._on_device((*self._items(step.before, moving, taken), *own))
-        return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
+        return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
 
     def kind(self, call: int) -> int:
         """A number: calls with the same one have the same live sets at all their instants and after

@@ -207,14 +207,8 @@ def _in_program(
     for i, s in enumerate(storages):
         if s.id != i:
             yield f"{at}.storages[{i}].id", f"id {s.id} at position {i}"
-        for name, indices, count in (
-            ("inputs", s.inputs, len(graph.inputs)),
-            ("outputs", s.outputs, len(graph.outputs)),
-        ):
-            for k in indices:
-                if not 0 <= k < count:
-                    said = _no(name[:-1], k, "the graph has", count)
-                    yield f"{at}.storages[{i}].{name}", said
+        yield from _in_indices("input", s.inputs, len(graph.inputs), f"{at}.storages[{i}]")
+        yield from _in_indices("output", s.outputs, len(graph.outputs), f"{at}.storages[{i}]")
     live = {i for i, s in enumerate(storages) if s.at_entry}
     for i, e in enumerate(program.events):
         where = f"{at}.events[{i}]"
@@ -233,6 +227,12 @@ def _in_program(
             live.remove(e.storage)
 
 
+def _in_indices(what: str, indices: Iterable[int], count: int, at: str) -> Iterator[_Finding]:
+    for k in indices:
+        if not 0 <= k < count:
+            yield f"{at}.{what}s", _no(what, k, "the graph has", count)
+
+
 def _in_placement(
     placement: model.Placement, at: str, inputs: Mapping[int, int]
 ) -> Iterator[_Finding]:
@@ -243,9 +243,7 @@ def _in_placement(
             yield f"{at}.blocks[{i}]", said
         # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
         count = inputs.get(b.graph, max(b.inputs, default=0) + 1)
-        for k in b.inputs:
-            if not 0 <= k < count:
-                yield f"{at}.blocks[{i}].inputs", _no("input", k, "the graph has", count)
+        yield from _in_indices("input", b.inputs, count, f"{at}.blocks[{i}]")
 
 
 def _calls(profile: model.Profile, moved: _Moved, notes: Notes) -> None:

@@ -227,12 +227,8 @@ def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
         t = e.tree
         if t is None or t.node is None or t.node < 0:
             continue
-        where = (t.device, t.function, t.node)
-        node = found.get(where)
-        if node is None:
-            node = found[where] = RecordedNode(
-                t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step
-            )
+        new = RecordedNode(t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step)
+        node = found.setdefault((t.device, t.function, t.node), new)
         if e.kind is LedgerKind.REPLAY:
             node.replays += e.count
             node.marginal_bytes = max(node.marginal_bytes, t.marginal)

@@ -59,8 +59,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """One view of a live set: ``total == attributed + unattributed``, exactly, in bytes. Parts and
-    the reasons in the remainder come largest first."""
+    """One view of a live set: ``total == attributed + unattributed``, exactly, in bytes; largest
+    first."""
 
     view: View
     total: int
@@ -88,8 +88,8 @@ is the remainder."""
 
 
 def break_down(view: View, items: Iterable[tuple[int, int, Named, str]]) -> Breakdown:
-    """The breakdown of ``items``: of each the bytes, the number of storages, the part that it
-    belongs to, and the reason if it belongs to none."""
+    """The breakdown of items: of each the bytes, the number of storages, the part that it belongs
+    to, and the reason if it belongs to none."""
     sums: dict[tuple[bool, str, int | None], Share] = {}
     for nbytes, count, named, why in items:
         key, graph, note = named if named is not None else (why, None, "")
@@ -190,8 +190,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many bytes of what programs allocate, freed or not and inputs excluded, are attributed to
-    an FX node, and to a source line or a module; and by reason those that miss either."""
+    """How many bytes of what programs allocate, inputs excluded, are attributed to an FX node, and
+    to a source line or a module; and by reason those that miss either."""
 
     allocated: int = 0
     to_node: int = 0

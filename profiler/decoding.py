@@ -310,8 +310,7 @@ class Document:
 
 
 def _raw_fields(payload: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The fields of an object, not decoded: the structure is checked and no value is built, which
-    matters for large files."""
+    """Of an object, not decoded: the structure is checked and no value is built."""
     return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
 
 

@@ -29,7 +29,7 @@ def peak_bytes(timeline: Timeline) -> int:
 def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     """The device that was asked for; by default an accelerator's if any is used, the one with
     the highest peak. One that only the tracker or the data flow knows gets a timeline without
-    memory in ``found`` when it is asked for.
+    memory in ``found``.
 
     Raises:
         ValueError: the profile has nothing on ``wanted``.

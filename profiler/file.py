@@ -83,8 +83,7 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     contradiction costs] and Note [What damage costs].
 
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
-        ProfileTooLargeError: it holds none; ``path`` is named in the message.
+        ProfileError: as ``read_profile``, but for those of the file itself.
     """
     name = None if path is None else os.fspath(path)
     if is_pickle(data):

@@ -70,7 +70,7 @@ class LiveSet:
 class BytesOverTime:
     """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
     most at an instant of it; when it has returned, before its arguments and results are dropped;
-    and what is carried after it, see Note [What is live between calls] in timeline.py."""
+    and what is carried after it."""
 
     entry: Sequence[int]
     peak: Sequence[int]

@@ -79,7 +79,6 @@ def read_from(
 
 @contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, and nothing else."""
     _check_regular(os.stat(path), path)  # Opening some devices does something.
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(fd, "rb") as file:

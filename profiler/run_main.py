@@ -59,10 +59,8 @@ def run_main(arguments: list[str], before: Callable[[], object]) -> None:
 
 
 def launch(arguments: list[str], before: Callable[[], object], file: str) -> None:
-    """``run_main`` for a command that has replaced itself by the module ``file``.
-
-    What cannot be run ends the process with status 2; tracebacks begin with the script's frames.
-    """
+    """``run_main`` for a command that has replaced itself by the module ``file``. What cannot be
+    run ends the process with status 2; tracebacks begin with the script's frames."""
     try:
         run_main(arguments, before)
     except SystemExit:

@@ -101,8 +101,8 @@ class _Step:
 
 
 class Timeline:
-    """The memory of all calls of a valid profile; see Note [What is live between calls] for what it
-    knows and what it cannot see (eager tensors outside compiled calls above all).
+    """The memory of all calls of a valid profile; Note [What is live between calls] says what it
+    cannot see.
 
     Building it takes time linear in the number of calls (about a second a million). It counts
     memory of ``device`` only, e.g. ``cuda:0``; None adds up all devices, which means something only

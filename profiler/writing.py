@@ -51,7 +51,7 @@ _PATIENCE = 10
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool | None:
-    """Lock the file of ``fd`` until it is closed, or share its lock; waits for nothing. False where
+    """Lock the file of ``fd`` until it is closed, or share its lock, without waiting. False where
     someone else has it, None where this file system has no locks."""
     if _flock is None:
         return None
@@ -63,8 +63,8 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
 
 
 def is_locked(path: str) -> bool | None:
-    """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
-    None where there is no such file, or this cannot be found out."""
+    """Whether another descriptor, of whatever process, holds a lock on the file; None where there
+    is no file, or this cannot be found out."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _O_BINARY)
     except OSError:
@@ -78,13 +78,7 @@ def is_locked(path: str) -> bool | None:
 
 def claim(path: str) -> int | None:
     """A descriptor of the file at ``path``, made empty and locked; None if someone else writes it.
-
-    Where the file system has no locks nobody can know that: there only a file that is new or empty
-    is given.
-
-    Raises:
-        OSError: the operating system refuses.
-    """
+    Where the file system has no locks only a file that is new or empty is given."""
     for _ in range(_PATIENCE):
         # Not O_TRUNC: what is there may be another's.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | _O_BINARY, 0o666)
@@ -309,11 +303,9 @@ def check_writable(path: StrPath, what: str = "a profile") -> None:
 
 def create_for_streaming(path: StrPath) -> tuple[int, str]:
     """A new, empty file for a profile that is written while its process runs: an open descriptor,
-    which holds the file's lock, and the file's path.
-
-    It takes the place of what was at ``path``, unless another live process writes that (a path
-    without ``{rank}``, or a rank that nobody knows): then it lies beside it, with this process's
-    number in its name. See Note [Files that are being written].
+    which holds the file's lock, and the file's path. It takes the place of what was there, unless
+    another live process writes that: then it lies beside it, with this process's number in its
+    name.
 
     Raises:
         ProfileNotWritableError: the operating system refuses.
@@ -338,7 +330,7 @@ def _check_target(path: str) -> os.stat_result | None:
     """What is there, None if nothing is.
 
     Raises:
-        OSError: it is no regular file, or a live process writes it, so it cannot be replaced.
+        OSError: it is no regular file, or a live process writes it.
     """
     found = _check_regular(path)
     if found is not None and is_locked(path):

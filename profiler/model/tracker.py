@@ -82,12 +82,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run.
-
-    Attributes:
-        sees: what it counts, in words.
-        misses: what it cannot see, in words; why it was not used where it was not.
-    """
+    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run; in
+    words what it counts, and what it cannot see, or why it was not used."""
 
     name: str
     used: bool
@@ -203,8 +199,6 @@ class DeviceMemory:
     """The memory of one device; see Note [Bytes of the tracker].
 
     Attributes:
-        tensor_bytes, tensors: storages and tensors that live Python tensors refer to.
-        allocated_bytes: handed out by its allocator.
         reserved_bytes: what its allocator has from the system; on the CPU resident bytes.
         peak_bytes: highest allocated (CPU: resident) bytes since the process began, or since
             the user's program reset the allocator's mark.

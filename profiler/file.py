@@ -16,18 +16,10 @@ from typing import Any
 
 import msgspec
 
+from . import errors
 from ._text import visible
 from .decoding import documents
 from .encoding import encode_profile as encode_profile
-from .errors import (
-    ProfileError,
-    ProfileForeignError,
-    ProfileInvalidError,
-    ProfileMergedError,
-    ProfileNotWritableError,
-    ProfileTruncatedError,
-    ProfileVersionError,
-)
 from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
@@ -70,7 +62,7 @@ def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: s
     """
     if len(profiles) > 1:
         ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in profiles)
-        raise ProfileMergedError(
+        raise errors.ProfileMergedError(
             path, f"it holds {len(profiles)} profiles, of ranks {ranks}: {way_out}"
         )
     return profiles[0]
@@ -91,21 +83,21 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []
-    failed: list[ProfileError] = []
+    failed: list[errors.ProfileError] = []
     for document in documents(data, name):
         try:
             profile, notes = document.profile(), document.left_out
             profile.left_out += notes.lines()
             rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
             if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
-                raise ProfileInvalidError(
+                raise errors.ProfileInvalidError(
                     name,
                     "not a valid profile, and nothing of it can be used: "
                     f"{profile.left_out[0]}; see docs/profile-format.md",
                     notes.where,
                 )
             found.append(profile)
-        except (ProfileInvalidError, ProfileVersionError) as e:
+        except (errors.ProfileInvalidError, errors.ProfileVersionError) as e:
             failed.append(e)
     if not found:
         raise failed[0]
@@ -117,7 +109,7 @@ def _check_kind(data: bytes, name: str | None) -> None:
     if MAGIC in data:
         return
     if MAGIC.startswith(data[: len(MAGIC)]):
-        raise ProfileTruncatedError(
+        raise errors.ProfileTruncatedError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )
     begin = data[:_BEGIN]
@@ -127,21 +119,21 @@ def _check_kind(data: bytes, name: str | None) -> None:
         except zlib.error:
             begin = b""
     if begin.startswith(MAGIC):
-        raise ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
+        raise errors.ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
     json = _JSON.match(begin)
     if json is not None and json[1] == str(SCHEMA_VERSION).encode():
-        raise ProfileForeignError(
+        raise errors.ProfileForeignError(
             name,
             "JSON of a profile, which `memprof export -f json` makes for other programs: give the "
             "profile that it was made of",
         )
     if json is not None:
-        raise ProfileVersionError(
+        raise errors.ProfileVersionError(
             name,
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
             "again, or read it with memprof 0.1.0",
         )
-    raise ProfileForeignError(
+    raise errors.ProfileForeignError(
         name, f"not a memprof profile: a profile begins with the bytes {MAGIC!r}"
     )
 
@@ -201,7 +193,7 @@ def check_name(path: StrPath) -> None:
         ProfileNotWritableError: ``path`` ends in ``.json`` or ``.gz``.
     """
     if os.fspath(path).endswith((".json", ".gz")):
-        raise ProfileNotWritableError(
+        raise errors.ProfileNotWritableError(
             path,
             "a profile is neither JSON nor gzip: let its name end in .memprof; "
             "`memprof export -f json` makes JSON of it",

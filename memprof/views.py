@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TextIO
 
-from memprof.profiler.devices import known_devices, no_such_device
+from memprof.profiler.devices import check_known, known_devices
 from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import export_profile
@@ -105,8 +105,7 @@ class Views:
         profiles = self.profiles()
         known = sorted({device for profile in profiles for device in known_devices(profile)})
         for device in devices or ():
-            if device not in known:
-                raise no_such_device(device, known)
+            check_known(device, known)
         export_profile(profiles, format, path, devices or known)
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:

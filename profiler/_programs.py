@@ -1,6 +1,5 @@
 """What the timeline prepares: what of each program outlives its call and under which name, which
-persistent memory exists when, and which forwards a backward takes from; see Note [What is live
-between calls] in ``timeline.py``.
+persistent memory exists when, and which forwards a backward takes from.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
@@ -15,9 +14,8 @@ programs that have that memory: also for the one that made it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -42,31 +40,28 @@ CALLS = 3
 
 def kept_inputs(profile: Profile) -> frozenset[int]:
     """Identities of storages that are state, of which their graph says that they are inputs."""
-    first: dict[int, tuple[int, int]] = {}
-    graphs = {g.id: g for g in profile.graphs if any(_may_be_state(v) for v in g.inputs)}
+    graphs = {g.id: g for g in profile.graphs if any(map(_may_be_state, g.inputs))}
     if not graphs:
         return frozenset()
-    seen: set[tuple[int, int]] = set()
-    calls_of: dict[int, list[int]] = {graph: [] for graph in graphs}
     calls = profile.calls
-    for k, (graph, program) in enumerate(zip(calls.graph, calls.program, strict=True)):
-        record = graphs.get(graph)
-        if record is None:
-            continue
-        calls_of[graph].append(k)
-        if (graph, program) in seen or not 0 <= program < len(record.programs):
-            continue
-        seen.add((graph, program))
-        for s in record.programs[program].storages:
-            if s.identity is not None and s.category is Category.INPUT:
-                written = (record.inputs[i] for i in s.inputs if i < len(record.inputs))
-                if any(map(_may_be_state, written)):
-                    first.setdefault(s.identity, (graph, k))
+    calls_of: dict[int, list[int]] = defaultdict(list)
+    first_calls: dict[tuple[int, int], int] = {}
+    for k, call in enumerate(zip(calls.graph, calls.program, strict=True)):
+        if call[0] in graphs:
+            calls_of[call[0]].append(k)
+            first_calls.setdefault(call, k)
+    first: dict[int, tuple[int, int]] = {}
+    for (id, program), begin in first_calls.items():
+        graph = graphs[id]
+        for s in graph.programs[program].storages if program >= 0 else ():
+            written = any(_may_be_state(graph.inputs[i]) for i in s.inputs)
+            if written and s.identity is not None and s.category is Category.INPUT:
+                first.setdefault(s.identity, (id, begin))
     found = set()
-    for identity, (graph, begin) in first.items():
+    for identity, (id, begin) in first.items():
         released = profile.released.get(identity)
         end = len(calls) if released is None else released - calls.dropped
-        if sum(begin <= k < end for k in calls_of[graph]) >= CALLS:
+        if sum(begin <= k < end for k in calls_of[id]) >= CALLS:
             found.add(identity)
     return frozenset(found)
 
@@ -87,30 +82,6 @@ SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedItem:
-    """Memory that outlives a call, by its name across units, with the graph that explains it as in
-    ``LiveItem``, and whether the unit that holds it has made it; else it was an input."""
-
-    key: Key
-    storage: Storage
-    graph: int
-    owner: str | None
-    line: int
-    hold: Hold
-    made: bool
-
-    def live(self, count: int = 1) -> LiveItem:
-        """So many copies of this memory."""
-        return LiveItem(self.storage, self.graph, self.owner, self.line, self.hold, count)
-
-    def as_input_of(self, storage: Storage) -> LiveItem:
-        """This memory, seen as the input ``storage`` of another graph's call."""
-        # A partner of other sizes explains where memory comes from, not how large it is.
-        known = self.storage if self.storage.nbytes == storage.nbytes else storage
-        return LiveItem(known, self.graph, self.owner, self.line, Hold.CALL)
-
-
-@dataclass(frozen=True, slots=True)
 class HandedOn:
     """Outputs of a unit that the same other units, ``consumers``, have as inputs. Gradients
     accumulate: autograd adds what the producer makes when it is called again to what it made
@@ -118,27 +89,25 @@ class HandedOn:
 
     consumers: frozenset[int]
     accumulates: bool
-    items: tuple[CarriedItem, ...]
+    items: dict[Key, LiveItem]
 
 
 @dataclass(slots=True)
 class PreparedProgram:
-    """One program, prepared; a storage's name is its key, and all sizes are in bytes.
+    """One program, prepared; all sizes are in bytes. A ``LiveItem`` is memory that outlives a call,
+    which the unit made unless ``storage.at_entry``.
 
     Attributes:
         id: index in the list of units.
         graph, index, program: the program is ``graph.programs[index]``, but for what
             ``prepare_programs`` changes.
-        peak_at, peak_bytes: ``program.peak()``.
-        exit_bytes: live when the call has returned.
         saved_bytes: of a forward, all storages it returns for the backward, parameters included.
         given_bytes: of a backward, those it is given by a forward, by ``GraphValue.forward_graph``.
         input_keys: of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
-        shared, private_bytes: the part of ``saved`` that other units may hold or take too. The
-            rest, nearly all of it, is the business of the forward and its backward alone, and
-            need not be looked at one by one to be counted.
+        shared, private_bytes: the part of ``saved`` that other units may hold or take too, and
+            bytes of the rest, nearly all of it, which need not be looked at one by one.
         handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -149,26 +118,26 @@ class PreparedProgram:
     program: AllocationProgram
     peak_at: int
     peak_bytes: int
-    exit_bytes: int
-    saved_bytes: int
-    given_bytes: dict[int | None, int]
-    input_keys: dict[int, Key]
-    persistent: dict[Key, CarriedItem]
-    saved: dict[Key, CarriedItem]
     surviving: list[LiveStorage]
-    shared: dict[Key, CarriedItem] = field(default_factory=dict)
+    input_keys: dict[int, Key]
+    saved_bytes: int = 0
+    given_bytes: Counter[int | None] = field(default_factory=Counter)
+    persistent: dict[Key, LiveItem] = field(default_factory=dict)
+    saved: dict[Key, LiveItem] = field(default_factory=dict)
+    shared: dict[Key, LiveItem] = field(default_factory=dict)
     private_bytes: int = 0
-    handed_on: tuple[HandedOn, ...] = ()
-    sources: Mapping[int, CarriedItem] = field(default_factory=dict)
+    handed_on: list[HandedOn] = field(default_factory=list)
+    sources: dict[int, tuple[Key, LiveItem]] = field(default_factory=dict)
+
+    def carried(self, live: LiveStorage, hold: Hold) -> tuple[Key, LiveItem]:
+        """Memory that outlives a call, by its key."""
+        s = live.storage
+        return _key(self.id, self.graph, s), LiveItem(s, self.graph.id, live.owner, live.line, hold)
 
 
 def prepare_programs(profile: Profile, device: str | None = None) -> list[PreparedProgram]:
-    """All programs of a profile, prepared; graph by graph, program by program.
-
-    Inputs that turn out to be state (``kept_inputs``) have that category. With ``device``, storages
-    on other devices count no bytes: the order of events and the numbers of instants stay what they
-    are.
-    """
+    """All programs of a profile, graph by graph, program by program. With ``device``, storages on
+    other devices count no bytes: events and instants keep their numbers."""
     units: list[PreparedProgram] = []
     kept = kept_inputs(profile)
 
@@ -187,20 +156,20 @@ def prepare_programs(profile: Profile, device: str | None = None) -> list[Prepar
     return units
 
 
-def partner_keys(backward: PreparedProgram, forward: PreparedProgram) -> dict[int, CarriedItem]:
+def given_by(
+    backward: PreparedProgram, forward: PreparedProgram
+) -> dict[int, tuple[Key, LiveItem]]:
     """Input storages of ``backward`` that ``forward`` returned, by storage id."""
     by_output = {o: live for live in forward.surviving for o in live.storage.outputs}
-    out: dict[int, CarriedItem] = {}
+    out: dict[int, tuple[Key, LiveItem]] = {}
     for s in backward.program.storages:
         if s.origin is not Origin.INPUT:
             continue
         for i in s.inputs:
             value = backward.graph.inputs[i]
             o = value.forward_output
-            if value.forward_graph not in (None, forward.graph.id):
-                continue
-            if o is not None and o in by_output:
-                out[s.id] = _carried(forward.id, forward.graph, by_output[o], Hold.SAVED)
+            if o in by_output and value.forward_graph in (None, forward.graph.id):
+                out[s.id] = forward.carried(by_output[o], Hold.SAVED)
                 break
     return out
 
@@ -214,58 +183,37 @@ def _key(unit: int, graph: GraphRecord, s: Storage) -> Key:
     return (unit, s.id)
 
 
-def _carried(unit: int, graph: GraphRecord, live: LiveStorage, hold: Hold) -> CarriedItem:
-    s = live.storage
-    made = not s.at_entry
-    return CarriedItem(_key(unit, graph, s), s, graph.id, live.owner, live.line, hold, made)
-
-
 def _unit(id: int, graph: GraphRecord, index: int, program: AllocationProgram) -> PreparedProgram:
-    peak_at, peak_bytes = program.peak()
     surviving = program.surviving()
     inputs = [s for s in program.storages if s.at_entry]
-    saved: dict[Key, CarriedItem] = {}
-    saved_bytes = 0
-    if graph.kind is GraphKind.FORWARD:
-        for live in surviving:
-            s = live.storage
-            roles = {graph.outputs[o].role for o in s.outputs}
-            if Role.SAVED_FOR_BACKWARD in roles or s.category in SAVED:
-                saved_bytes += s.nbytes
-                if s.at_entry and s.category in PERSISTENT:
-                    continue
-                item = _carried(id, graph, live, Hold.SAVED)
-                saved[item.key] = item
-    given: dict[int | None, int] = {}
-    if graph.kind is GraphKind.BACKWARD:
-        for s in inputs:
-            if _is_saved(graph, s):
-                forward = next(
-                    (f for i in s.inputs if (f := graph.inputs[i].forward_graph) is not None), None
-                )
-                given[forward] = given.get(forward, 0) + s.nbytes
-    persistent = {}
+    unit = PreparedProgram(
+        id,
+        graph,
+        index,
+        program,
+        *program.peak(),
+        surviving,
+        input_keys={s.id: _key(id, graph, s) for s in inputs},
+    )
+    for live in surviving if graph.kind is GraphKind.FORWARD else ():
+        s = live.storage
+        roles = {graph.outputs[o].role for o in s.outputs}
+        if Role.SAVED_FOR_BACKWARD in roles or s.category in SAVED:
+            unit.saved_bytes += s.nbytes
+            if not (s.at_entry and s.category in PERSISTENT):
+                key, item = unit.carried(live, Hold.SAVED)
+                unit.saved[key] = item
     for s in inputs:
+        if _is_saved(graph, s):
+            if graph.kind is GraphKind.BACKWARD:
+                forwards = (graph.inputs[i].forward_graph for i in s.inputs)
+                unit.given_bytes[next((f for f in forwards if f is not None), None)] += s.nbytes
         # What a forward gave its backward as a parameter may be a copy of it that the
         # forward made (a weight in another memory format), and lives no longer than that.
-        if s.category in PERSISTENT and not _is_saved(graph, s):
-            item = _carried(id, graph, LiveStorage(s, s.name, 0), Hold.PERSISTENT)
-            persistent[item.key] = item
-    return PreparedProgram(
-        id=id,
-        graph=graph,
-        index=index,
-        program=program,
-        peak_at=peak_at,
-        peak_bytes=peak_bytes,
-        exit_bytes=sum(live.storage.nbytes for live in surviving),
-        saved_bytes=saved_bytes,
-        given_bytes=given,
-        input_keys={s.id: _key(id, graph, s) for s in inputs},
-        persistent=persistent,
-        saved=saved,
-        surviving=surviving,
-    )
+        elif s.category in PERSISTENT:
+            key, item = unit.carried(LiveStorage(s, s.name, 0), Hold.PERSISTENT)
+            unit.persistent[key] = item
+    return unit
 
 
 def _is_saved(graph: GraphRecord, s: Storage) -> bool:
@@ -278,115 +226,91 @@ def _is_saved(graph: GraphRecord, s: Storage) -> bool:
 
 def _link(units: list[PreparedProgram]) -> None:
     """Find out which units make what others take."""
-    makers: dict[int, tuple[PreparedProgram, LiveStorage]] = {}
+    makers: dict[int, tuple[PreparedProgram, LiveItem]] = {}
     for u in units:
         for live in u.surviving:
-            s = live.storage
-            if s.identity is not None and not s.at_entry:
-                makers.setdefault(s.identity, (u, live))
+            identity = live.storage.identity
+            if identity is not None and not live.storage.at_entry:
+                makers.setdefault(identity, (u, u.carried(live, Hold.HANDED_ON)[1]))
     takers: dict[int, set[int]] = {}
     for u in units:
-        sources: dict[int, CarriedItem] = {}
         for s in u.program.storages:
             if s.origin is not Origin.INPUT or s.identity is None or s.identity not in makers:
                 continue
-            maker, live = makers[s.identity]
+            maker, item = makers[s.identity]
             if maker is u:
                 continue
-            sources[s.id] = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
+            u.sources[s.id] = s.identity, item
             if s.category not in PERSISTENT and not _is_saved(u.graph, s):
                 takers.setdefault(s.identity, set()).add(u.id)
-        u.sources = sources
-    handed_on: dict[tuple[int, frozenset[int], bool], list[CarriedItem]] = {}
+    handed_on: dict[tuple[int, frozenset[int], bool], dict[Key, LiveItem]] = {}
     for identity, consumers in takers.items():
-        maker, live = makers[identity]
-        item = _carried(maker.id, maker.graph, live, Hold.HANDED_ON)
-        gradient = (
-            live.storage.category is Category.GRADIENT and maker.graph.kind is GraphKind.BACKWARD
-        )
-        handed_on.setdefault((maker.id, frozenset(consumers), gradient), []).append(item)
+        maker, item = makers[identity]
+        backward = maker.graph.kind is GraphKind.BACKWARD
+        gradient = backward and item.storage.category is Category.GRADIENT
+        handed_on.setdefault((maker.id, frozenset(consumers), gradient), {})[identity] = item
     for (id, group, gradient), items in handed_on.items():
-        units[id].handed_on += (HandedOn(group, gradient, tuple(items)),)
+        units[id].handed_on.append(HandedOn(group, gradient, items))
     _share(units)
 
 
 def _share(units: list[PreparedProgram]) -> None:
     """Tell apart what only one unit saves and what others hold or take too."""
-    holders: dict[Key, set[int]] = {}
-    for u in units:
-        for key in u.saved:
-            holders.setdefault(key, set()).add(u.id)
-    taken: dict[Key, set[int | None]] = {}
+    holders = Counter(key for u in units for key in u.saved)
+    taken: dict[Key, set[int | None]] = defaultdict(set)
     for u in units:
         # A backward takes what its own forward saved: it goes by the forward's graph_id.
         ours = u.graph.graph_id if u.graph.kind is GraphKind.BACKWARD else None
         for key in u.input_keys.values():
-            taken.setdefault(key, set()).add(ours)
+            taken[key].add(ours)
         for outputs in u.handed_on:
-            for item in outputs.items:
-                taken.setdefault(item.key, set()).add(None)
+            for key in outputs.items:
+                taken[key].add(None)
     for u in units:
         for key, item in u.saved.items():
-            if item.made and len(holders[key]) == 1 and taken.get(key, set()) <= {u.graph.graph_id}:
+            alone = holders[key] == 1 and taken[key] <= {u.graph.graph_id}
+            if alone and not item.storage.at_entry:
                 u.private_bytes += item.storage.nbytes
             else:
                 u.shared[key] = item
 
 
 class Persistent:
-    """The persistent memory of one call log.
-
-    The set changes with few calls only: the first ones of each graph, and those at which something
-    was released. The calls from one change to the next are an *epoch*; ``starts`` has the first
-    call of each, and begins with 0.
-    """
+    """The persistent memory of one call log. The set changes with few calls only: the first ones of
+    each graph, and those at which something was released. The calls from one change to the next are
+    an *epoch*, known by its first call: ``epochs`` has them all, and 0."""
 
     def __init__(
         self, profile: Profile, units: Sequence[PreparedProgram], unit_of_call: Sequence[int]
     ) -> None:
-        dropped = profile.calls.dropped
         never = len(unit_of_call) + 1
-        found: dict[Key, tuple[CarriedItem, int, int]] = {}
+        found: dict[Key, tuple[LiveItem, int, int]] = {}
         seen: set[int] = {_NONE}
         for k, u in enumerate(unit_of_call):
             if u in seen:
                 continue
             seen.add(u)
-            for key, carried in units[u].persistent.items():
+            for key, item in units[u].persistent.items():
                 released = profile.released.get(key) if isinstance(key, int) else None
-                end = never if released is None else released - dropped
-                found.setdefault(key, (carried, k, end))
-        lives = {key: life for key, life in found.items() if life[1] < life[2]}
-        ends = {end for _, _, end in lives.values()} - {never}
-        self.starts = sorted({0, *(begin for _, begin, _ in lives.values()), *ends})
-        number = {start: i for i, start in enumerate(self.starts)}
-        number[never] = len(self.starts)
-        self._lives = {
-            key: (carried.live(), range(number[begin], number[end]))
-            for key, (carried, begin, end) in lives.items()
-        }
-        """Persistent memory and the epochs in which it exists."""
-        changes = [0] * (len(self.starts) + 1)
-        for item, epochs in self._lives.values():
-            changes[epochs.start] += item.storage.nbytes
-            changes[epochs.stop] -= item.storage.nbytes
-        self._nbytes = list(accumulate(changes))
-
-    def epoch(self, call: int) -> int:
-        """The epoch of a call."""
-        return bisect_right(self.starts, call) - 1
+                end = never if released is None else released - profile.calls.dropped
+                found.setdefault(key, (item, k, end))
+        self._lives = {key: life for key, life in found.items() if life[1] < life[2]}
+        """Of each the first call that has it, and the first that has it no more."""
+        changes = Counter({0: 0})
+        for item, begin, end in self._lives.values():
+            changes[begin] += item.storage.nbytes
+            changes[end] -= item.storage.nbytes
+        self.epochs = sorted(changes)
+        sums = accumulate(changes[epoch] for epoch in self.epochs)
+        self._nbytes = dict(zip(self.epochs, sums, strict=True))
 
     def has(self, key: Key, epoch: int) -> bool:
-        """Whether memory exists in an epoch."""
-        return key in self._lives and epoch in self._lives[key][1]
+        return key in self._lives and self._lives[key][1] <= epoch < self._lives[key][2]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
         """What exists in an epoch, in order of first appearance, less what is in ``without``."""
-        return [
-            item
-            for key, (item, epochs) in self._lives.items()
-            if epoch in epochs and key not in without
-        ]
+        there = (key for key in self._lives if key not in without and self.has(key, epoch))
+        return [self._lives[key][0] for key in there]
 
     def nbytes(self, epoch: int, without: Collection[Key] = ()) -> int:
         """Bytes of ``items``, without looking at each."""
@@ -444,7 +368,6 @@ class Pairing:
         return self._units[unit].saved_bytes if unit != _NONE else _NONE
 
     def _given(self, call: int, graph_id: int | None) -> int:
-        """Bytes that a call of a backward is given by calls of one of its forwards."""
         unit = self._unit_of_call[call]
         if unit == _NONE:
             return _NONE

@@ -3,16 +3,10 @@
 Note [What may reach a terminal]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Names, paths, source lines and reasons in a profile are whatever a program, or whoever edited the
-file, put there. A terminal obeys some characters: escape sequences move the cursor, set the
-window's title or the clipboard; line breaks forge rows; bidirectional controls show a name in
-another order than it has; invisible ones make two names look alike. So what is printed passes one
-of two functions, at the edge where it becomes text for people, and nowhere else: files keep what
-was recorded.
-
-* ``visible``: every such character as its Python escape, on one line, cut where it is longer than
-  anybody reads. Pages of text (``report/page.py``), errors and the lines of the command line use
-  it.
-* ``visible_json``: the same characters as JSON escapes, so that the value stays what it is.
+file, put there. A terminal obeys some characters: escape sequences move the cursor or set the
+clipboard; line breaks forge rows; bidirectional controls show a name in another order than it has;
+invisible ones make two names look alike. So what is printed passes ``visible`` or ``visible_json``
+at the edge where it becomes text for people, and nowhere else: files keep what was recorded.
 """
 
 from __future__ import annotations
@@ -32,8 +26,8 @@ _OBEYED = re.compile(
 
 
 def visible(text: str) -> str:
-    """``text`` on one line, without a character that a terminal would obey, at most about
-    ``LONGEST`` characters of it."""
+    """``text`` on one line, every character that a terminal would obey as its Python escape, at
+    most about ``LONGEST`` characters of it."""
     cut = ""
     if len(text) > LONGEST:
         text, cut = text[:LONGEST], f"… ({len(text) - LONGEST:,} more characters)"

@@ -2,22 +2,21 @@
 line, graph; and bytes by what they have in common.
 
 Every view of a live set adds up: its parts and its remainder are together exactly the bytes of the
-set. A part named in parentheses, such as ``(input)``, is memory that compiled code did not make,
-where the view asks for something that only compiled code has. The remainder is memory of which we
-do not know, with the reason.
+set. A part named in parentheses, such as ``(input)``, is memory that compiled code did not make.
+The remainder is memory of which we do not know, with the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from .live import LiveItem, LiveSet
 from .model import (
     AllocationProgram,
-    BufferProvenance,
     Category,
     DataFlowStorage,
     EventKind,
@@ -48,9 +47,8 @@ class View(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Bytes of one category, module, node, line or graph, or of one reason; ``graph`` is there
-    where the key is only unique within it, ``note`` is the operator of a node or the code of a
-    line."""
+    """Bytes of one category, module, node, line or graph, or of one reason; ``graph`` where the key
+    is only unique within it, ``note`` the operator of a node or the code of a line."""
 
     key: str
     nbytes: int
@@ -61,8 +59,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """One view of a live set: ``total == attributed + unattributed``, exactly, in bytes. Parts and
-    the reasons in the remainder come largest first."""
+    """One view of a live set: ``total == attributed + unattributed``, exactly, in bytes; largest
+    first."""
 
     view: View
     total: int
@@ -90,52 +88,47 @@ is the remainder."""
 
 
 def break_down(view: View, items: Iterable[tuple[int, int, Named, str]]) -> Breakdown:
-    """The breakdown of ``items``: of each the bytes, the number of storages, the part that it
-    belongs to, and the reason if it belongs to none."""
-    sums: dict[tuple[bool, str, int | None], list[int]] = {}
-    notes: dict[tuple[bool, str, int | None], str] = {}
-    total = 0
+    """The breakdown of items: of each the bytes, the number of storages, the part that it belongs
+    to, and the reason if it belongs to none."""
+    sums: dict[tuple[bool, str, int | None], Share] = {}
     for nbytes, count, named, why in items:
-        key = (False, why, None) if named is None else (True, named[0], named[1])
-        if named is not None:
-            notes.setdefault(key, named[2])
-        entry = sums.setdefault(key, [0, 0])
-        entry[0] += nbytes
-        entry[1] += count
-        total += nbytes
-    shares = sorted(
-        ((k, Share(k[1], n, c, k[2], notes.get(k, ""))) for k, (n, c) in sums.items()),
-        key=lambda s: (-s[1].nbytes, s[1].key, s[1].graph or 0),
-    )
-    parts = tuple(s for k, s in shares if k[0])
-    attributed = sum(s.nbytes for s in parts)
-    remainder = tuple(s for k, s in shares if not k[0])
-    return Breakdown(view, total, attributed, total - attributed, parts, remainder)
+        key, graph, note = named if named is not None else (why, None, "")
+        where = (named is not None, key, graph)
+        known = sums.get(where, Share(key, 0, 0, graph, note))
+        sums[where] = replace(known, nbytes=known.nbytes + nbytes, storages=known.storages + count)
+    shares = sorted(sums.items(), key=lambda s: (-s[1].nbytes, s[1].key, s[1].graph or 0))
+    parts = tuple(share for (is_part, *_), share in shares if is_part)
+    remainder = tuple(share for (is_part, *_), share in shares if not is_part)
+    attributed, rest = (sum(s.nbytes for s in found) for found in (parts, remainder))
+    return Breakdown(view, attributed + rest, attributed, rest, parts, remainder)
 
 
 def data_flow_breakdown(live: Iterable[DataFlowStorage], view: View) -> Breakdown:
     """One view of what the data-flow profile has live; its nodes are the operators."""
-    name = _DATA_FLOW[view]
-    return break_down(view, ((s.nbytes, 1, name(s), _why_unattributed(s, view)) for s in live))
+    found = []
+    for s in live:
+        why = "before the trace" if s.created_ns is None else "unattributed"
+        if view is View.CATEGORY:
+            why = s.why or "unknown"
+        found.append((s.nbytes, 1, _data_flow_part(s, view), why))
+    return break_down(view, found)
 
 
-def _why_unattributed(storage: DataFlowStorage, view: View) -> str:
-    if view is View.CATEGORY:
-        return storage.why or "unknown"
-    return "before the trace" if storage.created_ns is None else "unattributed"
-
-
-def _plain(key: str | None) -> Named:
+def _data_flow_part(storage: DataFlowStorage, view: View) -> Named:
+    match view:
+        case View.LINE:
+            frame = storage.frame
+            return (frame.location, None, frame.code.strip()) if frame is not None else None
+        case View.GRAPH:
+            return None if storage.graph is None else (str(storage.graph), storage.graph, "")
+        case View.CATEGORY:
+            unknown = storage.category is Category.UNKNOWN
+            key = None if unknown else storage.category.value
+        case View.MODULE:
+            key = storage.module
+        case View.NODE:
+            key = storage.op
     return None if key is None else (key, None, "")
-
-
-_DATA_FLOW: dict[View, Callable[[DataFlowStorage], Named]] = {
-    View.CATEGORY: lambda s: _plain(None if s.category is Category.UNKNOWN else s.category.value),
-    View.MODULE: lambda s: _plain(s.module),
-    View.NODE: lambda s: _plain(s.op),
-    View.LINE: lambda s: (s.frame.location, None, s.frame.code.strip()) if s.frame else None,
-    View.GRAPH: lambda s: None if s.graph is None else (str(s.graph), s.graph, ""),
-}
 
 
 def module_parts(path: str) -> list[str]:
@@ -177,8 +170,8 @@ class Site:
         graph: id of the graph that explains it.
         node: FX node that made it, or the placeholder it entered by.
         op: the operator as the user would know it, e.g. ``aten.mm.default``.
-        module: path of the module, "" is the root.
-        frame: innermost frame of user code.
+        module: its path, "" is the root.
+        frame: innermost of user code.
         fqn: name of the parameter, buffer or input.
         outside: what it is, in words, if no compiled code made it. The gradient of an output
             has the module and the frame of the output all the same.
@@ -197,23 +190,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many bytes of what programs allocate, freed or not and inputs excluded, are attributed to
-    an FX node, and to a source line or a module; and by reason those that miss either."""
+    """How many bytes of what programs allocate, inputs excluded, are attributed to an FX node, and
+    to a source line or a module; and by reason those that miss either."""
 
     allocated: int = 0
     to_node: int = 0
     to_source: int = 0
     missing: dict[str, int] = field(default_factory=dict)
-
-    def __add__(self, other: Coverage) -> Coverage:
-        missing = Counter(self.missing)
-        missing.update(other.missing)
-        return Coverage(
-            self.allocated + other.allocated,
-            self.to_node + other.to_node,
-            self.to_source + other.to_source,
-            dict(missing.most_common()),
-        )
 
 
 _ENTERED = {
@@ -230,7 +213,7 @@ _ENTERED = {
 
 
 class Attribution:
-    """Attributes storages of one profile. Looks up each site once."""
+    """Attributes storages of one profile; each site is looked up once."""
 
     def __init__(self, profile: Profile) -> None:
         self._graphs = {g.id: g for g in profile.graphs}
@@ -284,28 +267,25 @@ class Attribution:
                     return _outside(site)
                 return self.label(site.graph), site.graph, ""
 
-    def coverage(self, graph: GraphRecord, program: AllocationProgram) -> Coverage:
-        """How much of what one call allocates is attributed."""
+    def coverage(self, programs: Iterable[tuple[GraphRecord, AllocationProgram]]) -> Coverage:
+        """How much of what one call of each program allocates is attributed."""
         allocated = to_node = to_source = 0
         missing: Counter[str] = Counter()
-        for e in program.events:
+        made = ((g, p.storages[e.storage], e) for g, p in programs for e in p.events)
+        for graph, storage, e in made:
             if e.kind is not EventKind.ALLOC:
                 continue
-            storage = program.storages[e.storage]
             site = self.site(graph.id, storage, e.owner, e.line)
+            sourced = site.frame is not None or site.module is not None
             allocated += storage.nbytes
-            if site.node is not None:
-                to_node += storage.nbytes
-            if site.frame is not None or site.module is not None:
-                to_source += storage.nbytes
-                if site.node is not None:
-                    continue
-            view = View.NODE if site.node is None else View.LINE
-            missing[site.why.get(view, "unknown")] += storage.nbytes
+            to_node += storage.nbytes if site.node is not None else 0
+            to_source += storage.nbytes if sourced else 0
+            if site.node is None or not sourced:
+                view = View.NODE if site.node is None else View.LINE
+                missing[site.why.get(view, "unknown")] += storage.nbytes
         return Coverage(allocated, to_node, to_source, dict(missing.most_common()))
 
     def label(self, graph: int) -> str:
-        """Short name of a graph."""
         return self._graphs[graph].label
 
     # How a storage is resolved
@@ -330,16 +310,13 @@ class Attribution:
         buffer = graph.buffers.get(owner)
         if buffer is None:
             return _unknown(id, storage, "the generated code's buffer has no provenance")
-        return self._buffer(graph, storage, buffer)
-
-    def _buffer(self, graph: GraphRecord, storage: Storage, buffer: BufferProvenance) -> Site:
         # Nodes are in graph order: without a primary one, the buffer holds the last's value.
         name = buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)
         if name is None:
-            return _unknown(graph.id, storage, f"the compiler names no FX node for a {buffer.kind}")
+            return _unknown(id, storage, f"the compiler names no FX node for a {buffer.kind}")
         node = graph.nodes.get(name)
         if node is None:
-            return _unknown(graph.id, storage, "the FX node has no record")
+            return _unknown(id, storage, "the FX node has no record")
         return _node(graph, storage, node)
 
     def _input(self, graph: GraphRecord, storage: Storage) -> Site:
@@ -357,8 +334,6 @@ class Attribution:
                 else "an input of unknown category"
             )
             why = dict.fromkeys((View.MODULE, View.LINE, View.GRAPH), reason)
-        if storage.category is Category.UNKNOWN:
-            why[View.CATEGORY] = "category unknown"
         module = None
         if storage.category in (Category.PARAMETER, Category.PERSISTENT_STATE):
             if value is not None and value.fqn:
@@ -367,14 +342,14 @@ class Attribution:
                 why[View.MODULE] = "a parameter whose name is not known"
         if value is None and not storage.name:
             why[View.NODE] = "an input without a placeholder"
-        site = Site(
-            graph=graph.id,
-            category=storage.category,
+        site = _site(
+            graph.id,
+            storage,
+            why,
             node=value.name if value else storage.name or None,
             module=module,
             fqn=value.fqn if value else None,
             outside=outside,
-            why=why,
         )
         if value is None or value.gradient_of is None:
             return site
@@ -403,7 +378,7 @@ class Attribution:
         return None if s is None else self._resolve(forward.id, s.storage, s.owner, s.line)
 
     def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
-        """What a graph returns and has made itself, by output, in its first program that does."""
+        """What a graph returns and made itself, by output, in its first program that does."""
         found = self._outputs.get(graph.id)
         if found is None:
             found = self._outputs[graph.id] = {}
@@ -420,24 +395,25 @@ def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
         why[View.MODULE] = "the FX node belongs to no known module"
     if node.frame is None:
         why[View.LINE] = "the FX node has no user source line"
-    if storage.category is Category.UNKNOWN:
-        why[View.CATEGORY] = "category unknown"
-    return Site(
-        graph=graph.id,
-        category=storage.category,
+    return _site(
+        graph.id,
+        storage,
+        why,
         node=node.name,
         op=node.original_aten or node.target,
         module=node.module_path,
         frame=node.frame,
-        why=why,
     )
 
 
 def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:
-    why = dict.fromkeys((View.NODE, View.MODULE, View.LINE, *more), reason)
+    return _site(graph, storage, dict.fromkeys((View.NODE, View.MODULE, View.LINE, *more), reason))
+
+
+def _site(graph: int, storage: Storage, why: dict[View, str], **known: Any) -> Site:
     if storage.category is Category.UNKNOWN:
         why[View.CATEGORY] = "category unknown"
-    return Site(graph=graph, category=storage.category, why=why)
+    return Site(graph, storage.category, why=why, **known)
 
 
 def _outside(site: Site) -> Named:

@@ -4,9 +4,9 @@ Note [What damage costs]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 A frame that is damaged, or does not hold what it should, is left out; what is known from the rest
 is the profile, and ``left_out`` says what was lost. Later frames count on earlier ones in three
-places, and there the loss is kept in mind: programs and ledger entries have their positions (what
-is missing is a gap, and calls of a lost program have none), and a graph of which only a later
-change is known is left out with its calls.
+places: programs and ledger entries have their positions (what is missing is a gap, and calls of a
+lost program have none), and a graph of which only a later change is known is left out with its
+calls.
 
 Nearly every profile is decoded at once. Only where that fails (something is not of the type that it
 should be, or a number beyond its limits in ``model/limits.py``) is it taken apart, the way it is
@@ -41,7 +41,7 @@ from .model import (
 )
 from .model.limits import Int
 from .reading import Budget
-from .repair import LOST_PROGRAM, Notes
+from .repair import LOST_PROGRAM, Notes, repair
 from .tracker.fold import Entry, TrackerFold
 
 _MOST_BAD = 1_000
@@ -93,12 +93,11 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
     """
     found: list[Document] = []
     by_process: dict[int, Document] = {}
-    first: Damage | None = None
     damage: Damage | None = None  # of which nobody has said anything yet
     last: Document | None = None
     for frame in frames(data, Budget(len(data), path)):
         if isinstance(frame, Damage):
-            first, damage = first or frame, damage or frame
+            damage = damage or frame
             continue
         document = by_process.get(frame.process)
         if document is None or frame.kind == Kind.HEADER:
@@ -114,7 +113,7 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
         if damage is not None:
             last.lost(damage.start, damage.problem)
         yield from found
-    elif first is None:
+    elif damage is None:
         raise ProfileTruncatedError(
             path,
             f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
@@ -123,7 +122,7 @@ def documents(data: bytes, path: str | None) -> Iterator[Document]:
     else:
         raise ProfileInvalidError(
             path,
-            f"damaged after {first.start:,} bytes: {first.problem}, and there is no whole frame; "
+            f"damaged after {damage.start:,} bytes: {damage.problem}, and there is no whole frame; "
             "copy it again or take the profile again",
         )
 
@@ -151,7 +150,6 @@ class Document:
         self._bad = 0
 
     def lost(self, start: int, problem: str, count: int = 1) -> None:
-        """Note frames that are not there."""
         what = "a frame" if count < 2 else f"{count:,} frames"
         self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
 
@@ -199,19 +197,34 @@ class Document:
             self._complete = True
 
     def _header(self, payload: bytes) -> None:
-        found = _raw_fields(payload)
-
-        def plain(name: str) -> Any:
+        found: dict[str, Any] = dict.fromkeys(("format", "schema_version", "memprof"))
+        raw = _raw_fields(payload)
+        for name in found.keys() & raw:
             try:
-                return msgspec.json.decode(found[name]) if name in found else None
+                found[name] = msgspec.json.decode(raw[name])
             except _UNREADABLE:
-                return "something that cannot be read"
-
-        if plain("format") != FORMAT:
+                found[name] = "something that cannot be read"
+        version, by = found["schema_version"], found["memprof"]
+        if found["format"] != FORMAT:
             raise ProfileInvalidError(
-                self._path, f"not a valid profile: its `format` is {plain('format')!r:.60}"
+                self._path, f"not a valid profile: its `format` is {found['format']!r:.60}"
             )
-        _check_version(plain("schema_version"), plain("memprof"), self._path)
+        if type(version) is not int:
+            raise ProfileInvalidError(
+                self._path,
+                f"not a valid profile: `schema_version` is {version!r:.60}, it must be a whole "
+                "number",
+                "$.schema_version",
+            )
+        if version != SCHEMA_VERSION:
+            newer = version > SCHEMA_VERSION
+            do = "read it with a newer memprof" if newer else "take the profile again"
+            by = by[:60] if isinstance(by, str) and by else "?"
+            raise ProfileVersionError(
+                self._path,
+                f"schema version {version!r:.60}, written by memprof {by}; this memprof reads "
+                f"version {SCHEMA_VERSION}: {do}",
+            )
 
     def _graph(self, change: dict[str, msgspec.Raw]) -> None:
         id = msgspec.json.decode(change.get("id", b"null"), type=Int)
@@ -252,14 +265,13 @@ class Document:
             self._dropped += more
 
     def _spend_gap(self, end: int, known: int, what: str) -> None:
-        """Count what is missing before ``end``, of which ``known`` are there."""
         gap = max(end - known, 0)
         if end < 0 or gap > self._gap:
             raise ValueError(f"{end} {what}, where {known} are known")
         self._gap -= gap
 
     def profile(self) -> Profile:
-        """The profile, not validated; what cannot be read is left out and noted.
+        """The profile; what cannot be read, or contradicts itself, is left out and noted.
 
         Raises:
             ProfileError: ``refused``.
@@ -267,18 +279,14 @@ class Document:
         if self.refused is not None:
             raise self.refused
         calls = replace(self._columns, dropped=self._dropped)
-        counts = self._counts
-        graphs = []
-        for id in sorted(self._graphs):
-            graph: dict[str, Any] = {"calls": counts[id], **self._graphs[id]}
-            graphs.append({**graph, "programs": self._programs.get(id, [])})
-        document = {
-            **{name: raw for name, raw in self._fields.items() if name in _PROFILE_FIELDS},
-            "graphs": graphs,
-            "ledger": self._ledger,
-            "complete": self._complete,
-        }
-        data = to_json(document)
+        graphs = [
+            {"calls": self._counts[id], **graph, "programs": self._programs.get(id, [])}
+            for id, graph in sorted(self._graphs.items())
+        ]
+        known = {name: raw for name, raw in self._fields.items() if name in _PROFILE_FIELDS}
+        data = to_json(
+            {**known, "graphs": graphs, "ledger": self._ledger, "complete": self._complete}
+        )
         try:
             found = msgspec.json.decode(data, type=Profile)
         except _UNREADABLE:
@@ -294,35 +302,15 @@ class Document:
             # they are where calls were lost.
             logged = len(calls) + calls.dropped
             found.released = {k: min(n, logged) for k, n in found.released.items()}
+        repair(found, self.left_out)
         return found
-
-
-def _check_version(version: Any, written_by: Any, path: str | None) -> None:
-    """Refuse a schema version that is not ours."""
-    if type(version) is not int:
-        raise ProfileInvalidError(
-            path,
-            f"not a valid profile: `schema_version` is {version!r:.60}, it must be a whole number",
-            "$.schema_version",
-        )
-    if version != SCHEMA_VERSION:
-        do = (
-            "read it with a newer memprof" if version > SCHEMA_VERSION else "take the profile again"
-        )
-        by = written_by[:60] if isinstance(written_by, str) and written_by else "?"
-        raise ProfileVersionError(
-            path,
-            f"schema version {version!r:.60}, written by memprof {by}; this memprof reads version "
-            f"{SCHEMA_VERSION}: {do}",
-        )
 
 
 # Parts that cannot be read
 
 
 def _raw_fields(payload: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The fields of an object, not decoded: the structure is checked and no value is built, which
-    matters for large files."""
+    """Of an object, not decoded: the structure is checked and no value is built."""
     return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
 
 
@@ -365,7 +353,6 @@ def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
 
 
 def _elements(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
-    """The elements of a list that can be read."""
     out: list[Any] = []
     for i, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
         try:

@@ -22,7 +22,6 @@ def timelines(profile: Profile) -> dict[str, Timeline]:
 
 
 def peak_bytes(timeline: Timeline) -> int:
-    """Known live bytes at the peak, 0 without calls."""
     peak = timeline.peak()
     return peak.nbytes if peak else 0
 
@@ -30,7 +29,7 @@ def peak_bytes(timeline: Timeline) -> int:
 def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     """The device that was asked for; by default an accelerator's if any is used, the one with
     the highest peak. One that only the tracker or the data flow knows gets a timeline without
-    memory in ``found`` when it is asked for.
+    memory in ``found``.
 
     Raises:
         ValueError: the profile has nothing on ``wanted``.
@@ -38,9 +37,7 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     if wanted is None:
         return max(found, key=lambda d: (d != "cpu", peak_bytes(found[d])))
     profile = next(iter(found.values())).profile
-    known = known_devices(profile)
-    if wanted not in known:
-        raise no_such_device(wanted, known)
+    check_known(wanted, known_devices(profile))
     if wanted not in found:
         found[wanted] = Timeline(profile, wanted)
     return wanted
@@ -58,11 +55,15 @@ def known_devices(profile: Profile) -> list[str]:
     return sorted(known)
 
 
-def no_such_device(wanted: str, known: Sequence[str]) -> ValueError:
-    """What to raise where a profile has nothing on a device."""
-    return ValueError(
-        f"this profile has no memory on {wanted!r}; devices in it: {', '.join(known) or 'none'}"
-    )
+def check_known(wanted: str | None, known: Sequence[str]) -> None:
+    """Refuse a device of which a profile knows nothing.
+
+    Raises:
+        ValueError: it is not among those that are ``known``.
+    """
+    if wanted is not None and wanted not in known:
+        devices = ", ".join(known) or "none"
+        raise ValueError(f"this profile has no memory on {wanted!r}; devices in it: {devices}")
 
 
 def most_called(timeline: Timeline) -> dict[int, int]:

@@ -20,15 +20,13 @@ Note [What is compared]
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
-grown from nothing). Nothing in common is an error, since a comparison of nothing would find that
-nothing grew. Of compiled code the main device of one is compared with that of the other, be it
-another one, and every further accelerator with itself; the CPU beside an accelerator only if it is
-asked for: a few bytes there come and go.
+grown from nothing); nothing in common is an error. Of compiled code the main device of one is
+compared with that of the other, be it another one, and every further accelerator with itself; the
+CPU beside an accelerator only if it is asked for: a few bytes there come and go.
 
-A profile does not know what a training step is. One step is taken to be as many calls as come to
-each call of the graph that is called most often among the forwards (else among all graphs), so
-graphs that are called less often count by their share. Each graph counts with its most called
-program.
+One step is taken to be as many calls as come to each call of the graph that is called most often
+among the forwards (else among all graphs), so graphs that are called less often count by their
+share. Each graph counts with its most called program.
 
 Note [How saved values are matched]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -36,8 +34,7 @@ Between versions of torch, precisions and settings, names of nodes and numbers o
 so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
 left out, and the text of the line of the program that made it; values alike are counted together.
 What is left on one side alone, and on the other one of the same line, type and bytes was made by
-another operator there: a decomposition that has changed. Bytes are those of the tensor, not of its
-block: how blocks are split differs between runs that keep the same.
+another operator there. Bytes are those of the tensor, not of its block.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from dataclasses import dataclass, field
 
 from ._text import without_numbers
 from .attribution import Attribution, Site, View
-from .devices import devices_of, known_devices, main_device, most_called, no_such_device, timelines
+from .devices import check_known, devices_of, known_devices, main_device, most_called, timelines
 from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
 from .diff_parts import (
     account_quantities,
@@ -73,27 +70,22 @@ class _Value:
     nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def sums(self) -> tuple[int, int]:
-        """Bytes and tensors, of all types."""
-        return round(sum(self.nbytes.values())), round(sum(self.count.values()))
-
-    @property
-    def types(self) -> str:
-        """Types without torch's prefix, most bytes first."""
+    def said(self) -> tuple[str, int, int]:
+        """Types without torch's prefix, most bytes first; bytes and tensors of all."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
-        return ", ".join(t.removeprefix("torch.") for t in ordered)
+        types = ", ".join(t.removeprefix("torch.") for t in ordered)
+        return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
 
 
-Saved = dict[_Key, _Value]
+_Saved = dict[_Key, _Value]
 
 
-def saved_values(
+def _saved_values(
     profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
-) -> Saved:
-    """Values that are saved in a step: of each item that forwards leave for their backwards, how
-    often a step."""
+) -> _Saved:
+    """Values that are saved in a step, of items with how often a step."""
     graphs = {g.id: g for g in profile.graphs}
-    found: Saved = defaultdict(_Value)
+    found: _Saved = defaultdict(_Value)
     for item, weight in items:
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         graph = graphs.get(item.graph)
@@ -105,9 +97,8 @@ def saved_values(
             values = [graph.inputs[i] for i in item.storage.inputs if i < len(graph.inputs)]
             dtype = next((v.dtype for v in values if v.dtype), None)
             nbytes = max((v.nbytes for v in values if v.nbytes), default=nbytes)
-        op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
         key = (
-            f"({site.outside})" if site.outside else op,
+            f"({site.outside})" if site.outside else _op(site),
             "?" if site.module is None else without_numbers(site.module) or "(root)",
             site.fqn or "" if site.outside else place_of(site.frame),
         )
@@ -116,18 +107,19 @@ def saved_values(
     return found
 
 
-def saved_changes(before: Saved, after: Saved, device: str) -> list[SavedChange]:
+def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
     """What is saved on one side alone, or otherwise: lines with most bytes first."""
     gone = {k: v for k, v in before.items() if k not in after}
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
     for k, v in list(gone.items()):
-        other = next((n for n, w in new.items() if n[1:] == k[1:] and _same(v, w)), None)
-        if other is not None:
+        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.said() == w.said())
+        if (other := next(alike, None)) is not None:
             pairs.append((k, gone.pop(k), other, new.pop(other)))
     pairs += [(k, v, k, _Value()) for k, v in gone.items()]
     pairs += [(k, _Value(), k, v) for k, v in new.items()]
-    found = [_change(k, a, n, b, device) for k, a, n, b in pairs if k != n or not _same(a, b)]
+    differ = (p for p in pairs if p[0] != p[2] or p[1].said() != p[3].said())
+    found = [_change(*pair, device) for pair in differ]
     by_line: dict[tuple[str, str], int] = defaultdict(int)
     for c in found:
         by_line[c.module, c.line] += max(c.before, c.after)
@@ -138,34 +130,25 @@ def saved_changes(before: Saved, after: Saved, device: str) -> list[SavedChange]
     return sorted(found, key=order)
 
 
-def _same(a: _Value, b: _Value) -> bool:
-    return a.types == b.types and a.sums() == b.sums()
-
-
 def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
-    (old, old_count), (now, now_count) = a.sums(), b.sums()
+    (was, old, old_count), (is_, now, now_count) = a.said(), b.said()
     if not old_count:
         kind = SavedKind.NEW
     elif not now_count:
         kind = SavedKind.GONE
     elif k != n:
         kind = SavedKind.OPERATOR
-    elif a.types != b.types:
+    elif was != is_:
         kind = SavedKind.TYPE
     else:
         kind = SavedKind.SIZE
     op = f"{k[0]} → {n[0]}" if k != n else k[0]
-    types = a.types if a.types == b.types else " → ".join(t for t in (a.types, b.types) if t)
+    types = was if was == is_ else " → ".join(t for t in (was, is_) if t)
     return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
 
 
-Bytes = Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    total: int
-    views: dict[str, Bytes]
+_Measured = tuple[int, dict[str, Counter[str]]]
+"""Bytes, and by view of what."""
 
 
 class NothingToCompare(ValueError):
@@ -183,18 +166,18 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         ValueError: nothing in one of them has memory on ``device``.
     """
     for profile in (before, after):
-        known = known_devices(profile)
-        if device is not None and known and device not in known:
-            raise no_such_device(device, known)
+        if known := known_devices(profile):
+            check_known(device, known)
     devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
-        operations += operation_quantities(before.tracker, after.tracker, device)
-    quantities += dataflow_quantities(before, after, device)
-    quantities += account_quantities(before, after, device)
+        operations = list(operation_quantities(before.tracker, after.tracker))
+    rest = (*dataflow_quantities(before, after), *account_quantities(before, after))
+    quantities += (q for q in rest if device in (None, q.device))
+    operations = [q for q in operations if device in (None, q.device)]
     notes += dataflow_notes(before, after)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
@@ -235,31 +218,28 @@ def _compiled(
             _measure(f.get(name) or Timeline(profile, name), name)
             for f, profile, name in zip(found, (before, after), names, strict=True)
         )
-        for name, old in a.items():
-            new = b[name]
-            views = {view: changes(old.views[view], new.views[view]) for view in old.views}
-            quantities.append(Quantity(name, old.total, new.total, views, of))
-        saved += saved_changes(kept, keeps, names[1])
+        for name, (old, had) in a.items():
+            new, has = b[name]
+            views = {view: changes(had[view], has[view]) for view in had}
+            quantities.append(Quantity(name, old, new, views, of))
+        saved += _saved_changes(kept, keeps, names[1])
     return (mains[0], mains[1]), quantities, saved
 
 
-def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Saved]:
+def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Saved]:
     attribution = Attribution(timeline.profile)
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant).items if at else ()
     saved: list[tuple[LiveItem, float]] = []
     allocated: list[tuple[LiveItem, float]] = []
     for unit_id, weight in _per_step(timeline).items():
         unit = timeline.units[unit_id]
-        for carried in unit.saved.values():
-            saved.append((carried.live(), weight))
+        saved += ((item, weight) for item in unit.saved.values())
         for event in unit.program.events:
             storage = unit.program.storages[event.storage]
             if event.kind is EventKind.ALLOC and storage.device == device:
                 item = LiveItem(storage, unit.graph.id, event.owner, event.line, Hold.CALL)
                 allocated.append((item, weight))
     functions = graphed_functions(timeline.profile.ledger)
-    pool: Bytes = Counter()
+    pool: Counter[str] = Counter()
     for f in functions:
         if f.device == device:
             pool[f.function] += f.marginal_bytes
@@ -267,12 +247,12 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], Sav
     if rest := pool_rest(functions, pools).get(device, 0):
         pool[REST] += rest
     found = {
-        "peak": _by_place(attribution, ((item, 1.0) for item in live)),
+        "peak": _by_place(attribution, ((item, 1.0) for item in timeline.at_peak())),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
-        "pool": _Measured(pools.get(device, 0), {"function": pool}),
+        "pool": (pools.get(device, 0), {"function": pool}),
     }
-    return found, saved_values(timeline.profile, attribution, saved)
+    return found, _saved_values(timeline.profile, attribution, saved)
 
 
 def _per_step(timeline: Timeline) -> dict[int, float]:
@@ -302,10 +282,8 @@ def _by_place(attribution: Attribution, items: Iterable[tuple[LiveItem, float]])
         site = attribution.site(item.graph, item.storage, item.owner, item.line)
         for view, key in _keys(attribution, site):
             sums[view][key] = sums[view].get(key, 0.0) + nbytes
-    return _Measured(
-        round(total),
-        {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()},
-    )
+    views = {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()}
+    return round(total), views
 
 
 def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:
@@ -317,5 +295,8 @@ def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:
     if site.outside:
         yield "node", f"({site.outside}) {site.fqn or ''}".rstrip()
         return
-    op = (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")
-    yield "node", f"{op} in {module} at {place_of(site.frame)}"
+    yield "node", f"{_op(site)} in {module} at {place_of(site.frame)}"
+
+
+def _op(site: Site) -> str:
+    return (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")

@@ -20,7 +20,6 @@ class _Grown:
 
     @property
     def change(self) -> int:
-        """By how much it grew."""
         return self.after - self.before
 
 
@@ -63,7 +62,6 @@ class Quantity(_Grown):
 
     @property
     def label(self) -> str:
-        """The name, and whose memory it is of."""
         return f"{self.name}, {self.device}" if self.device else self.name
 
 

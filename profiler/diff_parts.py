@@ -14,9 +14,9 @@ By device, over the whole record:
 And by operation, of those that both records have (one that was added or renamed has not grown):
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
-* *kept by OPERATION*: what an invocation leaves behind it on average, so that runs of different
-  length compare: of an accelerator's allocator, in whole blocks of ``BLOCK`` bytes, and of live
-  Python tensors. What one invocation changes of resident bytes is noise, and not compared.
+* *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
+  allocator, in whole blocks of ``BLOCK`` bytes, and of live Python tensors. What one invocation
+  changes of resident bytes is noise, and not compared.
 
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
 that one record does not have of a device that it knows, or a record of no device at all, is not
@@ -27,7 +27,8 @@ looked at by turns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
 
 from .diff_model import Quantity, changes, place_of
 from .model import (
@@ -36,7 +37,6 @@ from .model import (
     DataFlowDevice,
     DataFlowStorage,
     DeviceAccount,
-    DeviceMemory,
     DeviceSummary,
     OperationSummary,
     Profile,
@@ -48,47 +48,28 @@ _TENSORS = "python tensors"
 
 
 def tracker_changes(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
+    before: TrackerRecord, after: TrackerRecord, device: str | None
 ) -> tuple[list[Quantity], list[str]]:
     """What both records say of each device, and what could not be compared, in words; see Note
     [What is compared of the tracker]."""
-    found = []
-    notes = list(_empty("a tracker's record", set(_devices(before)), set(_devices(after))))
-    for name, quantity, old, new in _figures(before, after, device):
-        if old is not None and new is not None:
-            found.append(Quantity(quantity, old, new, {}, name))
-        elif old is not None or new is not None:
-            notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
+    known = [set(_devices(r)) for r in (before, after)]
+    found, notes = [], list(_empty("a tracker's record", *known))
+    for name in sorted(set.union(*known)) if all(known) else ():
+        if device not in (None, name):
+            continue
+        has = _figures(after, name)
+        for quantity, old in _figures(before, name).items():
+            new = has[quantity]
+            if old is not None and new is not None:
+                found.append(Quantity(quantity, old, new, {}, name))
+            elif old is not None or new is not None:
+                notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
     return found, notes
 
 
 def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
     if bool(before) != bool(after):
         yield f"{part}: of no device {'after' if before else 'before'}"
-
-
-def _figures(
-    before: TrackerRecord, after: TrackerRecord, device: str | None
-) -> Iterator[tuple[str, str, int | None, int | None]]:
-    """Device, name and both values of each figure."""
-    records = (before, after)
-    known = [set(_devices(r)) for r in records]
-    # Every snapshot has all devices that are in use then.
-    idle = [
-        set.union(*known).difference(*(s.devices for s in r.snapshots)) if r.snapshots else set()
-        for r in records
-    ]
-    for name in sorted(set.union(*known)) if all(known) else ():
-        if device not in (None, name):
-            continue
-        for quantity, figure in _FIGURES.items():
-            if quantity == "tracker reserved" and name == "cpu":
-                continue  # resident bytes, which are the peak's
-            old, new = (
-                0 if n is None and name in none else n
-                for n, none in zip((figure(r, name) for r in records), idle, strict=True)
-            )
-            yield name, quantity, old, new
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:
@@ -98,93 +79,71 @@ def _devices(record: TrackerRecord) -> Iterator[str]:
         yield from operation.devices
 
 
-def _most(
-    record: TrackerRecord, device: str, figure: Callable[[DeviceMemory], int | None]
-) -> int | None:
-    known = (figure(s.devices[device]) for s in record.snapshots if device in s.devices)
-    return max((n for n in known if n is not None), default=None)
-
-
-def _peak(record: TrackerRecord, device: str) -> int | None:
-    operations = [
-        o.devices[device].max_peak
-        for o in record.operation_summary
-        if device in o.devices and o.devices[device].measured
-    ]
-    snapshots = (
-        _most(record, device, lambda m: m.highest_bytes),
-        _most(record, device, lambda m: m.peak_bytes),
-    )
-    return max((n for n in (*snapshots, *operations) if n is not None), default=None)
-
-
-def _end(record: TrackerRecord, device: str) -> int | None:
+def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
+    """What a record says of a device, None where it does not."""
+    memory = [s.devices[device] for s in record.snapshots if device in s.devices]
+    operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
+    peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
+    peaks += [o.max_peak for o in operations if o.measured]
     last = [s.devices[device] for s in record.snapshots[-1:] if device in s.devices]
-    return last[0].allocated_bytes if last else None
+    # Every snapshot has all devices that are in use then.
+    idle = 0 if record.snapshots and not memory else None
+
+    def most(figures: Iterable[int | None]) -> int | None:
+        return max((n for n in figures if n is not None), default=idle)
+
+    found = {
+        "tracker peak": most(peaks),
+        "tracker reserved": most(m.reserved_bytes for m in memory),
+        "tracker tensors": most(m.tensor_bytes for m in memory),
+        "tracker end": most(m.allocated_bytes for m in last),
+    }
+    if device == "cpu":
+        del found["tracker reserved"]  # resident bytes, which are the peak's
+    return found
 
 
-_FIGURES: dict[str, Callable[[TrackerRecord, str], int | None]] = {
-    "tracker peak": _peak,
-    "tracker reserved": lambda r, device: _most(r, device, lambda m: m.reserved_bytes),
-    "tracker tensors": lambda r, device: _most(r, device, lambda m: m.tensor_bytes),
-    "tracker end": _end,
-}
-
-
-def operation_quantities(
-    before: TrackerRecord, after: TrackerRecord, device: str | None = None
-) -> Iterator[Quantity]:
+def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
     """What both records say of each operation, in order of ``before``."""
-    old, new = _by_path(before), _by_path(after)
-    for path in old:
-        if path not in new:
-            continue
+    old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
+    for path in (path for path in old if path in new):
         a, b = old[path], new[path]
         for name in sorted(a.devices.keys() | b.devices.keys()):
             one, other = _of_device(a, name), _of_device(b, name)
-            if device not in (None, name) or not (one.measured and other.measured):
+            if not (one.measured and other.measured):
                 continue
             yield Quantity(f"peak of {path}", one.max_peak, other.max_peak, {}, name)
             if name != "cpu":
                 kept = [_mean(d.total_delta, d.measured) for d in (one, other)]
                 yield Quantity(f"kept by {path}", kept[0], kept[1], {}, name)
-        if device is None and a.tensors_measured and b.tensors_measured:
+        if a.tensors_measured and b.tensors_measured:
             kept = [_mean(o.tensor_bytes_delta, o.tensors_measured) for o in (a, b)]
             yield Quantity(f"kept by {path}", kept[0], kept[1], {}, _TENSORS)
 
 
 def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
-    """The memory around an operation; nothing of an accelerator that was not in use whenever
-    others were read."""
+    """Nothing of an accelerator that was not in use whenever others were read."""
     measured = max((d.measured for d in operation.devices.values()), default=0)
     return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
-
-
-def _by_path(record: TrackerRecord) -> dict[str, OperationSummary]:
-    return {record.path(i): o for i, o in enumerate(record.operation_summary)}
 
 
 def _mean(total: int, count: int) -> int:
     return round(total / count / BLOCK) * BLOCK
 
 
-def dataflow_quantities(
-    before: Profile, after: Profile, device: str | None = None
-) -> Iterator[Quantity]:
+def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
     """The peak of each device in the data flow of two profiles, by category and place; 0 where one
     of them has nothing on it."""
     old, new = _flows(before), _flows(after)
     for name in {**new, **old} if old and new else ():
-        if device not in (None, name):
-            continue
-        a, b = (found.get(name, DataFlowDevice(name, [], {}, None, [])) for found in (old, new))
+        pair = [found.get(name, DataFlowDevice(name)) for found in (old, new)]
+        a, b = (_categories(d) for d in pair)
         views = {
-            "category": changes(_categories(a), _categories(b)),
-            "module": changes(*(_live(d, _module) for d in (a, b))),
-            "node": changes(*(_live(d, _place) for d in (a, b))),
+            "category": changes(a, b),
+            "module": changes(*(_summed(d.live, _module) for d in pair)),
+            "node": changes(*(_summed(d.live, _place) for d in pair)),
         }
-        totals = [sum(_categories(d).values()) for d in (a, b)]
-        yield Quantity("data-flow peak", totals[0], totals[1], views, name)
+        yield Quantity("data-flow peak", sum(a.values()), sum(b.values()), views, name)
 
 
 def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
@@ -204,10 +163,13 @@ def _categories(device: DataFlowDevice) -> Counter[str]:
     return Counter({c.label: n for c, column in device.bytes.items() if (n := column[peak])})
 
 
-def _live(device: DataFlowDevice, key: Callable[[DataFlowStorage], str]) -> Counter[str]:
+_Part = TypeVar("_Part", DataFlowStorage, AccountRow)
+
+
+def _summed(parts: Iterable[_Part], key: Callable[[_Part], str]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for storage in device.live:
-        found[key(storage)] += storage.nbytes
+    for part in parts:
+        found[key(part)] += part.nbytes
     return found
 
 
@@ -220,12 +182,10 @@ def _place(storage: DataFlowStorage) -> str:
     return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
 
 
-def account_quantities(
-    before: Profile, after: Profile, device: str | None = None
-) -> Iterator[Quantity]:
+def account_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
     """The reserved peak of each device that both profiles have an account of."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
-    for name in (n for n in new if n in old and device in (None, n)):
+    for name in (n for n in new if n in old):
         pair = old[name], new[name]
         views = {
             "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
@@ -237,9 +197,7 @@ def account_quantities(
 
 def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[str]:
     """All that is reserved, blocks by ``key``."""
-    found: Counter[str] = Counter()
-    for row in account.rows:
-        found[key(row)] += row.nbytes
+    found = _summed(account.rows, key)
     found["(rounding)"] += account.rounding
     found["(freed, in use by a stream)"] += account.awaiting
     for pool in account.pools:

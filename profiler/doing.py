@@ -55,5 +55,4 @@ def name_graphs(name: str) -> Iterator[None]:
 
 
 def capture_name() -> str:
-    """The innermost name on this thread, empty if there is none."""
     return _here.graphs

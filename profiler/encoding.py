@@ -2,20 +2,12 @@
 
 Note [What the frames of a profile hold]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The payloads are JSON, by ``Kind``; ``decoding.py`` reads them:
-
-* ``HEADER`` begins a profile: ``{"format": "memprof-profile", "schema_version": 2, "memprof": …}``;
-* ``FIELDS``: fields of ``Profile`` that are new or have changed;
-* ``GRAPH``: ``{"id": …, …}``, fields of a ``GraphRecord`` that are new or have changed;
-  ``programs`` come as ``{"from": n, "items": […]}``, which replaces the list from ``n`` on;
-* ``LEDGER``: ``{"length": n, "entries": [[position, entry], …]}``, entries that are new or have
-  changed (a repeat raises ``count``);
-* ``CALLS``: columns of calls. Starts are differences from the call before in the same frame, the
-  first one absolute; ``duration_ns`` stands for the end. A call costs some 6 bytes;
-* ``TRACKER``: an ``Entry`` of ``tracker/fold.py``, of which a tracker that runs writes one after
-  the other (``tracker/journal.py``); a file has these, or the whole ``tracker`` as a field;
-* ``END``: the session ended as it should. Without it ``Profile.complete`` is False, and a graph's
-  number of calls is that of the calls in the file.
+docs/profile-format.md has the payload of each ``Kind``, JSON that ``decoding.py`` reads. Fields,
+graphs, their programs and ledger entries are said where they are new or have changed; calls with
+differences of their starts, which cost some 6 bytes each. A tracker that runs writes one ``Entry``
+of ``tracker/fold.py`` after the other; a file has these, or the whole ``tracker`` as a field.
+Without an ``END`` ``Profile.complete`` is False, and a graph's number of calls is that of the calls
+in the file.
 
 Whatever the pieces, the profile read is the one that was there at the last:
 ``test/profiler/test_frames.py`` holds this for random histories.
@@ -27,6 +19,7 @@ import dataclasses
 import operator
 import zlib
 from collections import Counter
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -82,7 +75,9 @@ class ProfileEncoder:
         self._process: int | None = None
         self._number = 0
         self._fields: dict[str, bytes] = {}
-        self._graphs: dict[int, _WrittenGraph] = {}
+        self._graphs: dict[int, dict[str, tuple[Any, int, int]]] = {}
+        """What the file knows of each graph: by field the value, its length and its JSON's hash."""
+        self._programs: dict[int, list[AllocationProgram]] = {}
         self._ledger: list[LedgerEntry] = []
         self._calls: Counter[int] = Counter()
         self._dropped = 0
@@ -98,15 +93,15 @@ class ProfileEncoder:
                 large one takes milliseconds to encode and hardly ever changes.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it has no JSON form. Then, and
-                whatever else is raised, the encoder is as it was: what this chunk would have
-                said is said by the next one.
+            TypeError, ValueError, RecursionError: something in it has no JSON form. Whatever is
+                raised, the encoder is as it was, and the next chunk says what this one would have.
         """
         draft = ProfileEncoder()
         draft.__dict__.update(
             self.__dict__,
             _fields=dict(self._fields),
-            _graphs={id: graph.copy() for id, graph in self._graphs.items()},
+            _graphs={id: dict(graph) for id, graph in self._graphs.items()},
+            _programs=dict(self._programs),
             _calls=self._calls.copy(),
         )
         data = draft._chunk(profile, calls, end)
@@ -117,9 +112,7 @@ class ProfileEncoder:
         new: list[tuple[Kind, bytes]] = []
         self._set(new, profile, _FIELDS)
         for record in profile.graphs:
-            written = self._graphs.setdefault(record.id, _WrittenGraph())
-            changed = written.changes(record, end)
-            if changed:
+            if changed := self._graph(record, end):
                 new.append((Kind.GRAPH, _object({"id": to_json(record.id), **changed})))
         self._entries(new, profile.ledger)
         self._columns(new, calls)
@@ -154,6 +147,30 @@ class ProfileEncoder:
         if changed:
             new.append((Kind.FIELDS, _object(changed)))
 
+    def _graph(self, record: GraphRecord, by_content: bool) -> dict[str, bytes]:
+        """Fields of a graph that the file does not have yet, in JSON."""
+        written = self._graphs.setdefault(record.id, {})
+        changed: dict[str, bytes] = {}
+        for name in _GRAPH_FIELDS:
+            value = getattr(record, name)
+            size = len(value) if isinstance(value, (dict, list, tuple)) else 0
+            old, old_size, old_hash = written.get(name, (None, -1, None))
+            # Comparing containers by content would take as long as encoding them.
+            same_value = old is value if size else old == value
+            if not by_content and same_value and old_size == size:
+                continue
+            data = to_json(value)
+            written[name] = value, size, hash(data)
+            if old_hash != hash(data):
+                changed[name] = data
+        known, programs = self._programs.get(record.id, []), record.programs
+        pairs = zip(known, programs, strict=False)
+        same = sum(1 for _ in takewhile(lambda p: p[0] is p[1] or p[0] == p[1], pairs))
+        if same < max(len(known), len(programs)):
+            self._programs[record.id] = list(programs)
+            changed["programs"] = to_json({"from": same, "items": programs[same:]})
+        return changed
+
     def _entries(self, new: list[tuple[Kind, bytes]], ledger: list[LedgerEntry]) -> None:
         known = self._ledger
         changed = [
@@ -178,47 +195,6 @@ class ProfileEncoder:
             columns["dropped"] = self._dropped = calls.dropped
         new.append((Kind.CALLS, to_json(columns)))
         self._calls.update(calls.graph)
-
-
-class _WrittenGraph:
-    """What the file knows of one graph."""
-
-    def __init__(self) -> None:
-        self._fields: dict[str, tuple[Any, int, int]] = {}
-        """Of each the value, its length, and the hash of its JSON."""
-        self._programs: list[AllocationProgram] = []
-
-    def copy(self) -> _WrittenGraph:
-        """Another one that knows the same."""
-        copy = _WrittenGraph()
-        copy._fields, copy._programs = dict(self._fields), self._programs
-        return copy
-
-    def changes(self, record: GraphRecord, by_content: bool) -> dict[str, bytes]:
-        """Fields that the file does not have yet, in JSON."""
-        changed: dict[str, bytes] = {}
-        for name in _GRAPH_FIELDS:
-            value = getattr(record, name)
-            size = len(value) if isinstance(value, (dict, list, tuple)) else 0
-            old, old_size, old_hash = self._fields.get(name, (None, -1, None))
-            # Comparing containers by content would take as long as encoding them.
-            same_value = old is value if size else old == value
-            if not by_content and same_value and old_size == size:
-                continue
-            data = to_json(value)
-            self._fields[name] = value, size, hash(data)
-            if old_hash != hash(data):
-                changed[name] = data
-        known = self._programs
-        same = 0
-        for old_program, new_program in zip(known, record.programs, strict=False):
-            if old_program is not new_program and old_program != new_program:
-                break
-            same += 1
-        if same < max(len(known), len(record.programs)):
-            self._programs = list(record.programs)
-            changed["programs"] = to_json({"from": same, "items": self._programs[same:]})
-        return changed
 
 
 def _object(fields: dict[str, bytes]) -> bytes:

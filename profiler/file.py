@@ -1,8 +1,7 @@
 """Profile files: what they are read and written by; docs/profile-format.md describes them.
 
-A file has the profiles of one process or several, whole or as far as they have come: Note [What a
-profile file looks like] and Note [What the frames of a profile hold]. It is read by content,
-whatever its name.
+A file has the profiles of one process or several, whole or as far as they have come. It is read by
+content, whatever its name.
 """
 
 from __future__ import annotations
@@ -17,22 +16,13 @@ from typing import Any
 
 import msgspec
 
+from . import errors
 from ._text import visible
 from .decoding import documents
 from .encoding import encode_profile as encode_profile
-from .errors import (
-    ProfileError,
-    ProfileForeignError,
-    ProfileInvalidError,
-    ProfileMergedError,
-    ProfileNotWritableError,
-    ProfileTruncatedError,
-    ProfileVersionError,
-)
 from .frames import MAGIC
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
-from .repair import Notes, repair
 from .snapshot.reading import decode_snapshot, is_pickle
 from .snapshot.to_model import profile_of
 from .writing import write_whole
@@ -72,7 +62,7 @@ def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: s
     """
     if len(profiles) > 1:
         ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in profiles)
-        raise ProfileMergedError(
+        raise errors.ProfileMergedError(
             path, f"it holds {len(profiles)} profiles, of ranks {ranks}: {way_out}"
         )
     return profiles[0]
@@ -85,8 +75,7 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     contradiction costs] and Note [What damage costs].
 
     Raises:
-        ProfileTruncatedError, ProfileForeignError, ProfileVersionError, ProfileInvalidError,
-        ProfileTooLargeError: it holds none; ``path`` is named in the message.
+        ProfileError: as ``read_profile``, but for those of the file itself.
     """
     name = None if path is None else os.fspath(path)
     if is_pickle(data):
@@ -94,11 +83,21 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []
-    failed: list[ProfileError] = []
+    failed: list[errors.ProfileError] = []
     for document in documents(data, name):
         try:
-            found.append(_finished(document.profile(), document.left_out, name))
-        except (ProfileInvalidError, ProfileVersionError) as e:
+            profile, notes = document.profile(), document.left_out
+            profile.left_out += notes.lines()
+            rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
+            if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
+                raise errors.ProfileInvalidError(
+                    name,
+                    "not a valid profile, and nothing of it can be used: "
+                    f"{profile.left_out[0]}; see docs/profile-format.md",
+                    notes.where,
+                )
+            found.append(profile)
+        except (errors.ProfileInvalidError, errors.ProfileVersionError) as e:
             failed.append(e)
     if not found:
         raise failed[0]
@@ -107,11 +106,10 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
 
 
 def _check_kind(data: bytes, name: str | None) -> None:
-    """Refuse what has no frames."""
     if MAGIC in data:
         return
     if MAGIC.startswith(data[: len(MAGIC)]):
-        raise ProfileTruncatedError(
+        raise errors.ProfileTruncatedError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )
     begin = data[:_BEGIN]
@@ -121,38 +119,23 @@ def _check_kind(data: bytes, name: str | None) -> None:
         except zlib.error:
             begin = b""
     if begin.startswith(MAGIC):
-        raise ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
+        raise errors.ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
     json = _JSON.match(begin)
     if json is not None and json[1] == str(SCHEMA_VERSION).encode():
-        raise ProfileForeignError(
+        raise errors.ProfileForeignError(
             name,
             "JSON of a profile, which `memprof export -f json` makes for other programs: give the "
             "profile that it was made of",
         )
     if json is not None:
-        raise ProfileVersionError(
+        raise errors.ProfileVersionError(
             name,
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
             "again, or read it with memprof 0.1.0",
         )
-    raise ProfileForeignError(
+    raise errors.ProfileForeignError(
         name, f"not a memprof profile: a profile begins with the bytes {MAGIC!r}"
     )
-
-
-def _finished(profile: Profile, notes: Notes, name: str | None) -> Profile:
-    """``profile`` without what contradicts itself, if anything is left of it."""
-    repair(profile, notes)
-    profile.left_out += notes.lines()
-    rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
-    if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
-        raise ProfileInvalidError(
-            name,
-            f"not a valid profile, and nothing of it can be used: {profile.left_out[0]}; see "
-            "docs/profile-format.md",
-            notes.where,
-        )
-    return profile
 
 
 def read_profile(path: StrPath) -> Profile:
@@ -198,7 +181,7 @@ def write_profile(profile: Profile, path: StrPath) -> None:
 
 
 def write_profiles(profiles: Sequence[Profile], path: StrPath) -> None:
-    """Write several profiles, one a process, into one file; see ``write_profile``."""
+    """Write the profiles of several processes into one file; see ``write_profile``."""
     check_name(path)
     write_whole(path, b"".join(map(encode_profile, profiles)), "the profile")
 
@@ -210,7 +193,7 @@ def check_name(path: StrPath) -> None:
         ProfileNotWritableError: ``path`` ends in ``.json`` or ``.gz``.
     """
     if os.fspath(path).endswith((".json", ".gz")):
-        raise ProfileNotWritableError(
+        raise errors.ProfileNotWritableError(
             path,
             "a profile is neither JSON nor gzip: let its name end in .memprof; "
             "`memprof export -f json` makes JSON of it",

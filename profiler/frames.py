@@ -2,26 +2,14 @@
 
 Note [What a profile file looks like]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A file is a row of *frames*, appended while the process runs or written at once. Each has a header
-of 24 bytes, little-endian:
-
-    4s  MAGIC
-    B   Kind
-    3x
-    I   process: tells apart the processes of a file, which are merged by concatenating files
-    I   number of the frame among those of its process, from 0
-    I   length of the payload
-    I   CRC-32 of the 12 bytes before and of the payload; of kind too
-
-and a payload: JSON, compressed by zlib. ``encoding.py`` says what each kind of frame holds.
+A file is a row of *frames*, appended while the process runs or written at once: a header, which
+docs/profile-format.md describes, and JSON, compressed by zlib. The number of its process tells
+apart the processes of a file: files are merged by concatenating them.
 
 A frame that does not agree with its checksum is left out, and the next one is looked for: right
-behind it if one begins there, else by ``MAGIC``. Its number tells what is missing. A frame that
-ends behind the end of the file, and zeros there (which a file system can leave where the last write
-did not arrive), are what a killed process leaves behind: no damage.
-
-A file of nothing but beginnings of frames would be gone over once for each of them, so bytes whose
-checksum was taken in vain have a bound (``_VAIN``), behind which nobody looks for more.
+behind it if one begins there, else by ``MAGIC``. Its number among those of its process tells what
+is missing. A frame that ends behind the end of the file, and zeros there (which a file system can
+leave where the last write did not arrive), are what a killed process leaves behind: no damage.
 """
 
 from __future__ import annotations
@@ -57,15 +45,11 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A whole frame, which begins at byte ``start`` of its file.
-
-    Attributes:
-        kind: a ``Kind``, or a number that this memprof does not know.
-        process, number: whose it is, and its number there.
-        payload: JSON.
-    """
+    """A whole frame, from byte ``start`` to ``end`` of its file, of a ``Kind`` or a number that
+    this memprof does not know; the payload is JSON."""
 
     start: int
+    end: int
     kind: int
     process: int
     number: int
@@ -74,9 +58,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place, from byte ``start`` of the file on, where no whole frame is, and why in words."""
+    """A place where no whole frame is, from ``start`` to where what is there says that it ends."""
 
     start: int
+    end: int
     problem: str
 
 
@@ -100,15 +85,16 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
     view = memoryview(data)
     at, vain, damaged = 0, 0, 0
     while at < len(data):
-        found, problem, end = _frame(view, at, budget)
-        if found is not None:
+        found = _frame(view, at, budget)
+        if isinstance(found, Frame):
             yield found
-            at = end
+            at = found.end
             continue
         following = data.find(MAGIC, at + 1)
+        end = found.end
         if following < 0 and (end > len(data) or not data[at:].strip(b"\0")):
             return  # a killed process's last frame
-        yield Damage(at, problem)
+        yield found
         damaged += 1
         vain += min(end, len(data)) - at
         if damaged == _MOST_DAMAGED or vain > _VAIN * len(data):
@@ -119,36 +105,21 @@ def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
             at = following if following >= 0 else len(data)
 
 
-def whole_frames(data: bytes) -> int:
-    """How many bytes of ``data``, which begins with a frame, are whole frames by what their headers
-    say; where something else lies between, all of it is taken for ``frames`` to judge."""
-    at = 0
-    while at + _HEAD.size <= len(data):
-        magic, _, _, _, length, _ = _HEAD.unpack_from(data, at)
-        if magic != MAGIC:
-            return len(data)
-        if at + _HEAD.size + length > len(data):
-            break
-        at += _HEAD.size + length
-    return at
-
-
-def _frame(view: memoryview, at: int, budget: Budget) -> tuple[Frame | None, str, int]:
-    """The frame at ``at``, or what is wrong with it; and where it says that it ends."""
+def _frame(view: memoryview, at: int, budget: Budget) -> Frame | Damage:
     begin = at + _HEAD.size
     if begin > len(view):
-        return None, "cut off", begin
+        return Damage(at, begin, "cut off")
     magic, kind, process, number, length, check = _HEAD.unpack_from(view, at)
     if magic != MAGIC:
-        return None, "no frame begins here", at + 1
+        return Damage(at, at + 1, "no frame begins here")
     end = begin + length
     packed = view[begin:end]
     if end > len(view):
-        return None, "cut off", end
+        return Damage(at, end, "cut off")
     if _check(kind, process, number, packed) != check:
-        return None, "its checksum is another", end
+        return Damage(at, end, "its checksum is another")
     try:
         payload, _ = unpacked(packed, budget)
     except (zlib.error, EOFError) as e:
-        return None, str(e), end
-    return Frame(at, kind, process, number, payload), "", end
+        return Damage(at, end, str(e))
+    return Frame(at, end, kind, process, number, payload)

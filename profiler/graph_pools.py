@@ -11,8 +11,8 @@ from .model import CapturedGraph, CaptureRow, Fate, GraphPool
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Memory that captures left in their pool at one place of the program: the place and the fate
-    with the bytes and blocks of all captures, and their numbers, ascending."""
+    """Memory that captures left in their pool at one place of the program: bytes and blocks of all
+    captures, and their numbers, ascending."""
 
     row: CaptureRow
     graphs: tuple[int, ...]

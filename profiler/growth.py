@@ -7,17 +7,17 @@ the forwards of compiled code; then the tracker, which has sizes.
 Note [What counts as growth]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Asked is how many bytes that were made in each step are still held at the end. Healthy programs
-hold much from their beginning (parameters, and what an optimizer makes at its first step), from the
+hold much from their beginning (parameters, what an optimizer makes at its first step), from the
 last steps (a batch that was fetched ahead), and some from a step here or there (a cache that meets
 a new shape). A leak holds something of step after step, up to the end. So:
 
-* at least ``LEAST`` (8) steps are needed;
-* the last ``RECENT`` (2) steps, and the one that has begun, do not count: what they made may go;
+* at least ``LEAST`` steps are needed; the last ``RECENT``, and the one that has begun, do not
+  count: what they made may go;
 * of the rest the later half decides (*the window*): what came to rest before it is no growth;
-* in the window something is held of at least ``TIMES`` (3) steps, and there is no gap longer than
+* in the window something is held of at least ``TIMES`` steps, and there is no gap longer than
   half of the window, the ends included: what leaks at every fourth step leaks;
-* that is at least ``MIN_A_STEP`` (4 KiB) a step on average: a list of losses as numbers on a
-  device, at 512 bytes each, costs nobody memory that he misses.
+* that is at least ``MIN_A_STEP`` a step on average: a list of losses as numbers on a device, at
+  512 bytes each, costs nobody memory that he misses.
 
 By how much it grows a step is what was made in the window after the first step of which something
 is held, up to the last such step, divided by the steps between the two: the same figure wherever
@@ -25,22 +25,23 @@ the window begins. Of these two steps the half counts, for two sizes by turns.
 
 A buffer of the last hundred batches holds something of step after step, too. It is known by what
 the same line had made before the window and let go of in it (*turned over*): of a full buffer as
-much as it holds of the window. That is taken off, the last step counts whole, of which the buffer
-has some, and where less than a third remains nothing grows. A buffer that is not full yet looks
-like a leak: the report says since when, and how many steps there were.
+much as it holds of the window. That is taken off, the last step counts whole, and where less than a
+third remains nothing grows. A buffer that is not full yet looks like a leak: the report says since
+when, and how many steps there were.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mode
 from typing import NamedTuple
 
 from .model import (
     DataFlowDevice,
+    DataFlowLeak,
     Growth,
     GrowthPart,
     GrowthSource,
@@ -66,8 +67,6 @@ class Rate:
 
 
 class Gone(NamedTuple):
-    """What was made in one step and let go of in another, both from 1."""
-
     made: int
     ended: int
     nbytes: int
@@ -85,10 +84,9 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
         return None
     end = steps - RECENT
     begin = end - (end // 2) + 1
-    window = end - begin + 1
     made = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
-    longest = window / 2
-    edges = itertools.pairwise([begin - 1, *made, end + 1])
+    longest = (end - begin + 1) / 2
+    edges = pairwise([begin - 1, *made, end + 1])
     if len(made) < TIMES or max(b - a for a, b in edges) - 1 > longest:
         return None
     later = sum(held[s] for s in made[1:])
@@ -124,10 +122,9 @@ def growth(profile: Profile) -> list[Growth]:
     every = [*profile.growth, *_of_tracker(profile)]
     for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
         every += _of_device(device_flow)
-    best = {
-        device: min(_ORDER.index(g.source) for g in every if g.device == device)
-        for device in {g.device for g in every}
-    }
+    best: dict[str, int] = {}
+    for g in every:
+        best[g.device] = min(_ORDER.index(g.source), best.get(g.device, len(_ORDER)))
     found = [g for g in every if _ORDER.index(g.source) == best[g.device]]
     return sorted(found, key=lambda g: -g.a_step)
 
@@ -150,18 +147,17 @@ def looked(profile: Profile) -> list[str]:
 def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
     steps = max((leak.made_in + leak.held_for for leak in device.leaks), default=0)
     kept = [leak for leak in device.leaks if leak.made_in + leak.held_for == steps]
-    lines: dict[tuple[object, ...], list[int]] = {}
-    for i, leak in enumerate(kept):
+    lines: dict[tuple[object, ...], list[DataFlowLeak]] = {}
+    for leak in kept:
         s = leak.storage
-        lines.setdefault((s.frame, s.op, s.module), []).append(i)
+        lines.setdefault((s.frame, s.op, s.module), []).append(leak)
     for group in lines.values():
-        held: dict[int, int] = {}
-        for i in group:
-            step = kept[i].made_in + 1
-            held[step] = held.get(step, 0) + kept[i].storage.nbytes
+        held: Counter[int] = Counter()
+        for leak in group:
+            held[leak.made_in + 1] += leak.storage.nbytes
         rate = rate_of(held, steps)
         if rate is not None:
-            first, nbytes = kept[group[0]].storage, sum(held.values())
+            first, nbytes = group[0].storage, sum(held.values())
             part = GrowthPart(nbytes, len(group), first.op or "", first.frame, first.module or "")
             yield Growth(
                 *(GrowthSource.DATA_FLOW, device.device, nbytes, rate.a_step, "step"),
@@ -176,14 +172,14 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
     least of the first and of the last is held at least."""
     if profile.tracker is None:
         return
-    snapshots = [s for s in profile.tracker.snapshots if s.complete]
-    snapshots = [s for s in snapshots if s.kind is not SnapshotKind.OUT_OF_MEMORY]
+    failed = SnapshotKind.OUT_OF_MEMORY
+    snapshots = [s for s in profile.tracker.snapshots if s.complete and s.kind is not failed]
     if len(snapshots) < LEAST:
         return
     later = snapshots[len(snapshots) // 2 :]
     for device in later[-1].devices:
         bytes_ = [s.devices[device].tensor_bytes for s in later if device in s.devices]
-        if len(bytes_) < LEAST // 2 or any(n is None for n in bytes_):
+        if len(bytes_) < LEAST // 2:
             continue
         quarter = len(bytes_) / 4
         least = [min(bytes_[int(i * quarter) : int((i + 1) * quarter)]) for i in range(4)]
@@ -192,10 +188,8 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
         if grown >= enough and all(b > a for a, b in pairwise(least)):
             parts = _alike(later[0], later[-1], device)
             each = grown // round(3 * quarter)
-            holder = parts[0].what if parts else ""
-            names = Counter(t.holder for t in later[-1].largest if t.device == device and t.holder)
-            if names:
-                holder = names.most_common(1)[0][0]
+            names = [t.holder for t in later[-1].largest if t.device == device and t.holder]
+            holder = mode(names or [p.what for p in parts[:1]] or [""])
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 *(GrowthSource.TRACKER, device, grown, each, "snapshot", begin, len(snapshots)),

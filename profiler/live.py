@@ -38,7 +38,7 @@ class LiveItem:
         graph: id of the graph whose record explains it: the one that made it where that
             is known, else the one that has it as an input.
         owner: name in that graph's code that owns it, None for internal memory.
-        line: line of that graph's code at which the owner got it, 0 for an input.
+        line: of that graph's code at which the owner got it, 0 for an input.
     """
 
     storage: Storage
@@ -50,28 +50,27 @@ class LiveItem:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all copies together."""
+        """Of all copies together."""
         return self.storage.nbytes * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSet:
-    """Everything known to be live at an instant; ``at.nbytes`` is the sum of ``items``."""
+    """Everything known to be live at an instant."""
 
-    at: Instant
     items: tuple[LiveItem, ...]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all items together."""
-        return self.at.nbytes
+        """Of all items together."""
+        return sum(i.nbytes for i in self.items)
 
 
 @dataclass(frozen=True, slots=True)
 class BytesOverTime:
     """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
     most at an instant of it; when it has returned, before its arguments and results are dropped;
-    and what is carried after it, see Note [What is live between calls] in timeline.py."""
+    and what is carried after it."""
 
     entry: Sequence[int]
     peak: Sequence[int]

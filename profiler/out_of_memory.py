@@ -30,9 +30,8 @@ class OutOfMemory:
         what: what failed, in words: an operator, a graph and what was done with it.
         text: the error, "" if it is not known.
         time_ns: ``time.time_ns()`` of the first.
-        live: known live bytes of ``device``, which had no more, then.
-        module: path of the module whose call it was in.
-        frame: line of user code.
+        live: known live bytes of ``device`` then.
+        module, frame: the module whose call it was in, and the line of user code.
     """
 
     source: str

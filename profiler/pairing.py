@@ -27,7 +27,7 @@ def pair(
     """The backwards of each call of a forward, in order of their calls.
 
     Several where a captured backward was cut into several graphs. With each, how many later calls
-    of the same forward that backward is of, too. See Note [Forwards and their backwards].
+    of the same forward that backward is of, too.
 
     Args:
         calls: what each call ran, by time; None if that is not known.
@@ -92,7 +92,7 @@ def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
 
 
 def captured_by(graph: GraphRecord) -> str | None:
-    """The capture that a graph of a captured backward is of, e.g. ``!3``; None for others."""
+    """The capture that a captured backward is of, e.g. ``!3``; None for others."""
     compile_id = graph.compile_id or ""
     return compile_id.partition("/")[0] if compile_id.startswith("!") else None
 

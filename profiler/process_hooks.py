@@ -1,5 +1,5 @@
-"""What every package registers once: what to do in a forked child, when torch is reset, and which
-memory replays run in; and the switch of Python's collector, of which the process has one."""
+"""What every package registers once: what to do in a forked child and when torch is reset, and
+which memory replays run in; and the switch of Python's collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _on_reset: list[Action] = []
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's collector off inside, and then as it was before."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -31,17 +30,14 @@ def collector_paused() -> Iterator[None]:
 
 
 def on_fork(action: Action) -> Action:
-    """Call ``action`` in every forked child, after what was registered before. Returns it."""
+    """Call ``action`` in every forked child, after what was registered before. A decorator too."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=action)
     return action
 
 
 def on_reset(action: Action) -> Action:
-    """Call ``action`` when torch forgets what it has compiled (``torch._dynamo.reset()``).
-
-    Returns it, so that this can stand above a function as its decorator.
-    """
+    """Call ``action`` when torch forgets what it has compiled. A decorator too."""
     _on_reset.append(action)
     return action
 
@@ -53,11 +49,7 @@ def reset() -> None:
 
 
 class ForkSafeLock:
-    """A re-entrant lock that is free in a forked child, where another thread that had it is not.
-
-    Threads that write profiles and snapshots have locks at any time, also while a program makes the
-    workers of its data loader.
-    """
+    """A re-entrant lock that is free in a forked child, where another thread that had it is not."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
@@ -109,8 +101,7 @@ class Lease:
 @dataclass(frozen=True, slots=True)
 class ReplayMemory:
     """The memory of one pool or arena: bytes that it has from the system, (first address, address
-    after the last) of its segments, and leases, the latest last; those that ended long ago may be
-    missing."""
+    after the last) of its segments, and leases, the latest last; old ones may be missing."""
 
     device: str
     reserved: int
@@ -124,12 +115,10 @@ _sources: list[Source] = []
 
 
 def on_replay_memory(source: Source) -> None:
-    """Ask ``source`` too when the memory of replays is wanted."""
     _sources.append(source)
 
 
 def replay_memory() -> list[ReplayMemory]:
-    """All memory of replays in this process now."""
     found: list[ReplayMemory] = []
     for source in list(_sources):
         try:

@@ -3,9 +3,9 @@
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
-do not, one of them compiles while the others wait in a collective. Graphs are matched by label
-(Dynamo's compile id and the part) and are the same if their FX nodes run the same operators. Bytes
-may differ, as shards of uneven parameters do: that is imbalance, not a warning.
+do not, one of them compiles while the others wait in a collective. Graphs are matched by label and
+are the same if their FX nodes run the same operators. Bytes may differ, as shards of uneven
+parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
 is no forward) to the next, on its own clock; no clock is compared with another's.
@@ -20,7 +20,7 @@ from itertools import islice, pairwise
 from statistics import mean, median
 
 from .attribution import Attribution, View
-from .devices import main_device, peak_bytes, timelines
+from .devices import main_device, timelines
 from .model import GraphKind, LedgerKind, Process, Profile
 from .out_of_memory import times_out_of_memory
 
@@ -33,7 +33,7 @@ class RankRow:
     """One rank.
 
     Attributes:
-        rank, host, pid: of the process; ranks count from 0 in order of files where unknown.
+        rank: from 0 in order of files where unknown.
         peak, categories: known live memory of ``device``, bytes.
         steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
@@ -76,13 +76,9 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job, of ``world_size`` (0 if unknown).
-
-    Attributes:
-        rows: by rank.
-        imbalance: peak and step first, then categories, most bytes first.
-        warnings: where ranks differ that should not, in words.
-    """
+    """All ranks of a job of ``world_size`` (0 if unknown). In ``imbalance`` peak and step are
+    first, then categories, most bytes first; ``warnings`` say where ranks differ that should
+    not."""
 
     world_size: int
     rows: list[RankRow]
@@ -121,40 +117,33 @@ def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> Ran
 def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
     found = timelines(profile)
     name = main_device(found, device)
-    timeline = found[name]
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant) if at else ()
-    shares = Attribution(profile).breakdown(live, View.CATEGORY)
+    shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
     starts = _step_starts(profile)
     steps = [b - a for a, b in pairwise(starts)]
-    skips = sum(e.count for e in profile.ledger if e.kind in _SKIPS)
     return RankRow(
         rank=process.rank,
         host=process.host,
         pid=process.pid,
         device=name,
-        peak=peak_bytes(timeline),
+        peak=shares.total,
         categories={s.key: s.nbytes for s in (*shares.parts, *shares.remainder)},
         graphs=len(profile.graphs),
         calls=len(profile.calls) + profile.calls.dropped,
         steps=len(steps),
         step_ns=median(steps) if steps else None,
         recompiles=_recompiles(profile),
-        skips=skips,
+        skips=sum(e.count for e in profile.ledger if e.kind in _SKIPS),
         complete=profile.complete,
     )
 
 
 def _step_starts(profile: Profile) -> list[int]:
     calls = profile.calls
-    counts = Counter(calls.graph)
-    forwards = [g.id for g in profile.graphs if g.kind is GraphKind.FORWARD and counts[g.id]]
-    ids = forwards or list(counts)
-    if not ids:
-        return []
-    most = max(counts[i] for i in ids)
-    anchors = {i for i in ids if counts[i] == most}
-    anchor = next(i for i in calls.graph if i in anchors)
+    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+    ids = forwards.intersection(calls.graph) or set(calls.graph)
+    # Of those that are called most often the one that was called first.
+    counts = Counter(g for g in calls.graph if g in ids)
+    anchor = max(counts, key=lambda g: counts[g], default=None)
     return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
 
 
@@ -238,7 +227,6 @@ def _figures_that_differ(
 
 
 def _list(ranks: Sequence[int], count: int | None = None) -> str:
-    """The first of some ranks, of which there are ``count``; by default those given."""
     shown = ", ".join(map(str, ranks[:_LISTED]))
     more = (len(ranks) if count is None else count) - _LISTED
     return shown + (f" and {more} more" if more > 0 else "")

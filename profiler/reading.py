@@ -11,8 +11,7 @@ A profile may come from anybody, and a few kilobytes of zlib can unpack to gigab
   that variable is set: profiles shrink to a tenth or a twentieth, those of a thousand layers
   that are all alike to a hundredth, a bomb to a thousandth.
 
-Both are found out while unpacking. A profile of so many bytes of JSON takes up to some 25 times as
-many in memory: the smallest values (``{}``) of JSON are the largest in Python by comparison.
+Both are found out while unpacking.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ def read_from(
 
 @contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, and nothing else."""
     _check_regular(os.stat(path), path)  # Opening some devices does something.
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(fd, "rb") as file:

@@ -13,8 +13,7 @@ of its own:
   place in the tree; the table of single operations, and the process.
 
 Every part that was left out is named, with the reason, in ``Profile.left_out``. memprof writes no
-such file: the tests of its producers hold that nothing is left out of theirs. What is of another
-type than it should be, or a number beyond its limits, ``decoding.py`` has left out before.
+such file. What is of another type than it should be ``decoding.py`` has left out before.
 """
 
 from __future__ import annotations
@@ -24,27 +23,11 @@ from dataclasses import fields, replace
 from itertools import accumulate, compress, pairwise
 from typing import TypeVar
 
-from .model import (
-    AllocationProgram,
-    CallColumns,
-    DataFlowColumns,
-    DataFlowDevice,
-    DeviceAccount,
-    EventKind,
-    GraphPool,
-    GraphRecord,
-    Growth,
-    OperationColumns,
-    Placement,
-    Process,
-    Profile,
-    TrackerMetadata,
-    TrackerRecord,
-)
+from . import model
 from .model.limits import LARGEST
 from .model.tracker import MAX_NAMES
 
-LOST_PROGRAM = AllocationProgram((), (), ())
+LOST_PROGRAM = model.AllocationProgram((), (), ())
 """Stands where a program is lost, of which that was said already: others keep their positions."""
 
 LONGEST_PATH = 10_000
@@ -59,7 +42,8 @@ _LONGEST = 400
 
 _T = TypeVar("_T")
 _Finding = tuple[str, str]
-"""Path in the document, what is wrong there."""
+"""Path in the document, what is wrong there. A check ends with the first that it yields: nobody
+asks for another."""
 
 
 class Notes:
@@ -82,21 +66,18 @@ class Notes:
         self.line(f"{part}: {what} - at `{where}`")
 
     def line(self, text: str) -> None:
-        """Note something in one's own words."""
         if len(self._lines) < _MOST:
             self._lines.append(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
         else:
             self._more += 1
 
     def lines(self) -> list[str]:
-        """All of it."""
         more = [f"{self._more:,} more part{'s' if self._more > 1 else ''}"] if self._more else []
         return [*self._lines, *more]
 
 
-def repair(profile: Profile, notes: Notes) -> None:
-    """Leave out of ``profile``, in place, what contradicts itself, and note it; a second look finds
-    nothing. See Note [What a contradiction costs]."""
+def repair(profile: model.Profile, notes: Notes) -> None:
+    """Leave out of ``profile``, in place, what contradicts itself; a second look finds nothing."""
 
     def those_sound(
         part: str, items: list[_T], at: str, check: Callable[[_T, str], Iterator[_Finding]]
@@ -138,7 +119,7 @@ def repair(profile: Profile, notes: Notes) -> None:
 
 
 def _sound(part: str, found: Iterator[_Finding], notes: Notes) -> bool:
-    """Whether nothing was found in a part; notes the first finding."""
+    """Notes the first finding."""
     first = next(found, None)
     if first is not None:
         notes.add(part, *first)
@@ -152,11 +133,14 @@ def _no(what: str, index: int, whole: str, count: int) -> str:
 # Graphs and calls
 
 
-def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
-    """Repairs the graphs but for placements; of those that have lost programs, the new position of
-    each old one, -1 for one that is lost."""
-    kept: dict[int, GraphRecord] = {}
-    moved: dict[int, list[int]] = {}
+_Moved = dict[tuple[int, int], int]
+"""By graph and position, where a program is now, -1 for one that is lost."""
+
+
+def _graphs(profile: model.Profile, notes: Notes) -> _Moved:
+    """Repairs the graphs but for placements."""
+    kept: dict[int, model.GraphRecord] = {}
+    moved: _Moved = {}
     for g, graph in enumerate(profile.graphs):
         at = f"$.graphs[{g}]"
         if graph.id in kept:
@@ -165,13 +149,11 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
             continue
         first = next(_in_graph(graph, at), None)
         if first is None:
-            position = _programs(graph, at, notes)
-            if -1 in position:
-                moved[graph.id] = position
+            _programs(graph, at, moved, notes)
         else:
             notes.add(f"all of graph {graph.label} but its name", *first)
-            moved[graph.id] = [-1] * len(graph.programs)
-            graph = GraphRecord(
+            moved |= {(graph.id, p): -1 for p in range(len(graph.programs))}
+            graph = model.GraphRecord(
                 *(graph.id, graph.kind, graph.compile_id, graph.graph_id),
                 calls=max(graph.calls, 0),
                 unobservable=f"what the file says of it contradicts itself: {first[1]}",
@@ -181,8 +163,8 @@ def _graphs(profile: Profile, notes: Notes) -> dict[int, list[int]]:
     return moved
 
 
-def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
-    """What contradicts itself in a graph but for its programs and placements."""
+def _in_graph(graph: model.GraphRecord, at: str) -> Iterator[_Finding]:
+    """But for its programs and placements."""
     inputs = len(graph.inputs)
     for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         for i, value in enumerate(values):
@@ -198,27 +180,26 @@ def _in_graph(graph: GraphRecord, at: str) -> Iterator[_Finding]:
                 yield f"{at}.{what}[{key!r}].name", f"{made.name!r} stands under the key {key!r}"
 
 
-def _programs(graph: GraphRecord, at: str, notes: Notes) -> list[int]:
+def _programs(graph: model.GraphRecord, at: str, moved: _Moved, notes: Notes) -> None:
     keys: set[tuple[int, ...]] = set()
-    kept: list[AllocationProgram] = []
-    position = []
+    kept: list[model.AllocationProgram] = []
     for p, program in enumerate(graph.programs):
         sound = program is not LOST_PROGRAM and _sound(
             f"a program of {graph.label}",
             _in_program(program, graph, f"{at}.programs[{p}]", keys),
             notes,
         )
-        position.append(len(kept) if sound else -1)
+        if not sound or len(kept) < p:
+            moved[graph.id, p] = len(kept) if sound else -1
         if sound:
             kept.append(program)
     graph.programs = kept
-    return position
 
 
 def _in_program(
-    program: AllocationProgram, graph: GraphRecord, at: str, keys: set[tuple[int, ...]]
+    program: model.AllocationProgram, graph: model.GraphRecord, at: str, keys: set[tuple[int, ...]]
 ) -> Iterator[_Finding]:
-    """What contradicts itself in a program; ``keys``, of those before it, get its key."""
+    """``keys``, of the programs before it, get its key."""
     if program.key in keys:
         yield f"{at}.key", f"two programs have the key {list(program.key)}"
     keys.add(program.key)
@@ -226,36 +207,35 @@ def _in_program(
     for i, s in enumerate(storages):
         if s.id != i:
             yield f"{at}.storages[{i}].id", f"id {s.id} at position {i}"
-        for name, indices, count in (
-            ("inputs", s.inputs, len(graph.inputs)),
-            ("outputs", s.outputs, len(graph.outputs)),
-        ):
-            for k in indices:
-                if not 0 <= k < count:
-                    said = _no(name[:-1], k, "the graph has", count)
-                    yield f"{at}.storages[{i}].{name}", said
-    inputs = {i for i, s in enumerate(storages) if s.at_entry}
-    live = set(inputs)
+        yield from _in_indices("input", s.inputs, len(graph.inputs), f"{at}.storages[{i}]")
+        yield from _in_indices("output", s.outputs, len(graph.outputs), f"{at}.storages[{i}]")
+    live = {i for i, s in enumerate(storages) if s.at_entry}
     for i, e in enumerate(program.events):
         where = f"{at}.events[{i}]"
         if not 0 <= e.storage < len(storages):
             yield f"{where}.storage", _no("storage", e.storage, "the program has", len(storages))
-            return  # What is live is no longer known.
-        if e.kind is EventKind.ALLOC:
-            if e.storage in inputs:
+        elif e.kind is model.EventKind.ALLOC:
+            if storages[e.storage].at_entry:
                 yield where, f"allocates storage {e.storage}, which was live before the call"
             elif e.storage in live:
                 yield where, f"allocates storage {e.storage}, which is live already"
             live.add(e.storage)
-        else:
-            if e.storage not in live:
-                verb = "frees" if e.kind is EventKind.FREE else "reuses"
-                yield where, f"{verb} storage {e.storage}, which is not live"
-            if e.kind is EventKind.FREE:
-                live.discard(e.storage)
+        elif e.storage not in live:
+            verb = "frees" if e.kind is model.EventKind.FREE else "reuses"
+            yield where, f"{verb} storage {e.storage}, which is not live"
+        elif e.kind is model.EventKind.FREE:
+            live.remove(e.storage)
 
 
-def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> Iterator[_Finding]:
+def _in_indices(what: str, indices: Iterable[int], count: int, at: str) -> Iterator[_Finding]:
+    for k in indices:
+        if not 0 <= k < count:
+            yield f"{at}.{what}s", _no(what, k, "the graph has", count)
+
+
+def _in_placement(
+    placement: model.Placement, at: str, inputs: Mapping[int, int]
+) -> Iterator[_Finding]:
     last = len(placement.lines) + 1
     for i, b in enumerate(placement.blocks):
         if not 0 <= b.begin <= b.end <= last:
@@ -263,85 +243,68 @@ def _in_placement(placement: Placement, at: str, inputs: Mapping[int, int]) -> I
             yield f"{at}.blocks[{i}]", said
         # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
         count = inputs.get(b.graph, max(b.inputs, default=0) + 1)
-        for k in b.inputs:
-            if not 0 <= k < count:
-                yield f"{at}.blocks[{i}].inputs", _no("input", k, "the graph has", count)
+        yield from _in_indices("input", b.inputs, count, f"{at}.blocks[{i}]")
 
 
-def _calls(profile: Profile, moved: dict[int, list[int]], notes: Notes) -> None:
+def _calls(profile: model.Profile, moved: _Moved, notes: Notes) -> None:
     calls = profile.calls
     if moved:
         columns = zip(calls.graph, calls.program, strict=True)
-        program = [moved[g][p] if g in moved and 0 <= p < len(moved[g]) else p for g, p in columns]
-        calls = profile.calls = replace(calls, program=program)
+        calls = replace(calls, program=[moved.get(call, call[1]) for call in columns])
     bad = _bad_calls(calls, {g.id: len(g.programs) for g in profile.graphs})
-    dropped = calls.dropped if 0 <= calls.dropped <= LARGEST // 2 else 0
-    if dropped != calls.dropped:
-        notes.add("the number of earlier calls", "$.calls.dropped", f"{calls.dropped} is no count")
     if bad:
         notes.add("a call" if len(bad) == 1 else f"{len(bad):,} calls", *bad[min(bad)])
-    elif dropped == calls.dropped:
-        return
+    dropped = calls.dropped
+    if not 0 <= dropped <= LARGEST // 2:
+        notes.add("the number of earlier calls", "$.calls.dropped", f"{dropped} is no count")
+        dropped = 0
     good = [i not in bad for i in range(len(calls))]
     # What was released after so many calls was so after as many of those that are left.
     before = list(accumulate(good, initial=0))
-    profile.released = {
-        identity: dropped + before[n - calls.dropped]
-        if calls.dropped <= n <= calls.dropped + len(good)
-        else n
-        for identity, n in profile.released.items()
-    }
+    for identity, n in profile.released.items():
+        if calls.dropped <= n <= calls.dropped + len(good):
+            profile.released[identity] = dropped + before[n - calls.dropped]
     profile.calls = calls.each(lambda column: list(compress(column, good)), dropped)
 
 
-def _bad_calls(calls: CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
-    """The calls of a log that contradict it or themselves, by position, each with what is wrong;
-    ``programs`` has the number of each graph's."""
+def _bad_calls(calls: model.CallColumns, programs: Mapping[int, int]) -> dict[int, _Finding]:
+    """The calls that contradict the log or themselves, by position; ``programs``: how many a graph
+    has."""
     found: dict[int, _Finding] = {}
-    # A log has millions of calls and few distinct pairs: look at the pairs first.
-    bad = {
-        (g, p)
-        for g, p in set(zip(calls.graph, calls.program, strict=True))
-        if g not in programs or not -1 <= p < programs[g]
-    }
-    for i, (g, p) in enumerate(zip(calls.graph, calls.program, strict=True)) if bad else ():
-        if (g, p) in bad and g not in programs:
+    known = {(g, p) for g, count in programs.items() for p in range(-1, count)}
+    columns = (calls.graph, calls.program, calls.start_ns, calls.end_ns, calls.thread)
+    for i, (g, p, start, end, thread) in enumerate(zip(*columns, strict=True)):
+        # The times are sums of what the file has, and of its numbers each alone fits.
+        in_time = -LARGEST <= start <= end <= LARGEST
+        if (g, p) in known and in_time and 0 <= thread <= LARGEST:
+            continue
+        if g not in programs:
             found[i] = f"$.calls.graph[{i}]", f"there is no graph {g}"
-        elif (g, p) in bad:
+        elif (g, p) not in known:
             said = _no("program", p, f"graph {g} has", programs[g])
             found[i] = f"$.calls.program[{i}]", f"{said} (-1 stands for none)"
-    times = calls.start_ns, calls.end_ns
-    # They are sums of what the file has, and of its numbers each alone fits.
-    beyond = calls.start_ns and (min(map(min, times)) < -LARGEST or max(map(max, times)) > LARGEST)
-    if beyond or any(map(int.__gt__, *times)):
-        for i, (start, end) in enumerate(zip(*times, strict=True)):
-            if start > end:
-                said = f"the call ends at {end}, before it starts at {start}"
-            elif not -LARGEST <= start <= end <= LARGEST:
-                said = "its times do not fit 64 bits"
-            else:
-                continue
-            found.setdefault(i, (f"$.calls.end_ns[{i}]", said))
-    if calls.thread and not 0 <= min(calls.thread) <= max(calls.thread) <= LARGEST:
-        for i, t in enumerate(calls.thread):
-            if not 0 <= t <= LARGEST:
-                found.setdefault(i, (f"$.calls.thread[{i}]", f"{t} is no thread number"))
+        elif start > end:
+            said = f"the call ends at {end}, before it starts at {start}"
+            found[i] = f"$.calls.end_ns[{i}]", said
+        elif not in_time:
+            found[i] = f"$.calls.end_ns[{i}]", "its times do not fit 64 bits"
+        else:
+            found[i] = f"$.calls.thread[{i}]", f"{thread} is no thread number"
     return found
 
 
 # Other parts
 
 
-def _in_process(process: Process) -> Iterator[_Finding]:
+def _in_process(process: model.Process) -> Iterator[_Finding]:
     for name, value in (("rank", process.rank), ("local_rank", process.local_rank)):
         if value >= process.world_size:
             yield f"$.process.{name}", f"there is no rank {value} among {process.world_size}"
 
 
-def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
+def _in_account(account: model.DeviceAccount, at: str) -> Iterator[_Finding]:
     if account.peak is not None and account.peak.peak is not None:
         yield f"{at}.peak.peak", "an instant of an instant"
-        return
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
@@ -349,7 +312,7 @@ def _in_account(account: DeviceAccount, at: str) -> Iterator[_Finding]:
         yield from _in_account(account.peak, f"{at}.peak")
 
 
-def _in_pool(pool: GraphPool, at: str) -> Iterator[_Finding]:
+def _in_pool(pool: model.GraphPool, at: str) -> Iterator[_Finding]:
     grew = pool.grew_outside + sum(g.grew for g in pool.graphs)
     used = pool.other_shares + sum(s.nbytes for s in pool.shares)
     for what, total in (
@@ -370,14 +333,20 @@ def _in_pool(pool: GraphPool, at: str) -> Iterator[_Finding]:
             yield f"{at}.graphs[{i}].peak", f"{graph.peak} bytes, while its blocks have {had}"
 
 
-def _in_growth(growth: Growth, at: str) -> Iterator[_Finding]:
+def _in_growth(growth: model.Growth, at: str) -> Iterator[_Finding]:
     if not 0 <= growth.since <= growth.steps:
         yield f"{at}.since", f"step {growth.since} of {growth.steps}"
 
 
-def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> DataFlowColumns:
+def _dataflow(
+    found: model.DataFlowColumns, graphs: Iterable[int], notes: Notes
+) -> model.DataFlowColumns:
     known = {None, *graphs}
-    devices: dict[str, DataFlowDevice] = {}
+
+    def of_known(storage: model.DataFlowStorage) -> model.DataFlowStorage:
+        return storage if storage.graph in known else replace(storage, graph=None)
+
+    devices: dict[str, model.DataFlowDevice] = {}
     for i, device in enumerate(found.devices):
         at = f"$.dataflow.devices[{i}]"
         name = f"the data flow of {device.device}"
@@ -389,19 +358,14 @@ def _dataflow(found: DataFlowColumns, graphs: Iterable[int], notes: Notes) -> Da
         if strangers:
             said = f"there is no graph {strangers[0]}"
             notes.add(f"graphs of {len(strangers):,} storages in {name}", f"{at}.live", said)
-            storages = [s if s.graph in known else replace(s, graph=None) for s in storages]
-            held = zip(device.leaks, storages[len(device.live) :], strict=True)
-            device = replace(
-                device,
-                live=storages[: len(device.live)],
-                leaks=[replace(leak, storage=s) for leak, s in held],
-            )
+            leaks = [replace(leak, storage=of_known(leak.storage)) for leak in device.leaks]
+            device = replace(device, live=[of_known(s) for s in device.live], leaks=leaks)
         if _sound(name, _in_flow(device, at), notes):
             devices[device.device] = device
     return replace(found, devices=list(devices.values()))
 
 
-def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
+def _in_flow(device: model.DataFlowDevice, at: str) -> Iterator[_Finding]:
     times = device.time_ns
     for j, (before, time) in enumerate(pairwise(times), 1):
         if time <= before:
@@ -410,18 +374,16 @@ def _in_flow(device: DataFlowDevice, at: str) -> Iterator[_Finding]:
         if len(column) != len(times):
             said = f"{len(column)} entries for {len(times)} times"
             yield f"{at}.bytes[{category.value!r}]", said
-            return
     if device.peak is None:
         return
     if not 0 <= device.peak < len(times):
         yield f"{at}.peak", f"there is no time {device.peak}, there are {len(times)}"
-        return
     live, total = sum(storage.nbytes for storage in device.live), device.bytes_at(device.peak)
     if live != total:
         yield f"{at}.live", f"adds up to {live:,} bytes, the columns to {total:,}"
 
 
-def _tracker(record: TrackerRecord, notes: Notes) -> None:
+def _tracker(record: model.TrackerRecord, notes: Notes) -> None:
     at = "$.tracker"
     _metadata(record.metadata, f"{at}.metadata", notes)
     for i, (before, s) in enumerate(pairwise(record.snapshots), 1):
@@ -433,10 +395,10 @@ def _tracker(record: TrackerRecord, notes: Notes) -> None:
     _summary(record, f"{at}.operation_summary", notes)
     single = _in_operations(record, f"{at}.operation_allocations")
     if not _sound("the table of single operations", single, notes):
-        record.operation_allocations = OperationColumns()
+        record.operation_allocations = model.OperationColumns()
 
 
-def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
+def _metadata(metadata: model.TrackerMetadata, at: str, notes: Notes) -> None:
     lanes = len(metadata.lanes)
     for i, lane in enumerate(metadata.lanes):
         if not 0 <= lane.thread < lanes:
@@ -449,7 +411,7 @@ def _metadata(metadata: TrackerMetadata, at: str, notes: Notes) -> None:
     metadata.pauses = [p for p in metadata.pauses if p.start_ns <= p.end_ns]
 
 
-def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
+def _summary(record: model.TrackerRecord, at: str, notes: Notes) -> None:
     """Operations stay where they are, since others refer to their positions."""
     summary = record.operation_summary
     lengths: list[int] = []
@@ -472,20 +434,16 @@ def _summary(record: TrackerRecord, at: str, notes: Notes) -> None:
         lengths.append(above + len(o.name) + 1)
 
 
-def _in_operations(record: TrackerRecord, at: str) -> Iterator[_Finding]:
+def _in_operations(record: model.TrackerRecord, at: str) -> Iterator[_Finding]:
     columns = record.operation_allocations
-    lengths = {
-        f.name: len(getattr(columns, f.name))
-        for f in fields(OperationColumns)
-        if f.name != "memory"
-    }
+    lengths = {f.name: len(getattr(columns, f.name)) for f in fields(columns)}
+    del lengths["memory"]
     for device, memory in columns.memory.items():
         lengths |= {
             f"memory[{device!r}].{f.name}": len(getattr(memory, f.name)) for f in fields(memory)
         }
     if len(set(lengths.values())) > 1:
         yield at, f"the columns differ in length: {lengths}"
-        return
     limits = (
         ("summary", 0, len(record.operation_summary)),
         ("lane", 0, len(record.metadata.lanes)),

@@ -59,10 +59,8 @@ def run_main(arguments: list[str], before: Callable[[], object]) -> None:
 
 
 def launch(arguments: list[str], before: Callable[[], object], file: str) -> None:
-    """``run_main`` for a command that has replaced itself by the module ``file``.
-
-    What cannot be run ends the process with status 2; tracebacks begin with the script's frames.
-    """
+    """``run_main`` for a command that has replaced itself by the module ``file``. What cannot be
+    run ends the process with status 2; tracebacks begin with the script's frames."""
     try:
         run_main(arguments, before)
     except SystemExit:
@@ -122,7 +120,7 @@ def _code(spec: ModuleSpec | None) -> CodeType | None:
 
 
 def _show_without(file: str) -> None:
-    """Let tracebacks that nobody catches begin with the script's own frames, without ``file``'s."""
+    """Let tracebacks that nobody catches begin with the script's own frames."""
     ours = {__file__, "<frozen runpy>", runpy.__file__, file}
     hook = sys.excepthook
 

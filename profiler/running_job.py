@@ -1,18 +1,15 @@
 """What a job does now, from the file that it writes: for a live view, and of one that has ended.
 
-Note [What a live view may cost]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The job pays nothing for being looked at: its file is read, which it writes in any case. So what is
-shown is as old as the last that it wrote (a session writes every 5 s, a tracker with each
-snapshot), and its age stands beside it. Who looks reads what is new and works on the latest calls.
+The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
+session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
+the latest calls.
 
 Note [What a file says of its writer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A running process appends to its file every few seconds if anything is new, so the age of what is
 there says when it last did something; that it lives says its lock on the file (``writing.py``), and
 an end says the last frame. Without an end and without a lock it has died. Where the file system has
-no locks the process is asked for by its number, on its own host only; else nobody can tell, and
-that is what is said.
+no locks the process is asked for by its number, on its own host only; else nobody can tell.
 """
 
 from __future__ import annotations
@@ -29,11 +26,10 @@ from .attribution import Attribution, View
 from .decoding import Document
 from .devices import main_device, timelines
 from .errors import ProfileError, ProfileForeignError
-from .frames import MAGIC, Frame, frames, whole_frames
+from .frames import MAGIC, Frame, frames
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
 from .reading import Budget, read_from
-from .repair import repair
 
 KEEP_CALLS = 100_000
 """Of the call log, the latest: what a view of the present looks at."""
@@ -65,9 +61,8 @@ class Present:
     """One process, as far as its file tells.
 
     Attributes:
-        process: whose file it is, with 0 and "" where that is not known.
+        process: with 0 and "" where that is not known.
         age_ns: how long ago the latest was written, None if not known.
-        calls: of compiled code, so far.
         rate: steps a second in the last minute of the log, None without two of them; of ``steps``,
             which are backwards of a graph, else calls.
         devices: by the allocators' counters; the process's resident bytes last.
@@ -95,7 +90,6 @@ class Present:
 
     @property
     def stalled(self) -> bool:
-        """Whether it runs, and has had nothing new to write for ``STALLED_NS``."""
         running = self.writer in (Writer.ALIVE, Writer.UNKNOWN)
         return running and self.age_ns is not None and self.age_ns > STALLED_NS
 
@@ -105,13 +99,15 @@ class JobFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._first: dict[str, int] = {}
+        self._forget()
+
+    def _forget(self) -> None:
         self._file: tuple[int, int] | None = None
-        self._read = 0
-        self._process = 0
+        self._read = self._process = 0
         self._document: Document | None = None
         self._profile: Profile | None = None
         self._made: Present | None = None
-        self._first: dict[str, int] = {}
 
     def profile(self) -> Profile:
         """The profile as far as it is in the file. The same object as long as nothing is new.
@@ -138,10 +134,20 @@ class JobFile:
         if self._document is None:
             raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
         if self._profile is None:
-            found = self._document.profile()
-            repair(found, self._document.left_out)
-            self._profile = found
+            self._profile = self._document.profile()
         return self._profile
+
+    def _new(self) -> list[Frame]:
+        """Whole frames that were not there before; all of a file that is another one by now."""
+        data, begin, file = read_from(self.path, self._read, self._file)
+        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
+            # Written anew: a tracker's, at its end and when it has become long.
+            self._forget()
+            data, begin, self._file = read_from(self.path, 0, None)
+        every = frames(data, Budget(len(data), self.path))
+        found = [frame for frame in every if isinstance(frame, Frame)]
+        self._read = begin + (found[-1].end if found else 0)
+        return found
 
     def writer(self) -> Writer:
         """Whether the process lives that writes it; see Note [What a file says of its writer]."""
@@ -151,31 +157,13 @@ class JobFile:
         locked = writing.is_locked(self.path)
         if locked is not None:
             return Writer.ALIVE if locked else Writer.DIED
-        who = found.process
-        pid, host = (who.pid, who.host) if who is not None else (0, "")
-        if found.tracker is not None:
-            pid, host = found.tracker.metadata.pid, found.tracker.metadata.host
-        if not pid or host != platform.node():
+        of = _process(found)
+        if not of.pid or of.host != platform.node():
             return Writer.UNKNOWN
-        return Writer.ALIVE if os.path.exists(f"/proc/{pid}") else Writer.DIED
-
-    def _forget(self) -> None:
-        self._read, self._document, self._profile, self._made = 0, None, None, None
-
-    def _new(self) -> list[Frame]:
-        """Whole frames that were not there before; all of a file that is another one by now."""
-        data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
-            # Written anew: a tracker's, at its end and when it has become long.
-            self._forget()
-            data, _, self._file = read_from(self.path, 0, None)
-        end = whole_frames(data)
-        self._read += end
-        found = frames(data[:end], Budget(end, self.path))
-        return [frame for frame in found if isinstance(frame, Frame)]
+        return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
 
     def look(self, now_ns: int | None = None) -> Present:
-        """What the file tells now, by ``time.time_ns()``, which tests give.
+        """What the file tells now.
 
         Raises:
             ProfileError: as ``profile``.
@@ -191,55 +179,50 @@ class JobFile:
         devices = _devices(profile)
         for d in devices:
             self._first.setdefault(d.device, d.reserved)
-        process = profile.process
-        if process is None and profile.tracker is not None:
-            about = profile.tracker.metadata
-            process = Process(host=about.host, pid=about.pid)
         rate, steps = _rate(profile)
         of = timelines(profile)
         device = main_device(of)
         timeline, attribution = of[device], Attribution(profile)
         advice = advise(profile, timeline, attribution)[:_FINDINGS]
-        found = Present(
+        live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
+        return Present(
             self.path,
             Writer.UNKNOWN,
-            process or Process(),
+            _process(profile),
             calls=len(profile.calls) + profile.calls.dropped,
             rate=rate,
             steps=steps,
             devices=devices,
+            peak=live.total if len(timeline) else None,
+            peak_device=device if len(timeline) else "",
+            categories=[(p.key, p.nbytes) for p in (*live.parts, *live.remainder)],
             grows=growth(profile),
             since={d.device: d.reserved - self._first[d.device] for d in devices},
             findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
-        at = timeline.peak()
-        if at is None:
-            return found
-        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
-        categories = [(p.key, p.nbytes) for p in (*live.parts, *live.remainder)]
-        return replace(found, peak=at.nbytes, peak_device=device, categories=categories)
+
+
+def _process(profile: Profile) -> Process:
+    if profile.process is None and profile.tracker is not None:
+        return Process(host=profile.tracker.metadata.host, pid=profile.tracker.metadata.pid)
+    return profile.process or Process()
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:
     """The allocators' counters, the latest; of a tracker those of its last snapshot."""
     found = list(profile.totals)
-    last = profile.tracker.snapshots[-1] if profile.tracker and profile.tracker.snapshots else None
-    resident, most = profile.resident, 0
-    if last is not None and profile.tracker is not None:
-        every = profile.tracker.snapshots
-        resident = last.resident_bytes if resident is None else resident
-        most = max(s.resident_bytes or 0 for s in every)
-        known = {d.device for d in found}
-        for name, m in last.devices.items():
-            if name != "cpu" and name not in known and m.reserved_bytes:
-                held = (s.devices[name].reserved_bytes or 0 for s in every if name in s.devices)
-                found.append(
-                    DeviceTotals(
-                        *(name, m.total_bytes or 0, m.allocated_bytes or 0, m.reserved_bytes),
-                        *(m.peak_bytes or 0, max(held)),
-                    )
-                )
+    snapshots = profile.tracker.snapshots if profile.tracker is not None else []
+    resident = profile.resident
+    if resident is None and snapshots:
+        resident = snapshots[-1].resident_bytes
+    known = {"cpu", *(d.device for d in found)}
+    for name, m in snapshots[-1].devices.items() if snapshots else ():
+        if name not in known and m.reserved_bytes:
+            held = (s.devices[name].reserved_bytes or 0 for s in snapshots if name in s.devices)
+            now = (m.total_bytes or 0, m.allocated_bytes or 0, m.reserved_bytes)
+            found.append(DeviceTotals(name, *now, m.peak_bytes or 0, max(held)))
     if resident:
+        most = max((s.resident_bytes or 0 for s in snapshots), default=0)
         found.append(DeviceTotals(_CPU, 0, 0, resident, 0, max(most, resident)))
     return found
 

@@ -42,7 +42,7 @@ def clean_module_path(source: str) -> str:
 
 
 def innermost_module(stack: Mapping[Any, Any] | None) -> tuple[str, str] | None:
-    """Path and type of the innermost module of an ``nn_module_stack``, or None."""
+    """Path and type."""
     if not stack:
         return None
     entry = list(stack.values())[-1]

@@ -8,18 +8,18 @@ live, the *carried*:
 * **persistent**: parameters, buffers, optimizer state and constants, from the first call that has
   them among its inputs until ``Profile.released`` says that they are gone;
 * **saved**: what a forward returns for its backward, from the forward's return until its backward
-  (or the first part of it that runs) begins, whose own program then has it as an input. Which
-  forwards a backward belongs to: Note [Forwards and their backwards] in pairing.py;
+  (or the first part of it that runs) begins, whose own program then has it as an input: Note
+  [Forwards and their backwards] in pairing.py;
 * **handed on**: an output that another graph's program has as an input (the same
   ``Storage.identity``), between graph breaks or a compiled backward and optimizer. It is live from
   its producer's return to the return of the last of its consumers that is called before the
   producer is called again. A parameter's gradient stays until its consumers are called at all: what
   its producer makes when it is called again, autograd adds to it.
 
-Programs are observed once and stand for many calls, so identities are those of the observed calls.
-Memory that two waiting forwards of *one* program hold is different memory; memory with one identity
-that *different* programs hold is the same. So of an identity, carried memory holds as many copies
-as the program that has the most of them waiting, and a persistent identity exists once.
+Programs are observed once and stand for many calls. Memory that two waiting forwards of *one*
+program hold is different memory; memory with one identity that *different* programs hold is the
+same. So of an identity, carried memory holds as many copies as the program that has the most of
+them waiting, and a persistent identity exists once.
 
 Everything carried is a lower bound. **Not seen** are tensors that eager code makes or keeps outside
 of compiled calls (a loss, gradients on the way to an eager optimizer or summed over several
@@ -39,17 +39,16 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
 from ._programs import (
-    CarriedItem,
     Forwards,
     Key,
     Pairing,
     Persistent,
     PreparedProgram,
-    partner_keys,
+    given_by,
     prepare_programs,
 )
 from .live import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
@@ -60,31 +59,41 @@ WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
 
 _NONE = -1
 
-_Moving = dict[Key, tuple[CarriedItem, int]]
+_Moving = dict[Key, tuple[LiveItem, int]]
 """Carried memory and its number of copies, by key."""
+_Makers = Mapping[int, tuple[Key, LiveItem]]
+"""Where input storages come from, by storage id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Memory between calls, less the persistent part.
-
-    ``waiting``: (unit, count) of forwards; ``handed``: (producing unit, index of what it
-    hands on, consumers still to come). Both sorted, so that equal states are equal.
-    """
+    """Memory between calls: (unit, count) of forwards that wait, (producing unit, index of what it
+    hands on, consumers still to come), and the epoch of what persists. Both are sorted, so that
+    equal states are equal."""
 
     waiting: tuple[tuple[int, int], ...] = ()
     handed: tuple[tuple[int, int, frozenset[int]], ...] = ()
+    epoch: int = 0
+
+    def with_waiting(self, more: Iterable[int] = (), less: Iterable[int] = ()) -> _State:
+        """The same with other forwards waiting."""
+        waiting = Counter(dict(self.waiting))
+        waiting.update(more)
+        waiting.subtract(less)
+        return replace(self, waiting=tuple(sorted((u, n) for u, n in waiting.items() if n > 0)))
+
+
+_NOTHING = _State()
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One distinct transition; ``rest`` and the other bytes are constant for all its calls."""
+    """One distinct transition, and the bytes of all its calls."""
 
-    state: int
-    epoch: int
+    before: _State
     unit: int
     forwards: Forwards
-    after: int
+    after: _State
     entry: int
     peak: int
     exit: int
@@ -92,8 +101,8 @@ class _Step:
 
 
 class Timeline:
-    """The memory of all calls of a valid profile; see Note [What is live between calls] for what it
-    knows and what it cannot see (eager tensors outside compiled calls above all).
+    """The memory of all calls of a valid profile; Note [What is live between calls] says what it
+    cannot see.
 
     Building it takes time linear in the number of calls (about a second a million). It counts
     memory of ``device`` only, e.g. ``cuda:0``; None adds up all devices, which means something only
@@ -103,8 +112,7 @@ class Timeline:
     def __init__(self, profile: Profile, device: str | None = None) -> None:
         self.profile = profile
         self.device = device
-        self.units: list[PreparedProgram] = prepare_programs(profile, device)
-        self._graphs = {g.id: g for g in profile.graphs}
+        self.units = prepare_programs(profile, device)
         calls = zip(profile.calls.graph, profile.calls.program, strict=True)
         ids = {(u.graph.id, u.index): u.id for u in self.units}
         self._unit_of_call = array("q", [ids.get(call, _NONE) for call in calls])
@@ -113,16 +121,14 @@ class Timeline:
         """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
         self._remaining = self._look_ahead()
         self._persistent = Persistent(profile, self.units, self._unit_of_call)
-        self._states: list[_State] = []
-        self._state_ids: dict[_State, int] = {}
+        self._states = {_NOTHING: _NOTHING}
         self._steps: list[_Step] = []
-        self._partner_keys: dict[tuple[int, Forwards], Mapping[int, CarriedItem]] = {}
+        self._makers: dict[tuple[int, Forwards], _Makers] = {}
         self._step_of_call = self._walk()
 
     # What is asked of it
 
     def __len__(self) -> int:
-        """The number of calls in the log."""
         return len(self._step_of_call)
 
     def peak(self) -> Instant | None:
@@ -132,8 +138,13 @@ class Timeline:
         peaks = [s.peak for s in self._steps]
         best = max(peaks)
         call = next(k for k, s in enumerate(self._step_of_call) if peaks[s] == best)
-        unit = self._steps[self._step_of_call[call]].unit
+        unit = self._step_of(call).unit
         return Instant(call, self.units[unit].peak_at if unit != _NONE else 0, best)
+
+    def at_peak(self) -> tuple[LiveItem, ...]:
+        """Everything known to be live at the peak; nothing without calls."""
+        at = self.peak()
+        return self.live_at(at.call, at.instant).items if at is not None else ()
 
     def live_at(self, call: int, instant: int) -> LiveSet:
         """Everything known to be live at an instant of a call (by index in the call log) and its
@@ -142,29 +153,26 @@ class Timeline:
         Raises:
             IndexError: there is no such call or instant.
         """
-        step = self._steps[self._step_at(call)]
+        step = self._step_of(call)
         own: list[LiveItem] = []
-        if step.unit == _NONE:
-            if instant:
-                raise IndexError(f"call {call} was not observed: its only instant is 0")
-        else:
+        if step.unit != _NONE:
             unit = self.units[step.unit]
             makers = self._input_makers(step.unit, step.forwards)
             own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
-        moving, taken = self._rest(self._states[step.state], step.epoch, step.unit, step.forwards)
-        items = self._on_device((*self._items(step.epoch, moving, taken), *own))
-        return LiveSet(Instant(call, instant, sum(i.nbytes for i in items)), items)
+        elif instant:
+            raise IndexError(f"call {call} was not observed: its only instant is 0")
+        _, moving, taken = self._rest(step.before, step.unit, step.forwards)
+        return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
 
     def kind(self, call: int) -> int:
-        """A number: calls with the same one have the same live sets at all their instants and
-        after them. There are few, see Note [Linear in calls]."""
+        """A number: calls with the same one have the same live sets at all their instants and after
+        them."""
         return self._step_of_call[call]
 
     def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:
-        """What each event of a call takes out of the live set and puts into it: entry ``i``
-        leads from instant ``i`` to ``i + 1``. Both are there where memory changes owner,
-        neither for memory of another device."""
-        step = self._steps[self._step_of_call[call]]
+        """What each event of a call takes out of the live set and puts into it. Both are there
+        where memory changes owner, neither for memory of another device."""
+        step = self._step_of(call)
         if step.unit == _NONE:
             return []
         unit = self.units[step.unit]
@@ -184,16 +192,15 @@ class Timeline:
     def live_after(self, call: int) -> tuple[LiveItem, ...]:
         """What is carried when a call is over, its arguments and results dropped; adds up to
         ``bytes_over_time().between``."""
-        step = self._steps[self._step_at(call)]
-        moving = self._moving(self._states[step.after], step.epoch)
-        return self._on_device(self._items(step.epoch, moving))
+        step = self._step_of(call)
+        return self._on_device(self._items(step.after, self._moving(step.after)))
 
     def _items(
-        self, epoch: int, moving: _Moving, without: Collection[Key] = ()
+        self, state: _State, moving: _Moving, without: Collection[Key] = ()
     ) -> Iterator[LiveItem]:
-        yield from self._persistent.items(epoch, without)
-        for carried, count in moving.values():
-            yield carried.live(count)
+        yield from self._persistent.items(state.epoch, without)
+        for item, count in moving.values():
+            yield replace(item, count=count)
 
     def _on_device(self, items: Iterable[LiveItem]) -> tuple[LiveItem, ...]:
         return tuple(i for i in items if self.device is None or i.storage.device == self.device)
@@ -201,27 +208,24 @@ class Timeline:
     def bytes_over_time(self) -> BytesOverTime:
         """Known live bytes of every call."""
         columns = ([getattr(s, f.name) for s in self._steps] for f in fields(BytesOverTime))
-        return BytesOverTime(*(_column(c, self._step_of_call) for c in columns))
+        return BytesOverTime(*([c[step] for step in self._step_of_call] for c in columns))
 
     def unobserved(self) -> list[UnobservedCalls]:
         """Calls without a program, by graph, with the reason."""
-        counts = Counter(
-            g
-            for g, u in zip(self.profile.calls.graph, self._unit_of_call, strict=True)
-            if u == _NONE
-        )
+        calls = zip(self.profile.calls.graph, self._unit_of_call, strict=True)
+        counts = Counter(g for g, u in calls if u == _NONE)
         entries: dict[int | None, list[LedgerEntry]] = {}
         for e in self.profile.ledger:
             entries.setdefault(e.graph, []).append(e)
         return [
-            UnobservedCalls(g, n, _why(self._graphs[g], n, entries.get(g, [])))
+            UnobservedCalls(g, n, _why(self.profile.graph(g), n, entries.get(g, [])))
             for g, n in sorted(counts.items())
         ]
 
-    def _step_at(self, call: int) -> int:
+    def _step_of(self, call: int) -> _Step:
         if not 0 <= call < len(self):
             raise IndexError(f"there is no call {call}: the log has calls 0 to {len(self) - 1}")
-        return self._step_of_call[call]
+        return self._steps[self._step_of_call[call]]
 
     # How it is built
 
@@ -229,8 +233,6 @@ class Timeline:
         """For calls that hand something on: which consumers come before they are called again."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
         few: dict[tuple[frozenset[int], ...], tuple[frozenset[int], ...]] = {}
-        if not any(u.handed_on for u in self.units):
-            return out
         never = len(self._unit_of_call)
         following = [never] * len(self.units)
         for k in range(never - 1, -1, -1):
@@ -250,155 +252,125 @@ class Timeline:
             following[u] = k
         return out
 
-    def _intern(self, state: _State) -> int:
-        found = self._state_ids.get(state)
-        if found is None:
-            found = self._state_ids[state] = len(self._states)
-            self._states.append(state)
-        return found
-
     def _walk(self) -> array[int]:
-        cache: dict[tuple[int, int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
+        cache: dict[tuple[int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
         out = array("q", bytes(8 * len(self._unit_of_call)))
-        state, epoch = self._intern(_State()), 0
-        boundaries = [*self._persistent.starts[1:], len(out)]
-        limit = boundaries[0]
+        epochs = frozenset(self._persistent.epochs)
         units, partner, remaining = self._unit_of_call, self._pairing.partner, self._remaining
         graphs = self.profile.calls.graph
         backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
+        state = _NOTHING
         for k, u in enumerate(units):
-            if k >= limit:
-                epoch = self._persistent.epoch(k)
-                limit = boundaries[epoch]
+            if k in epochs:  # What the call before left is counted with its own epoch.
+                state = replace(state, epoch=k)
+                state = self._states.setdefault(state, state)
             others = partner.get(k, ())
             pops = graphs[k] in backward
             forwards = tuple(units[o] for o in others if units[o] != _NONE) if pops else ()
-            key = (state, epoch, u, forwards, bool(others) and not pops, remaining.get(k, ()))
+            waits = bool(others) and not pops
+            key = (id(state), u, forwards, waits, remaining.get(k, ()))
             step = cache.get(key)
             if step is None:
-                # The next epoch begins with the next call: what this one leaves behind is
-                # counted with the persistent memory of its own epoch.
                 step = cache[key] = len(self._steps)
-                self._steps.append(self._step(*key))
+                self._steps.append(self._step(state, *key[1:]))
             out[k] = step
             state = self._steps[step].after
         return out
 
     def _step(
         self,
-        state: int,
-        epoch: int,
+        before: _State,
         unit: int,
         forwards: Forwards,
         waits: bool,
         remaining: tuple[frozenset[int], ...],
     ) -> _Step:
-        before = self._states[state]
-        waiting = Counter(dict(before.waiting))
-        if unit == _NONE:
-            # What an unobserved backward does with its memory is not known: it keeps it.
-            private = self._private_bytes(waiting)
-            waiting.subtract(forwards)
-        else:
-            waiting.subtract(forwards)
-            private = self._private_bytes(waiting)
-        if waits and unit != _NONE:
-            waiting[unit] += 1
         handed = []
         for producer, b, consumers in before.handed:
             left = consumers - {unit}
             if left and producer != unit:
                 handed.append((producer, b, left))
         handed += [(unit, b, consumers) for b, consumers in enumerate(remaining) if consumers]
-        after = self._intern(
-            _State(
-                _counts(waiting), tuple(sorted(handed, key=lambda h: (h[0], h[1], sorted(h[2]))))
-            )
-        )
-        moving, taken = self._rest(before, epoch, unit, forwards, whole=False)
-        rest = private + self._persistent.nbytes(epoch, taken) + _nbytes(moving)
-        moving = self._moving(self._states[after], epoch, whole=False)
-        between = self._private_bytes(waiting) + self._persistent.nbytes(epoch) + _nbytes(moving)
+        handed.sort(key=lambda h: h[:2])
+        after = before.with_waiting([unit] if waits and unit != _NONE else (), forwards)
+        after = replace(after, handed=tuple(handed))
+        after = self._states.setdefault(after, after)
+        others, moving, taken = self._rest(before, unit, forwards, whole=False)
+        rest = self._nbytes(others, moving, taken)
+        between = self._nbytes(after, self._moving(after, whole=False))
         entry = peak = exit = rest
         if unit != _NONE:
             u = self.units[unit]
             entry += u.program.entry_bytes
             peak += u.peak_bytes
-            exit += u.exit_bytes
-        return _Step(state, epoch, unit, forwards, after, entry, peak, exit, between)
+            exit += sum(live.storage.nbytes for live in u.surviving)
+        return _Step(before, unit, forwards, after, entry, peak, exit, between)
 
-    def _private_bytes(self, waiting: Counter[int]) -> int:
-        return sum(self.units[u].private_bytes * n for u, n in waiting.items() if n > 0)
+    def _nbytes(self, state: _State, moving: _Moving, without: Collection[Key] = ()) -> int:
+        """Bytes of all that is carried, given what ``_moving`` finds that is not private."""
+        private = sum(self.units[u].private_bytes * n for u, n in state.waiting)
+        carried = sum(item.storage.nbytes * count for item, count in moving.values())
+        return private + carried + self._persistent.nbytes(state.epoch, without)
 
-    def _moving(
-        self, state: _State, epoch: int, running: int = _NONE, whole: bool = True
-    ) -> _Moving:
+    def _moving(self, state: _State, running: int = _NONE, whole: bool = True) -> _Moving:
         """Carried memory but for the persistent; without ``whole``, less what waiting units hold
-        alone.
-
-        With ``running``, a call of that unit is under way and holds copies of its inputs
-        beside those that waiting calls of the unit hold.
-        """
+        alone. A unit that is ``running`` holds copies of its inputs beside those that its waiting
+        calls hold."""
         out: _Moving = {}
 
-        def hold(item: CarriedItem, count: int) -> None:
-            known = out.get(item.key)
+        def hold(key: Key, item: LiveItem, count: int) -> None:
+            known = out.get(key)
             if known is not None:
                 # Prefer the holder that made the memory: it knows where it comes from.
-                best = item if item.made and not known[0].made else known[0]
-                out[item.key] = (best, max(count, known[1]))
-            elif not self._persistent.has(item.key, epoch):
-                out[item.key] = (item, count)
+                better = known[0].storage.at_entry and not item.storage.at_entry
+                out[key] = (item if better else known[0], max(count, known[1]))
+            elif not self._persistent.has(key, state.epoch):
+                out[key] = (item, count)
 
         for unit, count in state.waiting:
             u = self.units[unit]
-            for item in (u.saved if whole else u.shared).values():
-                hold(item, count + (unit == running and not item.made))
+            for key, item in (u.saved if whole else u.shared).items():
+                hold(key, item, count + (unit == running and item.storage.at_entry))
         for unit, b, _ in state.handed:
-            for item in self.units[unit].handed_on[b].items:
-                hold(item, 1)
+            for key, item in self.units[unit].handed_on[b].items.items():
+                hold(key, item, 1)
         return out
 
     def _rest(
-        self, state: _State, epoch: int, unit: int, forwards: Forwards, whole: bool = True
-    ) -> tuple[_Moving, set[Key]]:
-        """Carried memory during a call, less what the call's own program counts: as many copies of
-        its inputs as it has, and what ``forwards`` saved for it. Of the persistent part only the
-        keys of what to leave out."""
+        self, state: _State, unit: int, forwards: Forwards, whole: bool = True
+    ) -> tuple[_State, _Moving, set[Key]]:
+        """What others hold during a call, and carried memory less what the call's own program
+        counts: as many copies of its inputs as it has, and what ``forwards`` saved for it. Of the
+        persistent part only the keys of what to leave out."""
         if unit == _NONE:
-            return self._moving(state, epoch, whole=whole), set()
-        held = Counter(dict(state.waiting))
-        others = held.copy()
-        if forwards:
-            others.subtract(forwards)
-        else:
-            # What an unknown forward saved for it is beside what others wait with.
-            held.update(self._pairing.usual_forwards(unit))
-        rest = self._moving(_State(_counts(others), state.handed), epoch, whole=whole)
-        copies = self._moving(_State(_counts(held), state.handed), epoch, unit, whole)
+            # What an unobserved backward does with its memory is not known: it keeps it.
+            return state, self._moving(state, whole=whole), set()
+        others = state.with_waiting(less=forwards)
+        if not forwards:  # What an unknown forward saved for it is beside what others wait with.
+            state = state.with_waiting(self._pairing.usual_forwards(unit))
+        rest = self._moving(others, whole=whole)
+        copies = self._moving(state, unit, whole)
         makers = self._input_makers(unit, forwards)
         takes = Counter(
-            makers[storage].key if storage in makers else key
+            makers[storage][0] if storage in makers else key
             for storage, key in self.units[unit].input_keys.items()
         )
         for key, n in takes.items():
             rest.pop(key, None)
-            item, count = copies.get(key, (None, 0))
-            if item is not None and count > n:
+            if key in copies and copies[key][1] > n:
+                item, count = copies[key]
                 rest[key] = (item, count - n)
-        return rest, set(takes)
+        return others, rest, set(takes)
 
-    def _input_makers(self, unit: int, forwards: Forwards) -> Mapping[int, CarriedItem]:
-        """Where input storages of ``unit`` come from, by storage id."""
+    def _input_makers(self, unit: int, forwards: Forwards) -> _Makers:
         forwards = forwards or self._pairing.usual_forwards(unit)
-        found = self._partner_keys.get((unit, forwards))
-        if found is None:
+        if (unit, forwards) not in self._makers:
             u = self.units[unit]
             found = dict(u.sources)
             for forward in forwards:
-                found.update(partner_keys(u, self.units[forward]))
-            self._partner_keys[unit, forwards] = found
-        return found
+                found.update(given_by(u, self.units[forward]))
+            self._makers[unit, forwards] = found
+        return self._makers[unit, forwards]
 
 
 def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
@@ -415,27 +387,12 @@ def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
     return "no program was observed for the sizes of these calls"
 
 
-def _column(of_step: list[int], step_of_call: array[int]) -> Sequence[int]:
-    """A figure of every call, given that of every step."""
-    figures = map(of_step.__getitem__, step_of_call)
-    try:
-        array("q", of_step)
-    except OverflowError:  # Each number of a file fits 64 bits, and their sums need not.
-        return list(figures)
-    return array("q", figures)
-
-
-def _item(unit: PreparedProgram, makers: Mapping[int, CarriedItem], live: LiveStorage) -> LiveItem:
+def _item(unit: PreparedProgram, makers: _Makers, live: LiveStorage) -> LiveItem:
     """Memory that a unit's program has live, as its maker knows it where that is known."""
-    maker = makers.get(live.storage.id)
-    if maker is not None and live.line == 0:
-        return maker.as_input_of(live.storage)
-    return LiveItem(live.storage, unit.graph.id, live.owner, live.line, Hold.CALL)
-
-
-def _nbytes(moving: _Moving) -> int:
-    return sum(item.storage.nbytes * count for item, count in moving.values())
-
-
-def _counts(waiting: Counter[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted((u, n) for u, n in waiting.items() if n > 0))
+    s = live.storage
+    if live.line or s.id not in makers:
+        return LiveItem(s, unit.graph.id, live.owner, live.line, Hold.CALL)
+    made = makers[s.id][1]
+    # A partner of other sizes explains where memory comes from, not how large it is.
+    known = made.storage if made.storage.nbytes == s.nbytes else s
+    return replace(made, storage=known, hold=Hold.CALL)

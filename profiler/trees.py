@@ -5,18 +5,20 @@ Note [What the ledger tells of single calls]
 The call log says when a compiled function was called, not by which way it ran: one more field
 would cost every replay. The ledger has the first time of everything that graph trees did, and
 counts repeats. So a call during which a warm-up, a recording or a skip was first written down is
-that; one that began before its graph's first recording ran plainly; and the calls after it are the
-replays that the ledger has counted. Where there are more of them than it has counted, some were
-repeated skips or warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
+that; one that began before its graph's first recording ran plainly; and the calls after it are
+replays. Where there are more of them than the ledger has counted, some were repeated skips or
+warm-ups and nothing tells which: these are ``REPLAY_OR_RUN``.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, Profile, TreeCause, TreeDetail
 
@@ -25,6 +27,8 @@ _EXPLAINED = (
     *(LedgerKind.EVICTION, LedgerKind.INVALIDATED, LedgerKind.MOVED_OUT, LedgerKind.TREE_FAILURE),
 )
 """Kinds whose reasons a person wants to read: everything but the way it should go."""
+
+_RECORDED = (LedgerKind.RECORD, LedgerKind.RERECORD)
 
 _SHOWN = 5
 """How many inputs that moved a reason names."""
@@ -45,8 +49,7 @@ class GraphedFunction:
 
     Attributes:
         keys: number of combinations of integer inputs, which are counted together.
-        warm_ups, recordings, replays, skips: how often; recordings include re-recordings.
-        rerecordings: recordings where others exist at the same place and none fitted.
+        recordings: ``rerecordings`` included, which exist at the same place and did not fit.
         marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.
         reasons: what did not go the straight way, most frequent first.
     """
@@ -64,7 +67,6 @@ class GraphedFunction:
 
 
 def has_moved(entry: LedgerEntry) -> bool:
-    """Whether something was recorded again because inputs have moved."""
     return _cause(entry) is TreeCause.MOVED
 
 
@@ -78,7 +80,6 @@ def _cause(entry: LedgerEntry) -> TreeCause | None:
 
 
 def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[GraphValue]:
-    """The inputs of its graph that are the cause of an entry."""
     if graph is None or entry.tree is None:
         return []
     return [graph.inputs[i] for i in entry.tree.inputs if 0 <= i < len(graph.inputs)]
@@ -103,7 +104,7 @@ def graphed_functions(
 
     ``graphs`` give inputs that moved the names that users have for them.
     """
-    by_id = {g.id: g for g in graphs}
+    by_id: dict[int | None, GraphRecord] = {g.id: g for g in graphs}
     grouped: dict[tuple[str, str], list[tuple[LedgerEntry, TreeDetail]]] = {}
     for e in ledger:
         if e.tree is not None:
@@ -116,22 +117,20 @@ def _function(
     device: str,
     function: str,
     entries: list[tuple[LedgerEntry, TreeDetail]],
-    graphs: dict[int, GraphRecord],
+    graphs: dict[int | None, GraphRecord],
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
     reasons: Counter[tuple[LedgerKind, TreeCause | None, str]] = Counter()
     for e, tree in entries:
         counts[e.kind] += e.count
         if e.kind in _EXPLAINED:
-            graph = graphs.get(e.graph) if e.graph is not None else None
-            reasons[e.kind, tree.cause, short_reason(e, graph)] += e.count
-    recorded = (LedgerKind.RECORD, LedgerKind.RERECORD)
+            reasons[e.kind, tree.cause, short_reason(e, graphs.get(e.graph))] += e.count
     return GraphedFunction(
         device,
         function,
         keys=len({tree.key for _, tree in entries}),
         warm_ups=counts[LedgerKind.WARM_UP],
-        recordings=sum(counts[k] for k in recorded),
+        recordings=sum(counts[k] for k in _RECORDED),
         rerecordings=counts[LedgerKind.RERECORD],
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
@@ -155,18 +154,15 @@ def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Ite
 
 
 def pool_growth(entry: LedgerEntry) -> int:
-    """Bytes by which the warm-up or recording of an entry made the pool grow, 0 for others.
-
-    A recording of sizes that were warmed up just before often finds all it needs in what the
-    warm-up left, so without the warm-ups a pool would seem to come from nowhere.
-    """
+    """Bytes by which the warm-up or recording of an entry made the pool grow, 0 for others. A
+    recording often finds all it needs in what the warm-up left: without warm-ups a pool would seem
+    to come from nowhere."""
     tree = entry.tree
     if tree is None:
         return 0
     if entry.kind is LedgerKind.WARM_UP and tree.pool_before >= 0:
         return max(tree.pool_after - tree.pool_before, 0)
-    recorded = entry.kind in (LedgerKind.RECORD, LedgerKind.RERECORD)
-    return tree.marginal if recorded else 0
+    return tree.marginal if entry.kind in _RECORDED else 0
 
 
 def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
@@ -198,14 +194,14 @@ class RecordedNode:
     """One recording in a tree of graphs.
 
     Attributes:
-        node, parent: its number, and that of the recording before it on its path, None at a root.
+        parent: number of the recording before it on its path, None at a root.
         key: integer inputs of the function.
         graph: ``GraphRecord.id``, None if not known.
         marginal_bytes: by which recording it made the pool grow.
         rerecorded: recordings of the function existed at that place and none fitted.
         reason, evicted: why it was recorded, and why it was dropped, None if it was not.
         record_ns: how long recording took on the host, 0 if not measured.
-        step: number of the step that recorded it.
+        step: that recorded it.
     """
 
     device: str
@@ -224,26 +220,19 @@ class RecordedNode:
 
 
 def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
-    """Every recording that the ledger knows, in order of recording.
-
-    A recording is known by device, function and number: managers of several threads on one
-    device number theirs independently. An arena's plan is no recording and has no number.
-    """
+    """Every recording that the ledger knows, in order of recording: by device, function and number,
+    since managers of several threads number theirs independently. An arena's plan has no number."""
     found: dict[tuple[str, str, int], RecordedNode] = {}
     for e in ledger:
         t = e.tree
         if t is None or t.node is None or t.node < 0:
             continue
-        where = (t.device, t.function, t.node)
-        node = found.get(where)
-        if node is None:
-            node = found[where] = RecordedNode(
-                t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step
-            )
+        new = RecordedNode(t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step)
+        node = found.setdefault((t.device, t.function, t.node), new)
         if e.kind is LedgerKind.REPLAY:
             node.replays += e.count
             node.marginal_bytes = max(node.marginal_bytes, t.marginal)
-        elif e.kind in (LedgerKind.RECORD, LedgerKind.RERECORD):
+        elif e.kind in _RECORDED:
             node.parent, node.step, node.reason = t.parent, t.step, e.reason
             node.rerecorded = e.kind is LedgerKind.RERECORD
             node.marginal_bytes = max(node.marginal_bytes, t.marginal)
@@ -254,8 +243,6 @@ def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
 
 
 class CallMode(str, Enum):
-    """How a call ran."""
-
     RUN = "run"
     WARM_UP = "warm-up"
     RECORD = "recording"
@@ -273,40 +260,38 @@ _TOLD = {
 
 def call_modes(profile: Profile) -> list[CallMode]:
     """One entry a call of the log, see Note [What the ledger tells of single calls]."""
-    calls = profile.calls
+    calls, origin = profile.calls, profile.perf_origin_ns
     modes = [CallMode.RUN] * len(calls)
-    replays: dict[int, int] = {}
+    replays: Counter[int] = Counter()
     told: dict[int, list[tuple[int, CallMode]]] = {}
-    recorded: dict[int, int] = {}
     for e in profile.ledger:
         if e.graph is None:
             continue
-        time = e.time_ns - profile.perf_origin_ns
         if e.kind is LedgerKind.REPLAY:
-            replays[e.graph] = replays.get(e.graph, 0) + e.count
+            replays[e.graph] += e.count
         elif e.kind in _TOLD:
-            told.setdefault(e.graph, []).append((time, _TOLD[e.kind]))
-            if _TOLD[e.kind] is CallMode.RECORD:
-                recorded[e.graph] = min(time, recorded.get(e.graph, time))
+            told.setdefault(e.graph, []).append((e.time_ns - origin, _TOLD[e.kind]))
     if not replays:
         return modes
     for entries in told.values():
-        entries.sort(key=lambda entry: entry[0])
+        entries.sort(key=itemgetter(0))
+    recorded = {
+        graph: next((time for time, mode in entries if mode is CallMode.RECORD), -math.inf)
+        for graph, entries in told.items()
+    }
     found: dict[int, list[int]] = {}
-    for k, (graph, start, end) in enumerate(
-        zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
-    ):
+    columns = zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
+    for k, (graph, start, end) in enumerate(columns):
         if graph not in replays:
             continue
         entries = told.get(graph, [])
-        at = bisect_left(entries, start, key=lambda entry: entry[0])
-        if profile.perf_origin_ns and at < len(entries) and entries[at][0] <= end:
+        at = bisect_left(entries, start, key=itemgetter(0))
+        if origin and at < len(entries) and entries[at][0] <= end:
             modes[k] = entries[at][1]
-        elif not profile.perf_origin_ns or start >= recorded.get(graph, start):
+        elif not origin or start >= recorded.get(graph, -math.inf):
             found.setdefault(graph, []).append(k)
     for graph, indices in found.items():
-        certain = bool(profile.perf_origin_ns) and len(indices) <= replays[graph]
-        mode = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
+        certain = origin and len(indices) <= replays[graph]
         for k in indices:
-            modes[k] = mode
+            modes[k] = CallMode.REPLAY if certain else CallMode.REPLAY_OR_RUN
     return modes

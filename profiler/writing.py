@@ -2,23 +2,22 @@
 
 Note [Who may read what was replaced]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A file is replaced by a new one of the same name, so its mode is ours to choose. A new path gets
-what the umask allows. A path that was there keeps its mode, and its owner and group where the
-system lets us: somebody who had made a profile private (0600) has it private still. Where the group
-cannot be kept, the new group gets no more than everybody else had. The temporary file of a path
-that was there is its owner's alone until it has taken the place.
+A new path gets what the umask allows. A path that was there keeps its mode, and its owner and group
+where the system lets us: somebody who had made a profile private (0600) has it private still. Where
+the group cannot be kept, the new group gets no more than everybody else had. The temporary file of
+a path that was there is its owner's alone until it has taken the place.
 
 Note [Files that are being written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A profile grows while its process lives. Another process that is given the same path must know
-whether the writer lives. Process numbers do not tell: on another host or in another PID namespace
-the same number is another process. So a writer holds ``flock`` on its file. The kernel lets go of
-it when the last descriptor is closed, however the process ends; it is a property of the file, so
-every process that sees the file sees the lock, whatever its namespaces.
+A profile grows while its process lives, and another process that is given the same path must know
+whether it does. Process numbers do not tell: on another host or in another PID namespace the same
+number is another process. So a writer holds ``flock`` on its file, which the kernel lets go of when
+the last descriptor is closed, however the process ends, and which every process sees that sees the
+file.
 
-What it does not do: some network and FUSE file systems have no such locks (``try_lock`` says
-None), or keep them to one host. And a child that was forked without ``exec`` has the descriptor
-too: the writer's fork hook closes it there.
+Some network and FUSE file systems have no such locks (``try_lock`` says None), or keep them to one
+host. And a child that was forked without ``exec`` has the descriptor too: the writer's fork hook
+closes it there.
 """
 
 from __future__ import annotations
@@ -43,13 +42,16 @@ try:
 except ImportError:  # Windows
     _flock = None
 
-_FLAGS = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+StrPath = str | os.PathLike[str]
+Output = IO[bytes]
+
+_O_BINARY: int = getattr(os, "O_BINARY", 0)
 _PATIENCE = 10
 """Tries to claim a name that others make and remove meanwhile."""
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool | None:
-    """Lock the file of ``fd`` until it is closed, or share its lock; waits for nothing. False where
+    """Lock the file of ``fd`` until it is closed, or share its lock, without waiting. False where
     someone else has it, None where this file system has no locks."""
     if _flock is None:
         return None
@@ -61,10 +63,10 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
 
 
 def is_locked(path: str) -> bool | None:
-    """Whether a lock on the file at ``path`` is held by another descriptor, of whatever process;
-    None where there is no such file, or this cannot be found out."""
+    """Whether another descriptor, of whatever process, holds a lock on the file; None where there
+    is no file, or this cannot be found out."""
     try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _FLAGS)
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _O_BINARY)
     except OSError:
         return None
     try:
@@ -76,16 +78,10 @@ def is_locked(path: str) -> bool | None:
 
 def claim(path: str) -> int | None:
     """A descriptor of the file at ``path``, made empty and locked; None if someone else writes it.
-
-    Where the file system has no locks nobody can know that: there only a file that is new or empty
-    is given.
-
-    Raises:
-        OSError: the operating system refuses.
-    """
+    Where the file system has no locks only a file that is new or empty is given."""
     for _ in range(_PATIENCE):
         # Not O_TRUNC: what is there may be another's.
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | _O_BINARY, 0o666)
         keep = False
         try:
             locked = try_lock(fd)
@@ -103,63 +99,13 @@ def claim(path: str) -> int | None:
     return None
 
 
-def claim_here_or_beside(path: str) -> tuple[int, str]:
-    """A descriptor as ``claim`` gives it, and its path: ``path``, or if someone else writes that,
-    a new file beside it.
-
-    Raises:
-        OSError: the operating system refuses.
-    """
-    fd = claim(path)
-    if fd is not None:
-        return fd, path
-    for name in names_beside(path):
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
-            try_lock(fd)
-            return fd, name
-    raise FileExistsError(
-        errno.EEXIST, "someone writes it, and all names beside it are taken", path
-    )
-
-
 def names_beside(path: str) -> Iterator[str]:
-    """Other names in the folder of ``path``, with the number of this process before the suffix."""
+    """Other names in the folder, with the number of this process before the suffix."""
     folder, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
-    if suffix == ".gz":
-        stem, inner = os.path.splitext(stem)
-        suffix = inner + suffix
     for i in range(1, 100):
         count = f"-{i}" if i > 1 else ""
         yield os.path.join(folder, f"{stem}.{os.getpid()}{count}{suffix}")
-
-
-def put_in_place(temporary: str, target: str) -> None:
-    """Rename a file unless ``target`` exists, if only as a link; in one step where there are hard
-    links.
-
-    Raises:
-        FileExistsError: it exists.
-        OSError: the operating system refuses.
-    """
-    try:
-        os.link(temporary, target, follow_symlinks=False)
-    except FileExistsError:
-        raise
-    except (OSError, NotImplementedError):
-        # No hard links here. The name is claimed first: a reader of just this instant sees an
-        # empty file.
-        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666))
-        os.replace(temporary, target)
-    else:
-        os.unlink(temporary)
-
-
-StrPath = str | os.PathLike[str]
-Output = IO[bytes]
-
-_O_BINARY: int = getattr(os, "O_BINARY", 0)
 
 
 def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
@@ -170,7 +116,6 @@ def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> 
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, which the system may take in pieces."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -267,8 +212,24 @@ class _Replacement:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
+    def take_place(self) -> None:
+        """Rename it; where nothing may be there, in one step where there are hard links."""
+        if not self.new:
+            os.replace(self.temporary, self.target)
+            return
+        try:
+            os.link(self.temporary, self.target, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError):
+            # No hard links here. The name is claimed first: a reader of just this instant sees an
+            # empty file.
+            os.close(os.open(self.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _O_BINARY, 0o666))
+            os.replace(self.temporary, self.target)
+        else:
+            os.unlink(self.temporary)
+
     def discard(self) -> None:
-        """Remove it, unless it has taken its place."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.fd)
@@ -278,7 +239,7 @@ class _Replacement:
 
 def _take_places(files: Sequence[_Replacement]) -> None:
     if len(files) == 1:
-        _take_place(files[0])
+        files[0].take_place()
         return
     kept: list[tuple[str, str | None]] = []  # place, and where that is which was there
     try:
@@ -291,7 +252,7 @@ def _take_places(files: Sequence[_Replacement]) -> None:
                 except OSError:  # A file system without links.
                     os.rename(file.target, before)
             kept.append((file.target, before))
-            _take_place(file)
+            file.take_place()
     except BaseException:
         for target, before in reversed(kept):
             with contextlib.suppress(OSError):
@@ -308,15 +269,7 @@ def _remove(paths: Iterable[str | None]) -> None:
                 os.unlink(path)
 
 
-def _take_place(file: _Replacement) -> None:
-    if file.new:
-        put_in_place(file.temporary, file.target)
-    else:
-        os.replace(file.temporary, file.target)
-
-
 def _keep_mode(fd: int, path: str, before: os.stat_result) -> None:
-    """See Note [Who may read what was replaced]."""
     mode = stat.S_IMODE(before.st_mode) & 0o777
     ours = os.fstat(fd)
     if hasattr(os, "fchown") and (ours.st_uid, ours.st_gid) != (before.st_uid, before.st_gid):
@@ -350,18 +303,25 @@ def check_writable(path: StrPath, what: str = "a profile") -> None:
 
 def create_for_streaming(path: StrPath) -> tuple[int, str]:
     """A new, empty file for a profile that is written while its process runs: an open descriptor,
-    which holds the file's lock, and the file's path.
-
-    It takes the place of what was at ``path``, unless another live process writes that (a path
-    without ``{rank}``, or a rank that nobody knows): then it lies beside it, with this process's
-    number in its name. See Note [Files that are being written].
+    which holds the file's lock, and the file's path. It takes the place of what was there, unless
+    another live process writes that: then it lies beside it, with this process's number in its
+    name.
 
     Raises:
         ProfileNotWritableError: the operating system refuses.
     """
     try:
         _check_regular(os.path.realpath(path))
-        return claim_here_or_beside(os.fspath(path))
+        name = os.fspath(path)
+        if (fd := claim(name)) is not None:
+            return fd, name
+        for beside in names_beside(name):
+            with contextlib.suppress(FileExistsError):
+                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _O_BINARY, 0o666)
+                try_lock(fd)
+                return fd, beside
+        taken = "someone writes it, and all names beside it are taken"
+        raise FileExistsError(errno.EEXIST, taken, name)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
 
@@ -370,7 +330,7 @@ def _check_target(path: str) -> os.stat_result | None:
     """What is there, None if nothing is.
 
     Raises:
-        OSError: it is no regular file, or a live process writes it, so it cannot be replaced.
+        OSError: it is no regular file, or a live process writes it.
     """
     found = _check_regular(path)
     if found is not None and is_locked(path):

@@ -7,7 +7,7 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.devices import known_devices, no_such_device
+from memprof.profiler.devices import check_known, known_devices
 from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
@@ -76,8 +76,10 @@ def export(
     profiles = read_profiles(file) if several else [read(file)]
     known = sorted({device for profile in profiles for device in known_devices(profile)})
     for device in devices:
-        if device not in known:
-            raise click.BadParameter(str(no_such_device(device, known)), param_hint="--device")
+        try:
+            check_known(device, known)
+        except ValueError as e:
+            raise click.BadParameter(str(e), param_hint="--device") from e
     if allocated and format_ != "collapsed":
         raise click.BadParameter(
             "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"

@@ -68,8 +68,7 @@ class Finding:
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
     """What is live at the peak, and where it is from; nothing where there is none."""
-    at = timeline.peak()
-    for i in timeline.live_at(at.call, at.instant).items if at is not None else ():
+    for i in timeline.at_peak():
         yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
 
 

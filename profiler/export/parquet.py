@@ -168,7 +168,7 @@ def _account(profile: Profile, devices: Sequence[str]) -> Rows:
                 a.device, r.purpose.value, r.detail or None, r.nbytes, r.count, r.compiled,
                 r.modules or None, r.nodes or None, *_source(r.frame),
             )  # fmt: skip
-        for name, nbytes in a.other_parts():
+        for name, _, nbytes in a.other_parts():
             yield (a.device, name, None, nbytes, *(None,) * 7)
 
 

@@ -100,7 +100,7 @@ def account_stacks(account: DeviceAccount) -> Counter[Stack]:
         modules = tuple(Frame(m) for m in r.modules.split(" > ") if m)
         nodes = (Frame(r.nodes),) if r.nodes else ()
         sums[(Frame(r.what), *modules, *nodes, *_source(r.frame))] += r.nbytes
-    for name, nbytes in account.other_parts():
+    for name, _, nbytes in account.other_parts():
         sums[(Frame(f"({name})"),)] += max(nbytes, 0)
     return +sums
 

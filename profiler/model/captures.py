@@ -10,7 +10,7 @@ from .provenance import SourceFrame
 
 
 class Fate(str, Enum):
-    """What became of memory that a capture asked for; the value is the name in profile files."""
+    """What became of memory that a capture asked for."""
 
     SCRATCH = "scratch"
     """Let go of within the capture: later captures into the pool take the same place."""
@@ -29,7 +29,6 @@ class Fate(str, Enum):
 
     @property
     def label(self) -> str:
-        """The name in words, for reports."""
         return _LABELS.get(self, self.value.replace("_", " "))
 
     @property
@@ -53,7 +52,7 @@ class CaptureRow:
 
     Attributes:
         modules: classes whose ``forward`` was running, outermost first, ``a > b``.
-        frame: innermost frame of the program; None where no Python was running.
+        frame: innermost of the program; None where no Python was running.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
     """
@@ -78,11 +77,9 @@ class CapturedGraph:
         frame: the line of the program that captured; None if there was none.
         stream: the stream on which it allocated, 0 if it did not.
         start_ns: ``time.perf_counter_ns()`` when it began.
-        duration_ns: of the capture.
         failed: why there is no graph; empty if there is one.
         deleted: whether the graph was deleted by the instant that its pool is described at.
-        requests: blocks that it asked for.
-        asked: bytes of them, one after the other.
+        requests, asked: blocks that it asked for, and their bytes, one after the other.
         peak: bytes of those that were there at once, at most.
         rounding: of ``peak``, bytes beyond what was asked for.
         used: bytes of the pool at whose addresses it had a block at any time: what a replay may
@@ -92,8 +89,7 @@ class CapturedGraph:
         grew: by how many bytes its pool grew during the capture.
         cost: by how many bytes the pool would be smaller without this capture, the others as they
             were; None where that is not known.
-        at_peak: what was there at ``peak``, largest first: their bytes and ``rounding`` are
-            ``peak``.
+        at_peak: largest first: their bytes and ``rounding`` are ``peak``.
         left: what stays, largest first; without rounding.
     """
 
@@ -121,7 +117,7 @@ class CapturedGraph:
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """Bytes of a pool that the same graphs use one after the other, by their numbers, ascending."""
+    """Bytes of a pool that the same graphs use one after the other, by ascending numbers."""
 
     nbytes: Count
     graphs: tuple[Int, ...]
@@ -137,11 +133,9 @@ class GraphPool:
     ``live_outside`` and ``unused``.
 
     Attributes:
-        device: e.g. ``cuda:0``.
         name: as ``PoolShare.name``.
-        reserved: bytes that it has from the device.
-        segments: in how many pieces.
-        most_reserved: the most bytes that it had at the end of a capture, or of the session.
+        reserved, segments: bytes that it has from the device, in how many pieces.
+        most_reserved: the most at the end of a capture, or of the session.
         at_end: bytes that it had at the end of the session.
         gone: whether all of its graphs were deleted by then.
         graphs: in the order of their captures.

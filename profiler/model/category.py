@@ -33,7 +33,7 @@ from enum import Enum
 
 
 class Category(str, Enum):
-    """The category of a storage; the value is the name written to profile files."""
+    """What a storage is for."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -50,5 +50,4 @@ class Category(str, Enum):
 
     @property
     def label(self) -> str:
-        """The name in words, for reports."""
         return self.value.replace("_", " ")

@@ -14,14 +14,13 @@ from .provenance import SourceFrame
 
 @dataclass(frozen=True, slots=True)
 class DataFlowStorage:
-    """A storage at an instant at which it was live.
+    """A storage at an instant at which it was live; what is None is unknown.
 
     Attributes:
-        nbytes: its size.
         category: what it was for at that instant.
-        op: operator that made it, None if unknown or made before the trace began.
-        module: path of the module whose call made it, ``""`` for the root, None if unknown.
-        frame: innermost line of user code that made it, None if unknown.
+        op: operator that made it, None too if it was made before the trace began.
+        module: path of the module whose call made it, ``""`` for the root.
+        frame: innermost line of user code that made it.
         created_ns: clock of ``CallColumns``; None if it was there before the trace began.
         graph: ``GraphRecord.id`` of the compiled code that made it, None if none did.
         awaited: whether it is an activation that a backward waits for.
@@ -54,9 +53,8 @@ class DataFlowDevice:
     """Live bytes of one device over time.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        time_ns: ascending, one entry a distinct time, on the clock of ``CallColumns``
-            (``time.perf_counter_ns()``); long traces may be coalesced, peaks kept.
+        time_ns: ascending, one entry a distinct time, on the clock of ``CallColumns``; long traces
+            may be coalesced, peaks kept.
         bytes: by category, live bytes from each time to the next; all columns are as long
             as ``time_ns``. A category that never has a byte has no column.
         peak: index in ``time_ns`` of the first time with the most bytes, None if empty.
@@ -86,15 +84,16 @@ class DataFlowDevice:
 
 @dataclass(frozen=True, slots=True)
 class DataFlowFailure:
-    """An allocation that failed for want of memory; the program may have caught the error.
+    """An allocation that failed for want of memory; the program may have caught the error. What is
+    None is unknown.
 
     Attributes:
         time_ns: clock of ``CallColumns``.
-        device: that had no more, None if unknown.
-        live_bytes: what was live on it then, None if the device is unknown.
-        op: operator that asked for it, None if unknown.
-        module: path of the module whose call it was in, ``""`` for the root, None if unknown.
-        frame: innermost line of user code, None if unknown.
+        device: that had no more.
+        live_bytes: what was live on it then.
+        op: operator that asked for it.
+        module: path of the module whose call it was in, ``""`` for the root.
+        frame: innermost line of user code.
     """
 
     time_ns: Int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,10 +11,8 @@ from .provenance import SourceFrame
 
 
 class WhyNot(str, Enum):
-    """Why a request did not fit; the first of these that holds.
-
-    Note [Why a request did not fit] in ``profiler/device/failure.py``.
-    """
+    """Why a request did not fit; the first of these that holds: Note [Why a request did not fit] in
+    ``profiler/device/failure.py``."""
 
     TOO_LARGE = "too_large"
     """Larger than all that the process may have."""
@@ -50,7 +49,6 @@ class Failure:
         wanted: that the allocator tried to get from the device: a segment for the request.
         requested: that were asked for, rounded up to 512; 0 where only ``wanted`` is known, which
             is up to 2 MiB more (20 MiB for requests of 1 to 10 MiB).
-        why: why there was no room.
         device_free: that the device had left.
         limit: that the allocator may reserve; 0 if that is all of the device.
         outside: of the device that this process's allocator has not reserved: other processes,
@@ -59,15 +57,13 @@ class Failure:
         largest_free: largest piece of these that could have served a request of its size.
         free_of_streams: inside segments of other streams, or freed while a stream may still use it.
         free_of_pools: inside segments of pools that the request cannot use.
-        frame: innermost frame of the program; None where no Python was running.
-        modules: as in ``AccountRow``.
-        nodes: FX nodes, for compiled code.
+        frame, modules, nodes: as in ``AccountRow``.
         graph: label of the compiled graph, e.g. ``0/0 forward``; empty for eager code.
         operation: of autograd whose backward was running, e.g. ``MulBackward0``; else empty.
         called_from: line of the call of ``backward()`` in which that was; None if not known.
         doing: what memprof was about, e.g. ``recording 0/0 forward as a CUDA graph``, so that the
             call is made again without; else empty.
-        thread: name of the thread.
+        thread: its name.
         time_ns: ``time.time_ns()``.
         count: how often a request of this place has failed by then, this time included.
         earlier: other requests that had failed in this process before.
@@ -103,11 +99,8 @@ BEFORE = "from before the session"
 
 
 class Purpose(str, Enum):
-    """What a reserved byte is for; the value is the name written to profile files.
-
-    The first ones mean what ``Category`` calls so. Note [How a purpose is decided] in
-    ``profiler/device/account.py``.
-    """
+    """What a reserved byte is for. The first ones mean what ``Category`` calls so: Note [How a
+    purpose is decided] in ``profiler/device/account.py``."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -140,7 +133,6 @@ class Purpose(str, Enum):
 
     @property
     def label(self) -> str:
-        """The name in words, for reports."""
         return self.value.replace("_", " ")
 
 
@@ -149,18 +141,15 @@ class AccountRow:
     """Blocks of one purpose that the same text asked for.
 
     Attributes:
-        purpose: what for.
-        nbytes: that were asked for.
-        count: blocks.
+        nbytes, count: that were asked for, in so many blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
-        frame: innermost frame of the program; None where no Python was running, or nobody watched.
-            Of autograd's threads it is the line that waits for them in ``backward()``.
+        frame: innermost of the program; None where no Python was running, or nobody watched.
+            Of autograd's threads it is the line that waits for them in ``backward()``: ``waits``.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;
             mostly empty.
-        waits: whether ``frame`` did not ask itself but waits for autograd's threads.
     """
 
     purpose: Purpose
@@ -239,15 +228,16 @@ class DeviceAccount:
     was taken (``snapshot``).
 
     Attributes:
-        device: e.g. ``cuda:0``.
         name: of the model, e.g. ``NVIDIA H100 80GB HBM3``.
         total: bytes of the device's memory.
         simulated: whether nothing was computed.
         reserved: the most bytes that the allocator had from the device, by its own counters.
         allocated: bytes of blocks at the instant at which most was reserved.
-        most_allocated: the most bytes of blocks at any instant, by the allocator's own counters.
+        most_allocated: the most bytes of blocks at any instant, by the allocator's own counters; of
+            a snapshot as far back as its history goes.
         step: optimizer step in which the instant lies, from 1; 0 before any is known.
-        phase: ``forward``, ``backward`` or ``optimizer``; empty where there was no backward.
+        phase: ``forward``, ``backward`` or ``optimizer``; empty where there was no backward, and if
+            ``present``, as are the rows' lines.
         rows: what had been asked for and not let go of, largest first.
         rounding: bytes of blocks beyond what was asked for.
         awaiting: bytes of blocks that the program had let go of while a stream may use them.
@@ -258,15 +248,10 @@ class DeviceAccount:
         failed: requests that could not be served, in order.
         host_reads: where the program looked at values, most often first.
         steps: optimizer steps that were made.
-        elapsed_ns: that the program ran.
         ended: why the run ended, e.g. ``3 optimizer steps``.
         notes: what else a reader should know, a line each.
         failure: the allocation that failed at the instant; None if none did.
-        present: the instant is that at which the account was made, of a device that nobody had
-            watched; then ``phase`` and the rows' lines are empty.
         given_back: bytes of ``reserved`` that had gone back to the device by that instant.
-        snapshot: the instant is that of a snapshot of torch's allocator, of which the account was
-            made; ``most_allocated`` is then as far back as its history goes.
         peak: of a snapshot with a history: the account of the fullest instant of that.
         most_requested: the most bytes that blocks had been asked for at any instant, by the
             allocator's own counters; 0 if not known.
@@ -310,12 +295,8 @@ class DeviceAccount:
         """Bytes of segments in no block."""
         return sum(p.free for p in self.pools)
 
-    def other_parts(self) -> list[tuple[str, int]]:
-        """What is reserved and in no row: its name, and bytes."""
-        return [(name, nbytes) for name, _, nbytes in self._rest()]
-
-    def _rest(self) -> list[tuple[str, str, int]]:
-        """The same with the words of a report behind the name."""
+    def other_parts(self) -> list[tuple[str, str, int]]:
+        """What is reserved and in no row: its name, the words of a report, and bytes."""
         pools = []
         for p in self.pools:
             of = "" if p.name == "general" else f" of pool {p.name}"
@@ -349,11 +330,11 @@ class DeviceAccount:
     def parts(self) -> list[tuple[str, int]]:
         """What ``reserved`` is made of, in words and bytes; all of it, in the order of a report."""
         found = [(p.label, n) for p, n in self.by_purpose().items()]
-        return found + [(words, nbytes) for _, words, nbytes in self._rest()]
+        return found + [(words, nbytes) for _, words, nbytes in self.other_parts()]
 
     def by_purpose(self) -> dict[Purpose, int]:
         """Bytes of ``rows`` by purpose, largest first."""
-        found: dict[Purpose, int] = {}
+        found: Counter[Purpose] = Counter()
         for r in self.rows:
-            found[r.purpose] = found.get(r.purpose, 0) + r.nbytes
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            found[r.purpose] += r.nbytes
+        return dict(found.most_common())

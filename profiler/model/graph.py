@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
 from .category import Category
 from .limits import Count, Int
@@ -65,7 +66,7 @@ class Statement:
         line: 1-based.
         targets: names it assigns (or deletes).
         reads: names it reads; for a kernel its arguments, outputs included.
-        text: the source text of its first line, stripped.
+        text: its first line, stripped.
         function: generated function it stands in, e.g. ``Runner.call``.
     """
 
@@ -83,12 +84,11 @@ class GraphValue:
 
     Attributes:
         index: position among the graph's inputs (or outputs).
-        name: FX node name.
-        role: what it is.
-        category: category of memory first seen as this value.
+        name: of the FX node.
+        category: of memory first seen as this value.
         fqn: qualified name of a parameter or buffer, or the Dynamo source of an input.
         dtype, shape, device: of a tensor; shape entries may be symbolic.
-        nbytes: bytes of the tensor's extent, None if symbolic or not a tensor.
+        nbytes: of the tensor's extent, None if symbolic or not a tensor.
         static: its address is expected to be the same at every call.
         mutated: the graph writes to it.
         donated: for a saved input of a backward, nobody else holds it, and the backward may write
@@ -129,18 +129,16 @@ class GraphRecord:
 
     Attributes:
         id: number of this record in the process, from 0.
-        kind: which part it is.
         compile_id: Dynamo's, e.g. ``0/1``; None outside Dynamo.
         graph_id: Inductor's; a forward and its backward share it.
-        devices: e.g. ``("cpu",)``.
         inputs, outputs: in calling order.
         nodes: FX nodes that buffers refer to, by name.
         buffers: by name in the generated code.
         statements: the generated wrapper code, in line order.
         programs: observed allocation programs, one per key.
         fx_cache: ``hit``, ``miss``, ``bypass`` or ``disabled``.
-        compile_ns: time Inductor took, nanoseconds.
-        code_path: path of the generated module, None if there is none.
+        compile_ns: time Inductor took.
+        code_path: of the generated module, None if there is none.
         unobservable: why no program can be observed, None if one can.
         data_dependent: why a program holds for the observed call alone, None if it stands
             for later calls too.
@@ -182,18 +180,11 @@ class GraphRecord:
         outputs after its inputs, so its last argument that is a buffer stands for it. A
         statement of several lines is known by its first.
         """
-        end = bisect_right(self.statements, line, key=_line)
+        end = bisect_right(self.statements, line, key=attrgetter("line"))
         if not end:
             return None
-        begin = bisect_left(self.statements, self.statements[end - 1].line, key=_line)
-        for statement in self.statements[begin:end]:
-            if statement.kind is StatementKind.DELETE:
-                continue
-            for name in (*statement.targets, *reversed(statement.reads)):
-                if name in self.buffers:
-                    return name
-        return None
-
-
-def _line(statement: Statement) -> int:
-    return statement.line
+        first = self.statements[end - 1].line
+        begin = bisect_left(self.statements, first, key=attrgetter("line"))
+        there = (s for s in self.statements[begin:end] if s.kind is not StatementKind.DELETE)
+        names = (name for s in there for name in (*s.targets, *reversed(s.reads)))
+        return next((name for name in names if name in self.buffers), None)

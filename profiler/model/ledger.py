@@ -9,8 +9,6 @@ from .limits import Int, Positive
 
 
 class LedgerKind(str, Enum):
-    """Kind of a ledger entry."""
-
     COMPILED = "compiled"
     CACHE_HIT = "cache_hit"
     RECOMPILED = "recompiled"
@@ -71,19 +69,17 @@ class TreeDetail:
     """What graph trees add to a ledger entry.
 
     Attributes:
-        device: e.g. ``cuda:0``.
-        function: name of the function, e.g. ``0/0 forward``.
+        function: e.g. ``0/0 forward``.
         key: its integer inputs.
         node: number of the recording, negative for a warm-up, None if there is none.
         parent: number of the node before it on the path, None at a root.
-        step: number of the step, from 1.
+        step: from 1.
         duration_ns: how long it took on the host, all repeats together; 0 if not measured.
         pool_before, pool_after: bytes that the pool had from the system, -1 if not measured.
         marginal: bytes by which recording this node made the pool grow, 0 for other kinds.
-        cause: what made the trees do it, None where the reason alone says so.
-        inputs: inputs of the graph that are the cause.
-        nbytes: bytes of these inputs, 0 if there are none.
-        outputs: outputs of the graph that the entry is about.
+        cause: None where the reason alone says it.
+        inputs, nbytes: of the graph that are the cause, and their bytes.
+        outputs: of the graph that the entry is about.
     """
 
     device: str
@@ -111,7 +107,7 @@ class LedgerEntry:
         graph: ``GraphRecord.id`` it concerns, None if none.
         reason: why, in words.
         count: how often the same thing happened; repeats are counted, not repeated.
-        tree: more about an entry of the graph trees, None for others.
+        tree: of an entry of the graph trees, None for others.
     """
 
     time_ns: Int

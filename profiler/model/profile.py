@@ -61,14 +61,8 @@ class GrowthSource(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GrowthPart:
-    """What grows, of one line.
-
-    Attributes:
-        nbytes, count: that are held, in so many blocks or tensors.
-        what: what they are for, or the FX node that made them.
-        frame: innermost frame of the program that made them; None if not known.
-        modules: as in ``AccountRow``.
-    """
+    """What grows, of one line: bytes that are held, in so many blocks or tensors; ``what`` they are
+    for, or the FX node that made them; and who made them, as in ``AccountRow``."""
 
     nbytes: Int
     count: Int
@@ -82,8 +76,6 @@ class Growth:
     """Memory that is held and grows; see Note [What counts as growth] in ``growth.py``.
 
     Attributes:
-        source: who has seen it.
-        device: e.g. ``cuda:0``.
         nbytes: that are held at the end.
         a_step: bytes by which it grows in each step, on average over those that were looked at.
         step: what a step is: ``optimizer step``, ``backward``, ``1,000 allocations``, ``forward``.
@@ -93,7 +85,7 @@ class Growth:
             empty if nobody with a name was found.
         frame: line that made what is held, or where that is a graph of autograd, the tensor at its
             end; None if not known.
-        parts: what it consists of, most bytes first.
+        parts: most bytes first.
     """
 
     source: GrowthSource
@@ -158,29 +150,24 @@ class Profile:
     """The content of a profile file.
 
     Attributes:
-        format, schema_version: identify the file.
         created_ns: ``time.time_ns()`` of the snapshot.
-        memprof, torch, python: versions.
-        machine: where.
         options: memprof options in force that differ from the defaults, as text.
         graphs: ordered by id.
-        calls: the call log.
         ledger: in order of time.
         released: for identities (``Storage.identity``) of parameters, buffers and optimizer
             state whose memory the process has given back: the number of calls that had
             returned by then, dropped ones included.
-        process: whose profile it is; None in files that older memprof wrote.
+        process: None in files that older memprof wrote.
         perf_origin_ns: ``time.time_ns()`` when ``time.perf_counter_ns()`` was 0: what to add
             to the times of calls to have the times of the ledger, or those of another
             process. 0 if not known.
         tracker: what the run-time tracker recorded, None if it did not run.
-        dataflow: the data-flow profile of a ``torch.profiler`` run, None if none was added.
-        accounts: all that was reserved on each device, the one with most first; empty unless
-            somebody watched them (``memprof simulate``, ``eager=True``).
-        graph_pools: private pools of the allocator and the CUDA graphs that were captured into
-            them; empty unless somebody watched captures (``graphs=True``).
-        growth: what was held across steps and grew, as the process itself has found it, most a
-            step first; ``growth.py`` adds what the other parts tell.
+        dataflow: None if no run of ``torch.profiler`` was added.
+        accounts: the device with most reserved first; empty unless somebody watched them
+            (``memprof simulate``, ``eager=True``).
+        graph_pools: empty unless somebody watched captures (``graphs=True``).
+        growth: as the process itself has found it, most a step first; ``growth.py`` adds what the
+            other parts tell.
         totals: what the allocators of devices counted at ``created_ns``; of a process that runs the
             latest that it has written.
         resident: bytes of physical memory that the process had then, None if not known.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 from .category import Category
 from .limits import Count, Int
@@ -45,16 +46,13 @@ class Storage:
 
     Attributes:
         id: index in ``AllocationProgram.storages``.
-        nbytes: bytes that the allocator handed out.
-        device: e.g. ``cpu`` or ``cuda:0``.
-        origin: who made it.
+        nbytes: that the allocator handed out.
         name: graph input name, first buffer name, or "" for internal memory.
         category: what it is for, see Note [How a category is decided].
         identity: number that names this storage in the whole process, for storages that
             outlive a call (inputs and outputs); the same number in two programs is the
             same memory. None for what lives and dies inside.
-        inputs: indices of the graph inputs that point into it.
-        outputs: indices of the graph outputs that point into it.
+        inputs, outputs: indices of the graph inputs and outputs that point into it.
     """
 
     id: Int
@@ -79,7 +77,7 @@ class Event:
 
     Attributes:
         storage: index in ``AllocationProgram.storages``.
-        line: 1-based line of the generated code, 0 before its first statement.
+        line: of the generated code, from 1; 0 before its first statement.
         owner: name of the buffer that owns the storage from here on, or None for
             internal memory and for FREE.
     """
@@ -107,14 +105,14 @@ class AllocationProgram:
         key: values of the graph's symbolic sizes: of its integer inputs, in input order, then
             of dimensions of its tensors that none of these gives; () where there are none.
             Programs of one graph differ in their key.
-        storages: everything seen, ``storages[i].id == i``.
+        storages: ``storages[i].id == i``.
         events: in order of time.
         internal_observed: whether scratch memory inside kernels was measured; False when
             another profiler was running at the time.
         kept_bytes: bytes that kernels allocated in the observed call and did not give back,
             such as workspaces and packed weights. Later calls find them in place, so they
             are in no storage of this program.
-        host_ns: duration of the observed call in nanoseconds, observation included.
+        host_ns: duration of the observed call, observation included.
     """
 
     key: tuple[Int, ...]
@@ -137,21 +135,14 @@ class AllocationProgram:
 
     def deltas(self) -> list[int]:
         """Signed byte change of each event."""
-        out = []
-        for e in self.events:
-            n = self.storages[e.storage].nbytes
-            out.append(n if e.kind is EventKind.ALLOC else -n if e.kind is EventKind.FREE else 0)
-        return out
+        sign = {EventKind.ALLOC: 1, EventKind.FREE: -1, EventKind.REUSE: 0}
+        return [sign[e.kind] * self.storages[e.storage].nbytes for e in self.events]
 
     def peak(self) -> tuple[int, int]:
         """``(instant, bytes)`` of the first instant with the most live bytes, inputs included."""
-        best_at, best = 0, self.entry_bytes
-        live = best
-        for i, d in enumerate(self.deltas(), 1):
-            live += d
-            if live > best:
-                best_at, best = i, live
-        return best_at, best
+        live = list(accumulate(self.deltas(), initial=self.entry_bytes))
+        most = max(live)
+        return live.index(most), most
 
     def live_at(self, instant: int) -> list[LiveStorage]:
         """Storages live at ``instant``, in the order in which they came to life.
@@ -185,7 +176,6 @@ class PlacedBlock:
             scratch memory.
         nbytes: that were asked for.
         begin, end: instants at which it is there, ``begin <= i < end``.
-        category: what it is for.
         graph: id of the graph whose code made it or has it as an input.
         owner: name in that graph's code, None for scratch memory of a kernel.
         line: of that code, at which the owner got it; 0 for what is there at the beginning.

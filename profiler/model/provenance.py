@@ -48,8 +48,8 @@ class NodeProvenance:
     """One FX node of a compiled graph, after Inductor's post-grad passes.
 
     Attributes:
-        name: the node's name, unique in its graph.
-        target: its target, e.g. ``aten.mm.default``.
+        name: unique in its graph.
+        target: e.g. ``aten.mm.default``.
         original_aten: the aten operator that decomposition started from.
         seq_nr: autograd sequence number, which links forward and backward.
         stack: user frames, outermost first; the last is where the operator was called.
@@ -84,15 +84,13 @@ class BufferProvenance:
     """One buffer that generated code names.
 
     Attributes:
-        name: its name in the generated code, e.g. ``buf7``.
+        name: in the generated code, e.g. ``buf7``.
         kind: what makes it, Inductor's IR class, e.g. ``ComputedBuffer``.
         nodes: names of the FX nodes computed into it, in graph order.
         primary: the node whose value the buffer holds; bytes are attributed to it.
         dtype: e.g. ``torch.float32``, or None for what is no tensor.
-        shape: one entry a dimension; numbers, or expressions over size symbols.
-        device: e.g. ``cpu``.
-        nbytes: size in bytes, None where it depends on size symbols.
-        nbytes_expr: the size as an expression over size symbols, bytes.
+        shape: numbers, or expressions over size symbols.
+        nbytes, nbytes_expr: None where it depends on size symbols; the same as an expression.
         line: 1-based line of the generated code that first assigns it, None if none does.
         evidence: how ``nodes`` are known.
     """

@@ -3,15 +3,12 @@
 Note [Clock of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Every ``*_ns`` instant in this file is ``time.perf_counter_ns()`` of the process, the clock of
-``CallColumns.start_ns``, so operations and calls of compiled graphs share one axis.
-``TrackerMetadata.perf_origin_ns``, the same as ``Profile.perf_origin_ns``, is what to add to have
+``CallColumns.start_ns``. ``TrackerMetadata.perf_origin_ns`` is what to add to have
 ``time.time_ns()``. It is measured once, when the tracker starts: the distance between two instants
 stays right where the system's clock is set meanwhile.
 
 Note [Bytes of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-No source sees everything, so a figure is never without its source:
-
 * *tensor bytes* are storages that a live Python tensor refers to, each storage once;
 * *allocated bytes* are what a device's allocator has handed out (on the CPU: glibc's malloc,
   whoever asked for it);
@@ -85,12 +82,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run.
-
-    Attributes:
-        sees: what it counts, in words.
-        misses: what it cannot see, in words; why it was not used where it was not.
-    """
+    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run; in
+    words what it counts, and what it cannot see, or why it was not used."""
 
     name: str
     used: bool
@@ -100,15 +93,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A thread or an asyncio task in which operations ran.
-
-    Attributes:
-        kind: which of the two.
-        name: of the thread or task.
-        thread: for a task the lane of its thread, for a thread its own position.
-        call_thread: number of the same thread in ``CallColumns.thread`` of the profile,
-            None where no compiled call ran in it or this is not known.
-    """
+    """A thread or an asyncio task in which operations ran. ``thread`` is the lane of a task's
+    thread, of a thread its own position; ``call_thread`` the number of the same thread in
+    ``CallColumns.thread``, None where no compiled call ran in it or this is not known."""
 
     kind: LaneKind
     name: str
@@ -124,16 +111,13 @@ class TrackerMetadata:
         perf_origin_ns: see Note [Clock of the tracker].
         start_ns, end_ns: when the tracker was started and when it stopped; while it has not,
             the instant of the last thing recorded.
-        state: how it ended.
-        reason: the same in words, e.g. ``SIGTERM`` or ``ValueError: no such file``.
-        host, pid: of the process.
+        reason: ``state`` in words, e.g. ``SIGTERM`` or ``ValueError: no such file``.
         parent_pid: the process that this one was forked from while it was tracked, or None.
         command: ``sys.argv``.
-        torch, memprof, python: versions.
         interval_ns: between periodic snapshots.
-        settings: the tracker's settings, as text.
+        settings: the tracker's, as text.
         sources: where the figures come from, and what no figure can show.
-        lanes: threads and tasks, in order of their first operation.
+        lanes: in order of their first operation.
         pauses: when the tracker was disabled.
         snapshots_taken, snapshots_merged: how many there were, and how many of them are no
             longer in ``snapshots`` on their own, since old ones thin out.
@@ -173,9 +157,7 @@ class TensorInfo:
     """One of the largest tensors of a snapshot.
 
     Attributes:
-        shape: sizes.
-        dtype: e.g. ``torch.float32``.
-        device: e.g. ``cuda:0``.
+        dtype, device: e.g. ``torch.float32``, ``cuda:0``.
         nbytes: of its storage, which it may share with other tensors.
         tensors: how many known tensors share that storage, this one included.
         requires_grad: whether autograd follows it.
@@ -217,13 +199,10 @@ class DeviceMemory:
     """The memory of one device; see Note [Bytes of the tracker].
 
     Attributes:
-        tensor_bytes, tensors: storages and tensors that live Python tensors refer to.
-        allocated_bytes: handed out by its allocator.
         reserved_bytes: what its allocator has from the system; on the CPU resident bytes.
         peak_bytes: highest allocated (CPU: resident) bytes since the process began, or since
             the user's program reset the allocator's mark.
         total_bytes: what the device has.
-        pools: private pools of its allocator.
         highest_bytes: the highest of allocated (CPU: resident) bytes in this snapshot and
             those merged into it.
     """
@@ -243,8 +222,6 @@ class MemorySnapshot:
     """The memory of the process at one instant.
 
     Attributes:
-        time_ns: when.
-        kind: why.
         name: of a checkpoint; of a failed allocation device, bytes and what was free; else "".
         total_bytes, total_tensors: all devices' ``tensor_bytes`` and ``tensors``.
         resident_bytes: of the process, None where the system does not say.
@@ -275,16 +252,10 @@ class MemorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MemoryColumns:
-    """Memory of one device around operations, one entry an operation, bytes, -1 unknown.
-
-    On the CPU these are resident bytes, elsewhere bytes that the allocator handed out.
-
-    Attributes:
-        before, after: when the operation began and ended.
-        peak: highest inside, as far as is known.
-        exact: whether ``peak`` is the peak. If not it is a lower bound: the allocator keeps
-            its highest mark, which tells the peak of an operation only if that sets a new one.
-    """
+    """Memory of one device around operations, one entry an operation, bytes, -1 unknown: on the CPU
+    resident, elsewhere what the allocator handed out. Where ``exact`` is False ``peak``, the
+    highest inside, is a lower bound: the allocator keeps its highest mark, which tells the peak of
+    an operation only if that sets a new one."""
 
     before: list[Int] = field(default_factory=list)
     after: list[Int] = field(default_factory=list)
@@ -301,9 +272,9 @@ class OperationColumns:
         lane: position in ``TrackerMetadata.lanes``.
         parent: position in these columns of the operation around it, -1 if there is none.
         start_ns, end_ns: when; an operation that had not ended has ``end_ns`` -1.
-        tensor_bytes_before, tensor_bytes_after: storages of live Python tensors, all devices;
-            -1 if not looked for, as in operations that are too short and too many for it.
-        tensors_before, tensors_after: number of those tensors, -1 likewise.
+        tensor_bytes_before, tensor_bytes_after, tensors_before, tensors_after: storages and tensors
+            that live Python tensors refer to, all devices; -1 if not looked for, as in operations
+            that are too short and too many for it.
         memory: by device.
         failed: whether an exception left it.
     """
@@ -340,14 +311,10 @@ class OperationSummary:
     """All invocations of one operation at one place of the tree of operations.
 
     Attributes:
-        name: as given to ``track_operation``.
         parent: position in ``operation_summary`` of the operation around it, -1 at the root.
-        count: invocations that have ended.
-        failed: how many of them ended with an exception.
-        total_ns, max_ns, min_ns: their durations; the mean is ``total_ns / count``.
-        tensor_bytes_delta, tensors_delta: sums over the invocations with known figures.
-        tensors_measured: how many those are.
-        devices: memory by device.
+        count, failed: invocations that have ended, and how many of them with an exception.
+        tensor_bytes_delta, tensors_delta: sums over the ``tensors_measured`` invocations with known
+            figures.
     """
 
     name: str
@@ -386,15 +353,10 @@ class OperatorStatistics:
     """One PyTorch operator over all windows of ``track_pytorch_ops()``.
 
     Times and bytes are ``torch.profiler``'s: *self* is without the operators that it calls;
-    bytes are allocations less releases, so they can be negative.
+    bytes are allocations less releases, so they can be negative. *Device* is the accelerator.
 
     Attributes:
         name: e.g. ``aten::mm``.
-        count: calls.
-        cpu_ns, self_cpu_ns: host time.
-        device_ns, self_device_ns: time of the accelerator's kernels.
-        cpu_bytes, self_cpu_bytes: net bytes from the CPU allocator.
-        device_bytes, self_device_bytes: net bytes from the accelerator's.
         shapes: by input shapes, most frequent first, at most some; () if not recorded.
         other_shapes: calls with shapes that are not in ``shapes``.
     """

@@ -215,8 +215,7 @@ def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) ->
 
 def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
     """What a report says of one device."""
-    at = timeline.peak()
-    live = timeline.live_at(at.call, at.instant) if at else ()
+    live = timeline.at_peak()
     views = {view: attribution.breakdown(live, view) for view in View}
     return {
         "device": timeline.device,
@@ -226,9 +225,7 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "saved": _saved_activations(timeline, attribution),
         "table": _graph_rows(timeline),
         # Of what all programs allocate.
-        "coverage": sum(
-            (attribution.coverage(u.graph, u.program) for u in timeline.units), Coverage()
-        ),
+        "coverage": attribution.coverage((u.graph, u.program) for u in timeline.units),
     }
 
 
@@ -241,7 +238,7 @@ def _device_peaks(
         at = timeline.peak() if timeline is not None else None
         if not account.present or timeline is None or at is None:
             continue
-        live = attribution.breakdown(timeline.live_at(at.call, at.instant), View.CATEGORY)
+        live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
         compiled = {Category(part.key): part.nbytes for part in live.parts}
         graph = profile.graph(profile.calls.graph[at.call])
         kept = graph.programs[profile.calls.program[at.call]].kept_bytes

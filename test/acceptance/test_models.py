@@ -115,7 +115,7 @@ def test_bytes_are_attributed_to_a_node_and_a_source(measured: Measured) -> None
 def test_reported_coverage_is_what_the_records_say(measured: Measured) -> None:
     attribution = Attribution(measured.profile)
     for graph, program, _ in measured.calls:
-        coverage = attribution.coverage(graph, program)
+        coverage = attribution.coverage([(graph, program)])
         to_node, to_source, _ = _attributed(graph, program)
         assert coverage.allocated == program.allocated_bytes
         assert (coverage.to_node, coverage.to_source) == (to_node, to_source)

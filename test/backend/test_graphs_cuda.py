@@ -65,7 +65,7 @@ def test_bytes_are_attributed_and_the_report_has_the_trees() -> None:
     attribution = Attribution(profile)
     for graph in profile.graphs:
         (program,) = graph.programs
-        coverage = attribution.coverage(graph, program)
+        coverage = attribution.coverage([(graph, program)])
         assert coverage.allocated
         assert coverage.to_node >= 0.99 * coverage.allocated
         assert coverage.to_source >= 0.99 * coverage.allocated

@@ -232,7 +232,7 @@ def test_a_write_through_a_view_of_an_input_is_described() -> None:
     # THEN what writes to it has the sizes of the input's memory, and the output is attributed
     written = {(b.shape, b.nbytes) for b in graph.buffers.values() if b.line is None}
     assert (("8", "4"), 4 * 32) in written
-    made = Attribution(session.profile()).coverage(graph, graph.programs[0])
+    made = Attribution(session.profile()).coverage([(graph, graph.programs[0])])
     assert (made.allocated, made.to_node) == (4 * 32, 4 * 32)
 
 

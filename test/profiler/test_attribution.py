@@ -265,8 +265,8 @@ def test_coverage() -> None:
     profile = training()
     attribution = Attribution(profile)
 
-    def coverage(graph: GraphRecord) -> Coverage:
-        return attribution.coverage(graph, graph.programs[0])
+    def coverage(*graphs: GraphRecord) -> Coverage:
+        return attribution.coverage((g, g.programs[0]) for g in graphs)
 
     # The output of `add` has a module and no line: that counts as a source.
     assert coverage(profile.graphs[0]) == Coverage(14 * MIB, 14 * MIB, 14 * MIB, {})
@@ -278,7 +278,7 @@ def test_coverage() -> None:
     attribution = Attribution(profile)
     missing = {"the FX node has no user source line": 8 * MIB}
     assert coverage(profile.graphs[0]) == Coverage(14 * MIB, 14 * MIB, 6 * MIB, missing)
-    total = coverage(profile.graphs[0]) + coverage(profile.graphs[2])
+    total = coverage(profile.graphs[0], profile.graphs[2])
     assert total == Coverage(14 * MIB + 512 * KIB, 14 * MIB, 6 * MIB, {**missing, **lost})
 
 

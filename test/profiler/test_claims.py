@@ -139,7 +139,6 @@ def test_a_name_that_is_taken_while_a_new_file_is_written(
     [
         ("run.memprof", "run.{pid}.memprof"),
         ("run.3.memprof", "run.3.{pid}.memprof"),
-        ("run.json.gz", "run.{pid}.json.gz"),
         ("run.v2.json", "run.v2.{pid}.json"),
         (".run", ".run.{pid}"),
         ("run", "run.{pid}"),

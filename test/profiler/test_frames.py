@@ -426,10 +426,10 @@ def test_damage_everywhere_is_looked_at_once() -> None:
 def test_changes_of_a_graph_are_made_in_place() -> None:
     # Copies of it would take time with the square of what nobody knows in it.
     maker = decoding.Document(None)
-    maker.add(Frame(0, Kind.GRAPH, 1, 0, b'{"id":0,"a":1}'), None)
+    maker.add(Frame(0, 9, Kind.GRAPH, 1, 0, b'{"id":0,"a":1}'), None)
     first = maker._graphs[0]
     maker.add(
-        Frame(0, Kind.GRAPH, 1, 1, b'{"id":0,"b":2,"programs":{"from":0,"items":[{}]}}'), None
+        Frame(0, 9, Kind.GRAPH, 1, 1, b'{"id":0,"b":2,"programs":{"from":0,"items":[{}]}}'), None
     )
     assert maker._graphs[0] is first
     assert set(first) == {"id", "a", "b"}

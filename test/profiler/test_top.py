@@ -19,7 +19,6 @@ from memprof.cli import main
 from memprof.profiler import running_job, writing
 from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
-from memprof.profiler.frames import whole_frames
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
 from memprof.profiler.report.sections.processes import of_present
 from memprof.profiler.report.text import render
@@ -104,13 +103,6 @@ class TestFollowing:
         assert (len(found.calls), found.calls.dropped) == (4, 5)
         assert found.calls.start_ns == training().calls.start_ns[-4:]
         assert [g.calls for g in found.graphs] == [3, 3, 3]
-
-    def test_half_a_frame_waits_for_the_other_half(self) -> None:
-        data = encode_profile(training())
-        assert whole_frames(data) == len(data)
-        assert whole_frames(data[:-1]) < len(data) - 1
-        assert whole_frames(data[:10]) == 0
-        assert whole_frames(b"x" * 50) == 50  # what this is `frames` says
 
 
 class TestWriter:

@@ -20,8 +20,8 @@ from memprof.profiler.model import Category, DataFlowStorage, SourceFrame
 
 from .categories import ORDER
 from .columns import NODE, Bytes, Ints
+from .lines import frames_of_events
 from .profile import DataFlowProfile
-from .read import frames_of_events
 from .storages import Action
 
 _POSITION = np.empty(len(ORDER), np.uint8)

@@ -18,6 +18,7 @@ from memprof.profiler.model import (
 )
 
 from .categories import CATEGORIES, ORDER
+from .lines import frames_of_events
 from .live import (
     by_category,
     described,
@@ -28,7 +29,6 @@ from .live import (
     thinned,
 )
 from .profile import DataFlowProfile
-from .read import frames_of_events
 
 POINTS = 20_000
 """Times a device at most; a page or a file has no use for more."""

@@ -38,8 +38,9 @@ from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
 from .export import export_timeline, raw_timeline, timeline_points, write_html, write_json
 from .graph import FREED, MUTATED, Graph, build_graph
+from .lines import events_by_number
 from .profile import DataFlowProfile
-from .read import events_by_number, read_events
+from .read import read_events
 
 
 class OpTree(_memory_profiler.OpTree):

@@ -201,18 +201,11 @@ class DataFlowProfile:
             f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
         )
 
-    def version_at(self, storage: int, time: int) -> int:
-        """Version of a storage with a key at a time, counting writes by their start."""
-        if self._writes is None:
-            t = self.changes
-            writes = np.flatnonzero(t.action == Action.INCREMENT_VERSION)
-            writes = writes[np.argsort(t.storage[writes], kind="stable")]  # each in order of time
-            self._writes = t.storage[writes], t.time[writes]
-        key, times = self._writes
-        lo, hi = np.searchsorted(key, [storage, storage + 1])
-        return int(np.searchsorted(times[lo:hi], time, side="right"))
-
-    _writes: tuple[Ints, Ints] | None = None
+    def versions_at(self, time: int) -> Ints:
+        """Version of each storage at a time, counting writes by their start."""
+        t = self.changes
+        writes = (t.action == Action.INCREMENT_VERSION) & (t.time <= time)
+        return np.bincount(t.storage[writes], minlength=len(self.storages))
 
 
 def profile_memory(

@@ -19,8 +19,9 @@ program is spread evenly over the time between them.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import PurePath
@@ -61,10 +62,7 @@ class GeneratedCall:
     @property
     def missing(self) -> list[int]:
         """ALLOC events of the program that no row is."""
-        if self.program is None:
-            return []
-        there = set(self.events)
-        return [i for i in _allocations(self.program)[0] if i not in there]
+        return [] if self.program is None else _missing(self.program, self.events)
 
     def times(self, columns: EventColumns) -> Ints:
         """When each event of the program happened, ns; see the note above."""
@@ -79,41 +77,6 @@ class GeneratedCall:
         return np.interp(np.arange(n), at, when).astype(np.int64) + begin
 
 
-class _Log:
-    """The graphs and logged calls of a profile."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.graphs: dict[str, list[GraphRecord]] = {}
-        for graph in profile.graphs:
-            if graph.code_path:
-                self.graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
-        # The log counts from an arbitrary instant, traces from the epoch.
-        origin = profile.perf_origin_ns or time.time_ns() - time.perf_counter_ns()
-        graph_of = np.asarray(profile.calls.graph, np.int64)
-        starts = np.asarray(profile.calls.start_ns, np.int64) + origin
-        program = np.asarray(profile.calls.program, np.int64)
-        self.calls: dict[int, tuple[Ints, Ints]] = {}  # of a graph: start, program
-        for id in np.unique(graph_of).tolist():
-            mine = np.flatnonzero(graph_of == id)
-            mine = mine[np.argsort(starts[mine], kind="stable")]
-            self.calls[id] = starts[mine], program[mine]
-
-    def candidates(self, module: str, start: int) -> tuple[list[GraphRecord], int]:
-        """Graphs whose code is in this file, those called nearest to ``start`` first; and the
-        program of the first that was called then, -1 if the log does not say."""
-        found = []
-        for graph in self.graphs.get(module, []):
-            starts, programs = self.calls.get(graph.id, (np.zeros(0), np.zeros(0)))
-            after = int(np.searchsorted(starts, start))
-            away, program = NEAREST_CALL_NS, -1
-            for i in range(max(after - 1, 0), min(after + 1, len(starts))):
-                if abs(int(starts[i]) - start) < away:
-                    away, program = abs(int(starts[i]) - start), int(programs[i])
-            found.append((away, program, graph))
-        found.sort(key=lambda f: f[0])
-        return [graph for _, _, graph in found], found[0][1] if found else -1
-
-
 def match_calls(columns: EventColumns, profile: Profile | None) -> list[GeneratedCall]:
     """All calls of generated code, by time.
 
@@ -121,26 +84,56 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
         columns: the trace.
         profile: memprof's profile of the process that was traced, None without one.
     """
-    log = _Log(profile) if profile is not None else None
-    known: _Known = {}
+    graphs: dict[str, list[GraphRecord]] = {}
+    for graph in profile.graphs if profile is not None else ():
+        if graph.code_path:
+            graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
+    logged = {} if profile is None else _logged(profile)
+    # Calls repeat themselves, and to find a common order of thousands of allocations takes seconds.
+    known: dict[tuple[int, ...], _Match] = {}
     calls = []
     for scope, rows in _generated_calls(columns):
-        name = columns.names[int(columns.scopes.name[scope])]
-        start = int(columns.scopes.start[scope])
         call = GeneratedCall(scope, None, None, rows.tolist(), [-1] * len(rows))
         calls.append(call)
-        if log is None:
+        start = int(columns.scopes.start[scope])
+        file = compat.generated_module(columns.names[int(columns.scopes.name[scope])])
+        if profile is None:
             call.why = "no memprof profile was given"
-            continue
-        candidates, logged = log.candidates(compat.generated_module(name), start)
-        if not candidates:
+        elif file not in graphs:
             call.why = "not compiled by memprof"
         else:
-            call.graph = candidates[0]
+            # Of several graphs with this code the one that was called nearest to it is first.
+            nearest = [_nearest(logged.get(graph.id, ()), start) for graph in graphs[file]]
+            order = sorted(range(len(nearest)), key=lambda i: nearest[i][0])
+            candidates, program = [graphs[file][i] for i in order], nearest[order[0]][1]
             sizes = columns.allocations.size[rows].tolist()
-            _match(call, sizes, candidates, logged, known)
+            key = (*map(id, candidates), program, *sizes)
+            if key not in known:
+                known[key] = _matched(sizes, candidates, program)
+            call.graph, call.program, events, call.why = known[key]
+            call.events = [*events]
     calls.sort(key=lambda c: int(columns.scopes.start[c.scope]))
     return calls
+
+
+def _logged(profile: Profile) -> dict[int, list[tuple[int, int]]]:
+    """By graph, its logged calls in order of time: when they began, and the program."""
+    # The log counts from an arbitrary instant, traces from the epoch.
+    origin = profile.perf_origin_ns or time.time_ns() - time.perf_counter_ns()
+    log = profile.calls
+    found: dict[int, list[tuple[int, int]]] = {}
+    for start, graph, program in sorted(zip(log.start_ns, log.graph, log.program, strict=True)):
+        found.setdefault(graph, []).append((start + origin, program))
+    return found
+
+
+def _nearest(calls: Sequence[tuple[int, int]], start: int) -> tuple[int, int]:
+    """How far away the nearest of a graph's logged calls is, and its program; -1 if none is near
+    enough."""
+    at = bisect_left(calls, (start,))
+    near = [(abs(begun - start), program) for begun, program in calls[max(at - 1, 0) : at + 1]]
+    away, program = min(near, default=(NEAREST_CALL_NS, -1))
+    return (away, program) if away < NEAREST_CALL_NS else (NEAREST_CALL_NS, -1)
 
 
 def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
@@ -162,44 +155,31 @@ def _allocations(program: AllocationProgram) -> tuple[list[int], list[int]]:
     return at, [program.storages[program.events[i].storage].nbytes for i in at]
 
 
-_Known = dict[tuple[int, tuple[int, ...]], list[int]]
-"""What ``_common`` found, by ``id()`` of the program and sizes: calls repeat themselves, and it
-takes seconds for thousands of allocations."""
+_Match = tuple[GraphRecord, AllocationProgram | None, list[int], str]
+"""``graph``, ``program``, ``events`` and ``why`` of a call."""
 
 
-def _match(
-    call: GeneratedCall,
-    sizes: list[int],
-    candidates: list[GraphRecord],
-    logged: int,
-    known: _Known,
-) -> None:
-    """Find the program of a call and put its allocations against it."""
+def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _Match:
+    """What a call ran that allocates ``sizes``: its graph is one of some, the likeliest first, of
+    which the log says that it ran program number ``logged``."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
         at, expected = _allocations(program)
         if sizes == expected:
-            call.graph, call.program, call.events = graph, program, at
-            return
+            return graph, program, at, ""
     first = candidates[0]
+    if not programs:
+        said = f": {first.unobservable}" if first.unobservable else ""
+        return first, None, [-1] * len(sizes), f"no program was observed of {first.label}{said}"
     if 0 <= logged < len(first.programs):
         programs = [(first, first.programs[logged])]
-    most = -1
-    for graph, program in programs:
-        key = id(program), tuple(sizes)
-        if key not in known:
-            known[key] = _common(sizes, program)
-        events = [*known[key]]
-        explained = sum(n for n, e in zip(sizes, events, strict=True) if e >= 0)
-        if explained > most:
-            most = explained
-            call.graph, call.program, call.events = graph, program, events
-    if call.program is None:
-        call.why = f"no program was observed of {first.label}" + (
-            f": {first.unobservable}" if first.unobservable else ""
-        )
-        return
-    call.why = _in_part(call, call.program)
+    found = [(graph, program, _common(sizes, program)) for graph, program in programs]
+
+    def explained(match: tuple[GraphRecord, AllocationProgram, list[int]]) -> int:
+        return sum(n for n, event in zip(sizes, match[2], strict=True) if event >= 0)
+
+    graph, program, events = max(found, key=explained)
+    return graph, program, events, _in_part(program, events)
 
 
 def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
@@ -214,15 +194,21 @@ def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
     return events
 
 
-def _in_part(call: GeneratedCall, program: AllocationProgram) -> str:
-    """What of a program the call did not allocate, in words; "" if it did all."""
-    missing = call.missing
+def _missing(program: AllocationProgram, events: list[int]) -> list[int]:
+    """ALLOC events of a program that are not among some."""
+    there = set(events)
+    return [i for i in _allocations(program)[0] if i not in there]
+
+
+def _in_part(program: AllocationProgram, events: list[int]) -> str:
+    """What of a program a call did not allocate, in words; "" if it did all."""
+    missing = _missing(program, events)
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed
-    if not any(e >= 0 for e in call.events):
+    if not any(e >= 0 for e in events):
         return "it allocates nothing of its program"
     storages = [program.storages[program.events[i].storage] for i in missing]
-    names = Counter("scratch memory" if not s.name else s.name for s in storages)
+    names = Counter(s.name or "scratch memory" for s in storages)
     said = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({said}{more})"

@@ -6,6 +6,7 @@ since the epoch, as the profiler gives them, sizes are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -211,10 +212,11 @@ class EventColumns:
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
 
 
-def joined(table: _Table, more: _Table) -> _Table:
-    """``table`` with the rows of another below its own."""
-    columns = ((getattr(table, f.name), getattr(more, f.name)) for f in fields(table))
-    return type(table)(*(frozen(np.concatenate([a, b.astype(a.dtype)])) for a, b in columns))
+def joined(table: _Table, rows: Iterable[tuple[int, ...]]) -> _Table:
+    """``table`` with more rows below its own."""
+    below = zip(fields(table), zip(*rows, strict=True), strict=True)
+    pairs = ((getattr(table, f.name), column) for f, column in below)
+    return type(table)(*(frozen(np.append(old, np.asarray(new, old.dtype))) for old, new in pairs))
 
 
 def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memprof.profiler.device.where import is_generated
 
@@ -33,8 +34,6 @@ from .names import CodeNames, Name
 from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
 
 _WORKSPACE = "workspace"
-_NEW: tuple[str, Name | None] = ("", None)
-"""Of a frame that was not looked at yet."""
 _PROTOCOL = 4
 """The latest that MemoryViz.js reads."""
 
@@ -78,9 +77,12 @@ def enrich(snapshot: Snapshot, names: CodeNames, *, fields: bool = True) -> Enri
         fields: whether frames may have further fields than name, file and line.
     """
     work = _Work(names, fields)
-    for holder, is_block in snapshot.holders():
-        work.add(holder, is_block)
+    for block in (b for s in snapshot.segments for b in s["blocks"]):
+        if block["state"] != "inactive":
+            work.block(block)
     for trace in snapshot.traces:
+        for event in trace:
+            work.event(event)
         _colour(trace, work)
     return work.found
 
@@ -101,8 +103,7 @@ def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
         ) from e
 
 
-@dataclass(slots=True)
-class _Stack:
+class _Stack(NamedTuple):
     """What is known of a stack: its innermost file of generated code, its innermost name, what the
     memory is for, and all of it in words; "" is not known."""
 
@@ -113,40 +114,20 @@ class _Stack:
 
 
 class _Work:
-    """Names frames, and counts."""
+    """Names frames, and counts. Many blocks and events have one stack, and many stacks one frame:
+    each is looked at once."""
 
     def __init__(self, names: CodeNames, fields: bool) -> None:
         self.found = Enriched()
         self._names = names
         self._fields = fields
-        self._stacks: dict[int, _Stack] = {}
-        self._told: dict[int, tuple[str, Name | None] | None] = {}
-        self._workspaces: set[int] = set()
-        self.roles: dict[int, str] = {}
-        """Of events, by id."""
+        self._stacks: dict[int, _Stack] = {}  # by id, as the others
+        self._frames: dict[int, tuple[str, Name | None] | None] = {}
+        self.roles: dict[int, str] = {}  # of events
 
-    def add(self, holder: Json, is_block: bool) -> None:
-        """Name the frames of a block or an event, and it."""
-        frames = holder.get("frames")
-        stack = self._of_stack(frames) if frames else None
-        if is_block:
-            self._count(holder, stack)
-        if stack is None or stack.name is None:
-            return
-        if not is_block:
-            self.found.events[stack.name.graph] += 1
-            if stack.role:
-                self.roles[id(holder)] = stack.role
-            if holder.get("compile_context", "N/A") in ("N/A", "", None):
-                holder["compile_context"] = stack.name.graph
-        said = f"memprof: {stack.words}"
-        already = holder.get("user_metadata")
-        if already in (None, ""):
-            holder["user_metadata"] = said
-        elif type(already) is str and said not in already:
-            holder["user_metadata"] = f"{already}; {said}"
-
-    def _count(self, block: Json, stack: _Stack | None) -> None:
+    def block(self, block: Json) -> None:
+        """Name the frames of a block, and it; and count it."""
+        stack = self._name_all(block)
         found, nbytes = self.found, block["requested_size"]
         if stack is None:
             found.bare_blocks += 1
@@ -161,36 +142,49 @@ class _Work:
             found.eager_blocks += 1
             found.eager_bytes += nbytes
 
-    def _of_stack(self, frames: list[Json]) -> _Stack:
-        known = self._stacks.get(id(frames))
-        if known is None:
-            known = self._stacks[id(frames)] = _Stack()
-            told = self._told
-            # A stack has a hundred frames, and few that tell anything: known ones cost a look.
-            for frame in [f for f in frames if told.get(id(f), _NEW) is not None]:
-                found = self._of_frame(frame)
-                if found is not None:
-                    known.file = known.file or found[0]
-                    known.name = known.name or found[1]
-            if known.name is not None:
-                workspace = any(id(f) in self._workspaces for f in frames)
-                category = known.name.category
-                known.role = _WORKSPACE if workspace else category.value if category else ""
-                known.words = known.name.words(_WORKSPACE if workspace else None)
-        return known
+    def event(self, event: Json) -> None:
+        """Name the frames of an event, and it; and count it."""
+        stack = self._name_all(event)
+        if stack is None or stack.name is None:
+            return
+        self.found.events[stack.name.graph] += 1
+        if stack.role:
+            self.roles[id(event)] = stack.role
+        if event.get("compile_context", "N/A") in ("N/A", "", None):
+            event["compile_context"] = stack.name.graph
 
-    def _of_frame(self, frame: Json) -> tuple[str, Name | None] | None:
-        """File and name of a frame of generated code, None of any other one."""
-        found = self._told.get(id(frame), _NEW)
-        if found is _NEW:
-            file = frame["filename"]
-            found = None
-            if is_generated(file) or self._names.knows(file):
-                found = file, self._name(frame)
-            if is_workspace((frame,)):
-                self._workspaces.add(id(frame))
-            self._told[id(frame)] = found
-        return found
+    def _name_all(self, holder: Json) -> _Stack | None:
+        frames = holder.get("frames")
+        if not frames:
+            return None
+        if id(frames) not in self._stacks:
+            self._stacks[id(frames)] = self._stack(frames)
+        stack = self._stacks[id(frames)]
+        if stack.words:
+            said = f"memprof: {stack.words}"
+            already = holder.get("user_metadata")
+            if already in (None, ""):
+                holder["user_metadata"] = said
+            elif type(already) is str and said not in already:
+                holder["user_metadata"] = f"{already}; {said}"
+        return stack
+
+    def _stack(self, frames: list[Json]) -> _Stack:
+        known = self._frames
+        for frame in frames:
+            if id(frame) not in known:
+                file = frame["filename"]
+                generated = is_generated(file) or self._names.knows(file)
+                known[id(frame)] = (file, self._name(frame)) if generated else None
+        told = [found for f in frames if (found := known[id(f)]) is not None]
+        file = told[0][0] if told else ""
+        name = next((name for _, name in told if name is not None), None)
+        if name is None:
+            return _Stack(file)
+        role = name.category.value if name.category else ""
+        if is_workspace(frames):
+            return _Stack(file, name, _WORKSPACE, name.words(_WORKSPACE))
+        return _Stack(file, name, role, name.words())
 
     def _name(self, frame: Json) -> Name | None:
         function, _, has_name = frame["name"].partition(" [")
@@ -224,7 +218,7 @@ def _colour(trace: list[Json], work: _Work) -> None:
     """Give events a category if one is known; Note [Categories in MemoryViz.js]."""
     unknown = Category.UNKNOWN.value
     allocations = [e for e in trace if e["action"] == "alloc"]
-    if any("category" in e for e in trace) or not any(id(e) in work.roles for e in allocations):
+    if any("category" in e for e in trace) or work.roles.keys().isdisjoint(map(id, allocations)):
         return
     for e in allocations:
         e["category"] = work.roles.get(id(e), unknown)

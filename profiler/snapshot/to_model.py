@@ -38,7 +38,7 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
-from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
+from .shape import MODULE, ROLE, Json, Snapshot, is_pool_id, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
@@ -159,10 +159,8 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
                 "state": state,
             }
         elif action in ("segment_free", "segment_unmap"):
-            pool: Any = e.get("pool_id")
-            known = isinstance(pool, (tuple, list)) and [type(n) for n in pool] == [int, int]
-            grows = action == "segment_unmap"
-            _grow(before, e["addr"], e["size"], grows, pool if known else (0, 0))
+            pool = e["pool_id"] if is_pool_id(e.get("pool_id")) else (0, 0)
+            _grow(before, e["addr"], e["size"], action == "segment_unmap", pool)
         elif action in ("segment_alloc", "segment_map"):
             before.shrink(e["addr"], e["size"])
     return _filled(before, blocks)

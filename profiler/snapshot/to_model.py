@@ -47,7 +47,6 @@ _NO_MARKS = ((0, 0),)
 
 _PURPOSES = {p.value: p for p in Purpose}
 
-
 EMPTY = (
     "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
     "and no history",
@@ -89,34 +88,44 @@ def _taken_at(snapshot: Snapshot) -> int:
 
 
 def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
-    rows = _Rows()
-    segments = snapshot.of_device(device)
+    segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
     replay.assign_pools(segments)
-    account = _of_peak(device, replay.now(), rows)
+    account = _of_peak(f"cuda:{device}", replay.now())
     account.snapshot = True
-    account.notes += _notes(account, rows, bool(snapshot.trace_of(device)))
-    if snapshot.trace_of(device):
-        _add_history(account, snapshot, device)
+    account.notes += _notes(account, bool(trace))
+    if trace:
+        _add_history(account, snapshot, segments, trace)
     return account
 
 
-def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
-    account = DeviceAccount(f"cuda:{device}", reserved=peak.reserved)
+def _of_peak(device: str, peak: Peak) -> DeviceAccount:
+    account = DeviceAccount(device, reserved=peak.reserved)
     account.allocated = account.most_allocated = peak.allocated
-    add_up(account, peak, rows.row)
+    rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
+
+    def row(block: Block) -> AccountRow:
+        frames = block.raw_frames
+        if not frames:
+            return _NO_STACK
+        if id(frames) not in rows:
+            rows[id(frames)] = _row(frames)
+        return rows[id(frames)]
+
+    add_up(account, peak, row)
     return account
 
 
-def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
-    segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
+def _add_history(
+    account: DeviceAccount, snapshot: Snapshot, segments: Sequence[Json], trace: Sequence[Json]
+) -> None:
     begin = _beginning(segments, trace, Replay(snapshot.settings))
     # In two passes: what is there at a peak that a later one surpasses is of no use.
     whole = _followed(snapshot, begin, trace)
     until = _followed(snapshot, begin, trace[: whole.peak.event])
     until.assign_pools(segments)
-    peak = _of_peak(device, until.now(), _Rows())
+    peak = _of_peak(account.device, until.now())
     account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
     account.failed = _failed(trace)
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
@@ -205,7 +214,7 @@ def _filled(segments: Segments, blocks: dict[int, Json]) -> list[Json]:
     return found
 
 
-def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
+def _notes(account: DeviceAccount, has_history: bool) -> list[str]:
     notes = []
     without = sum(r.nbytes for r in account.rows if r.holder == NO_STACK)
     if without and without == account.live:
@@ -237,21 +246,6 @@ def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
                 lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
             found.append(FailedRequest(e["size"], "", lines[id(frames)]))
     return counted_requests(found)
-
-
-class _Rows:
-    """The row of each block; stacks that many blocks have are looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, AccountRow] = {}
-
-    def row(self, block: Block) -> AccountRow:
-        """Of a block."""
-        frames = block.raw_frames
-        found = self._known.get(id(frames)) if frames else _NO_STACK
-        if found is None:
-            found = self._known[id(frames)] = _row(frames)
-        return found
 
 
 _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)

@@ -2,18 +2,16 @@
 
 Note [A call and its program]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The generated function is a Python call whose name holds its file, and memprof knows the
-graph of that file and, from observing it, the order and sizes of everything it allocates.
-Allocations of the trace inside the call are put against the ALLOC events of the graph's
-programs; if the sizes agree one by one they are the same. Else memprof's log of calls says
-which program ran, and a common order of sizes is taken: the trace has more where an operator took
+The name of the generated function's Python call holds its file, and memprof knows the graph of that
+file and the order and sizes of everything it allocates. If the sizes of the call's allocations are
+those of a program's ALLOC events one by one, they are the same. Else memprof's log of calls says
+which program ran, and ``difflib`` finds a common order: the trace has more where an operator took
 scratch memory that was not observed (it depends on threads and caches), and less where the call was
-replayed (``replays.py``) or got memory from elsewhere. It is ``difflib``'s: the longest run of
-sizes that both have in a row, then the same on either side of it. That keeps neighbours together,
-which go together; it need not be the longest common order there is.
+replayed (``replays.py``) or got memory from elsewhere. That keeps neighbours together, which go
+together; it need not be the longest common order there is.
 
-The trace tells when matched allocations happened; what lies between two of them in the
-program is spread evenly over the time between them.
+The trace tells when matched allocations happened; what lies between two of them in the program is
+spread evenly over the time between them.
 """
 
 from __future__ import annotations
@@ -40,24 +38,15 @@ of the log and the trace are different ones, read at different times."""
 
 @dataclass(slots=True)
 class GeneratedCall:
-    """One call of generated code.
+    """One call of generated code."""
 
-    Attributes:
-        scope: its row in the scope table.
-        graph, program: what ran, None if unknown.
-        rows: of what it allocates, in order.
-        events: for each of them, the event of the program that it is, -1 if none.
-        replayed: rows were added because the call was replayed.
-        why: why rows and program do not agree, "" where they do.
-    """
-
-    scope: int
-    graph: GraphRecord | None
+    scope: int  # its row in the scope table
+    graph: GraphRecord | None  # what ran
     program: AllocationProgram | None
-    rows: list[int]
-    events: list[int]
-    replayed: bool = False
-    why: str = ""
+    rows: list[int]  # of what it allocates, in order
+    events: list[int]  # for each of them, the event of the program that it is, -1 if none
+    replayed: bool = False  # rows were added because the call was replayed
+    why: str = ""  # rows and program do not agree
 
     @property
     def missing(self) -> list[int]:

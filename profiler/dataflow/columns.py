@@ -149,23 +149,21 @@ class ScopeTable(_Columns):
 
 @dataclass(slots=True)
 class FunctionCall:
-    """The call of AOTAutograd's autograd function, a compiled forward or backward, from ``start``
-    to ``end`` (ns); ``keys`` of its tensor arguments in order, -1 for one without a storage."""
+    """The call of AOTAutograd's autograd function, a compiled forward or backward."""
 
     start: int
     end: int
     backward: bool
-    keys: tuple[int, ...]
+    keys: tuple[int, ...]  # of its tensor arguments in order, -1 for one without a storage
 
 
 @dataclass(slots=True)
 class FailedAllocation:
-    """An allocation that failed for want of memory; ``event``, ``op`` and ``scope`` as in the
-    allocation table, ``device`` the ``torch.device`` that had no more, None if unknown."""
+    """An allocation that failed for want of memory; most as in the allocation table."""
 
     event: int
     time: int
-    device: Any
+    device: Any  # the ``torch.device`` that had no more, None if unknown
     op: int
     scope: int
 

@@ -2,17 +2,16 @@
 
 Note [Ranges are found by time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-With Python tracing on, the ``with record_function(...)`` around an optimizer step is
-entered by a Python call that has returned long before the step runs, and the profiler
-nests events by call: what runs in the range is not below it in the tree. Steps are
-therefore matched by thread and time. Module calls and compiled calls do nest.
+The ``with record_function(...)`` around an optimizer step is entered by a Python call that has
+returned long before the step runs, and the profiler nests events by call: what runs in the range is
+not below it. Steps are therefore matched by thread and time. Module calls and compiled calls nest.
 
 Note [The module of a backward operator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Autograd numbers its nodes as the forward makes them, and a forward operator's event carries the
-next number to be given out. A backward node with number n therefore belongs to the last forward
-operator, of those before it in time, with a number not above n. Numbers are counted per thread;
-forwards that run on several threads at once can be mistaken for one another.
+next number. A backward node with number n therefore belongs to the last forward operator before it
+with a number not above n. Numbers are counted per thread; forwards that run on several threads at
+once can be mistaken for one another.
 """
 
 from __future__ import annotations
@@ -30,22 +29,15 @@ NO_PHASE = 255
 
 @dataclass(slots=True)
 class Context:
-    """One entry an allocation row.
+    """One entry an allocation row; rows are those of the scope table, -1 is none."""
 
-    Attributes:
-        phase: PHASE_FORWARD (or nothing in particular), PHASE_BACKWARD, PHASE_OPTIMIZER.
-        optimizer, module, compiled: rows of the scope table, -1 if none. ``compiled`` is
-            the outermost compiled call, ``module`` the innermost module; in the backward,
-            the module of the forward operator.
-        steps: end of each training step, ns: ``ProfilerStep`` ranges if there are
-            any, else optimizer steps.
-    """
-
-    phase: Bytes
+    phase: Bytes  # PHASE_FORWARD (or nothing in particular), PHASE_BACKWARD, PHASE_OPTIMIZER
     optimizer: Ints
-    module: Ints
-    compiled: Ints
+    module: Ints  # the innermost; in the backward, that of the forward operator
+    compiled: Ints  # the outermost compiled call
     steps: Ints
+    """End of each training step, ns: ``ProfilerStep`` ranges if there are any, else optimizer
+    steps."""
 
     def step(self, times: Ints) -> Ints:
         """Number of the training step, from 0, that each time (ns) lies in."""

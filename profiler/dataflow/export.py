@@ -72,7 +72,6 @@ def write_html(
 
 
 def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:
-    """A profile of the process that has nothing but the trace."""
     origin = profile.columns.begin
     return Profile(
         perf_origin_ns=origin, dataflow=data_flow_columns(profile, origin, points=points)

@@ -28,16 +28,12 @@ _POSITION[list(ORDER)] = np.arange(len(ORDER))
 
 @dataclass(slots=True)
 class BytesByCategory:
-    """Live bytes of one device.
-
-    Attributes:
-        time: one entry a distinct time, ascending, in the unit that was asked for. What was there
-            before the trace has an entry of its own: just before the first change, in µs at it.
-        bytes: shape (times, categories), columns as in ``ORDER``.
-    """
+    """Live bytes of one device."""
 
     time: Ints
-    bytes: Ints
+    """Each distinct time, ascending, in the unit that was asked for. What was there before the
+    trace has an entry of its own: just before the first change, in µs at it."""
+    bytes: Ints  # shape (times, categories), columns as in ``ORDER``
 
     @property
     def totals(self) -> Ints:

@@ -2,27 +2,22 @@
 
 Note [Reading an event tree]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Every attribute of an event is a call into C++ that makes a Python object, 0.1 to 0.8 µs
-each: merely visiting a tree costs about 1 µs an event. So each event is visited once,
-only what the analysis needs is read, and no wrapper outlives its visit.
+Every attribute of an event is a call into C++ that makes a Python object, 0.1 to 0.8 µs each. So
+each event is visited once, only what the analysis needs is read (`extra_fields`, whose type says
+what the event is, in place of `typed`), and no wrapper outlives its visit.
 
-* `extra_fields` gives the payload, and its type says what the event is; `typed` would
-  make a tuple and an enumeration value as well.
-* A name decides what an event can be, so what follows from a name is kept by name.
-* The scope of an operator is read only where its name has no schema: what the dispatcher
-  calls always has scope FUNCTION.
+* What follows from a name is kept by name. The scope of an operator is read only where its name
+  has no schema: what the dispatcher calls always has scope FUNCTION.
 * Sizes and strides are read only of storages that were not yet seen to be allocated.
-* Below an entry into the compiler nothing is visited: it makes up to a hundred times as
-  many events as the model. What it allocates for good shows up as storages that were
-  there before, and `skipped_ns` says how long it ran.
+* Below an entry into the compiler nothing is visited: it makes up to a hundred times as many events
+  as the model. What it allocates for good shows up as storages that were there before.
 
 Note [Sizes]
 ~~~~~~~~~~~~
-Of a storage that was there before the profiler started, only tensors in it are seen. A
-tensor of sizes n and strides s reaches over 1 + Σ (n-1)·s elements; and where it is one
-row of something larger, max n·s guesses the whole. The larger of the two is taken, 0 for
-a tensor without elements. torch takes max n·s alone, so it gives 0 bytes to an expanded
-scalar, too few to overlapping windows, and some to an empty tensor.
+Of a storage that was there before the profiler started, only tensors in it are seen. A tensor of
+sizes n and strides s reaches over 1 + Σ (n-1)·s elements; and where it is one row of something
+larger, max n·s guesses the whole. The larger of the two is taken, 0 for a tensor without elements.
+torch takes max n·s alone: 0 bytes for an expanded scalar, too few for overlapping windows.
 """
 
 from __future__ import annotations
@@ -35,6 +30,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from memprof.profiler.process_hooks import collector_paused
 
@@ -431,7 +427,7 @@ def _append(columns: list[array[int]], row: tuple[int, ...]) -> int:
 
 def _extent(t: Any) -> int:
     """Bytes of storage that a strided tensor is known to need; see Note [Sizes]."""
-    if t.layout is not compat.STRIDED:
+    if t.layout is not torch.strided:
         return 0
     span, widest = 1, 1
     for n, stride in zip(t.sizes, t.strides, strict=False):

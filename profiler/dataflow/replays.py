@@ -2,26 +2,19 @@
 
 Note [Replayed calls in a trace]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A CUDA graph, and compiled CPU code in the arena, allocate nothing when they run: the memory
-was there. A trace shows such calls without allocations, and tensors that they return as if
-they had been there before it began. But memprof knows what runs in them: the program that was
-observed says which buffers are live from which statement to which, each as much as if it had
-been allocated. So for every traced call of a graph that memprof's ledger says is replayed, the
-allocations of its program that the trace lacks are added to the trace, as allocations without
-a tensor. From there on they are like others: matched with the program, owned by an FX node,
-given a category and put on the timeline.
+A CUDA graph, and compiled CPU code in the arena, allocate nothing when they run. A trace shows such
+calls without allocations, and tensors that they return as if they had been there before. But
+memprof has the program that runs in them. So for every traced call of a graph that memprof's ledger
+says is replayed, the allocations of its program that the trace lacks are added to the trace, as
+allocations without a tensor. From there on they are like others.
 
-* What is live counts, as everywhere in this profile, not what is reserved: an idle pool is no
-  part of the timeline. ``DataFlowDevice.replay_reserved`` says how much pools and arenas hold.
+* What is live counts, as everywhere in this profile, not what is reserved.
 * Times of what dies within the call come from the program (Note [A call and its program]).
-* What leaves a call lives on. In the arena it is a lease whose beginning and end are known
-  exactly. In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves
-  ends where its backward releases it, and everything else when the same graph runs again,
-  which is when the pool's memory is written anew.
+* What leaves a call lives on. In the arena it is a lease whose beginning and end are known exactly.
+  In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves ends where
+  its backward releases it, and everything else when the same graph runs again.
 * A storage of the trace that was "there before" and lies in memory that was added this way is
   the same memory, and is left out.
-
-A call is not replayed, however few allocations it has, if the ledger does not say so.
 """
 
 from __future__ import annotations
@@ -35,12 +28,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from memprof.profiler.model import Category, EventKind, LedgerKind, Origin, Profile
 from memprof.profiler.pairing import captured_by, pair
 from memprof.profiler.process_hooks import SCRATCH, Lease, ReplayMemory
 
-from . import _torch_compat as compat
 from .calls import NEAREST_CALL_NS, GeneratedCall
 from .columns import FORWARD, Bools, EventColumns, joined
 
@@ -119,7 +112,7 @@ def _blocks(
         storage = program.storages[program.events[event].storage]
         if storage.origin is Origin.INTERNAL and storage.device == "cpu":
             continue  # the arena has none of it: other threads, other scratch memory
-        device = compat.device(storage.device)
+        device = torch.device(storage.device)
         if device not in columns.devices:
             columns.devices.append(device)
         born, address = times[event], 0

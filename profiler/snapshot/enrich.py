@@ -2,19 +2,18 @@
 
 Note [Where viewers of snapshots look]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-* memory_viz (torch's MemoryViz.js) prints of a frame ``filename:line:name``, and in a line below
-  ``fx_node_name``, ``fx_node_op``, ``fx_node_target`` and the lines of ``fx_original_trace``, which
-  torch itself adds for code of FX graphs (``augment_with_fx_traces``) and not for Inductor's; of an
-  event ``compile_context`` and ``user_metadata``; and it colours by ``category`` if one event has
-  one. Then one must be ``unknown``, or it draws nothing: Note [Categories in MemoryViz.js].
+* memory_viz (torch's MemoryViz.js) prints of a frame ``filename:line:name``, and below it the
+  ``fx_`` fields, which torch adds for code of FX graphs and not for Inductor's; of an event
+  ``compile_context`` and ``user_metadata``; and it colours by ``category`` if one event has one.
+  Then one must be ``unknown``, or it draws nothing: Note [Categories in MemoryViz.js].
 * ``torch.cuda._memory_viz`` and oomscope print ``filename``, ``line`` and ``name``; oomscope puts
   the innermost file outside of ``site-packages`` on a row, which is the generated one.
 * mosaic prints the three as well, matches rules of its user against ``name`` and ``filename``,
   tells forwards from backwards by words in ``name``, and groups by ``compile_context``. Its
-  profiles take no frame with a fourth field (seen in 2026-06), torch's own ``fx_`` ones included.
+  profiles take no frame with a fourth field (seen in 2026-06).
 
-So a name stands in all of these: behind ``name`` in brackets, in the ``fx_`` fields, and in what an
-event has. For mosaic the fields can be left out.
+So a name stands in all of these: behind ``name`` in brackets, in the ``fx_`` fields (not for
+mosaic), and in what an event has.
 """
 
 from __future__ import annotations
@@ -41,25 +40,18 @@ _PROTOCOL = 4
 @dataclass(slots=True)
 class Enriched:
     """What was named and what was not. Bytes are those that blocks of the snapshot's end had been
-    asked for.
+    asked for."""
 
-    Attributes:
-        frames: distinct frames that have a name now, by graph.
-        blocks, nbytes: blocks with such a frame, by graph.
-        events: of the history with such a frame, by graph.
-        unnamed_frames: frames of generated code that no profile knows, by file.
-        unnamed_blocks, unnamed_bytes: blocks whose generated code no profile knows, by file.
-        eager_blocks, eager_bytes: blocks without a frame of generated code.
-        bare_blocks, bare_bytes: blocks without any frame.
-    """
-
+    # By graph: distinct frames that have a name now; blocks and events with such a frame.
     frames: Counter[str] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
     nbytes: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    # By file of generated code that no profile knows.
     unnamed_frames: Counter[str] = field(default_factory=Counter)
     unnamed_blocks: Counter[str] = field(default_factory=Counter)
     unnamed_bytes: Counter[str] = field(default_factory=Counter)
+    # Without a frame of generated code, and without any frame.
     eager_blocks: int = 0
     eager_bytes: int = 0
     bare_blocks: int = 0

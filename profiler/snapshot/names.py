@@ -35,23 +35,14 @@ _LABELS = 3
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a line allocates; None is not known.
+    """What a line allocates; None is not known."""
 
-    Attributes:
-        graph: label of the graph, or of several with the same code.
-        node: the FX node.
-        category: what the memory is for, if it was observed and is one thing only.
-        module: path of the node's module, "" is the root.
-        target: of the node, e.g. ``aten.mm.default``.
-        trace: user frames of the node as Python prints them, outermost first; "" if there are none.
-    """
-
-    graph: str
-    node: str | None
-    category: Category | None
-    module: str | None
-    target: str | None
-    trace: str
+    graph: str  # its label, or of several with the same code
+    node: str | None  # the FX node
+    category: Category | None  # what the memory is for, if it was observed and is one thing only
+    module: str | None  # path of the node's module, "" is the root
+    target: str | None  # of the node, e.g. ``aten.mm.default``
+    trace: str  # user frames of the node as Python prints them, outermost first; "" for none
 
     def words(self, role: str | None = None) -> str:
         """In a few words, for a viewer that has no fields for these.

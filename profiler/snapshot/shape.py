@@ -2,16 +2,14 @@
 
 Note [The shape of a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-``torch.cuda.memory._snapshot()`` of torch 2.11 to 2.15, ``torch.xpu``'s, what memprof itself
-exports, and those of older torch are dictionaries of ``segments`` and ``device_traces`` (or a list
-of segments alone). Fields that are used here must have their type where they are; those that are
-not used (``external_annotations``, whatever a later torch adds) are let alone and stay in an
-enriched file.
+``torch.cuda.memory._snapshot()`` of torch 2.11 to 2.15, ``torch.xpu``'s, what memprof exports, and
+those of older torch are dictionaries of ``segments`` and ``device_traces`` (or a list of segments
+alone). Fields that are used here must have their type where they are; others are let alone and
+stay in an enriched file.
 
-torch makes one object of each stack and of each frame, and lets many events have it; so does a
-snapshot that is loaded. Segments, blocks and events it makes each for itself, and a file in which
-one of these stands twice is refused: what is checked and counted here is then never more than what
-the file has bytes for.
+torch makes one object of each stack and of each frame, and so does a snapshot that is loaded.
+Segments, blocks and events it makes each for itself, and a file in which one of these stands twice
+is refused: what is checked and counted is then never more than what the file has bytes for.
 """
 
 from __future__ import annotations

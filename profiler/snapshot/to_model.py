@@ -3,17 +3,15 @@
 Note [What a snapshot is not asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of
-a line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
-secret that a report is not to show.
+a line nor for the class that it stands in. They may be on another machine, a pipe, or a secret.
 
 Note [A history that begins late]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``device_traces`` has the last so many events (``max_entries``), or those since somebody began to
-record; what was there before the first of them stands nowhere. But the segments of the snapshot are
-the state after the last one: going back from it, what an event made goes, and what it let go of
-comes again. From what is there in the end ``Replay`` follows the history as any other. Of blocks
-that went within the history their size is not known, but what was asked for, so it is rounded up,
-as far as there is room.
+record. But the segments of the snapshot are the state after the last one: going back from it, what
+an event made goes, and what it let go of comes again. From what is there in the end ``Replay``
+follows the history as any other. Of blocks that went within the history their size is not known,
+but what was asked for, so it is rounded up, as far as there is room.
 """
 
 from __future__ import annotations

@@ -43,23 +43,22 @@ class GeneratedCall:
     scope: int  # its row in the scope table
     graph: GraphRecord | None  # what ran
     program: AllocationProgram | None
-    rows: list[int]  # of what it allocates, in order
-    events: list[int]  # for each of them, the event of the program that it is, -1 if none
+    rows: dict[int, int]  # by event of the program, the allocation that it is
     replayed: bool = False  # rows were added because the call was replayed
     why: str = ""  # rows and program do not agree
 
     @property
     def missing(self) -> list[int]:
         """ALLOC events of the program that no row is."""
-        return [] if self.program is None else _missing(self.program, self.events)
+        program = self.program
+        return [] if program is None else [e for e in _allocations(program) if e not in self.rows]
 
     def times(self, columns: EventColumns) -> Ints:
         """When each event of the program happened, ns; see the note above."""
         assert self.program is not None
         scopes, start = columns.scopes, columns.allocations.start
         begin, n = int(scopes.start[self.scope]), len(self.program.events)
-        pairs = zip(self.events, self.rows, strict=True)
-        known = sorted((event, int(start[row])) for event, row in pairs if event >= 0)
+        known = sorted((event, int(start[row])) for event, row in self.rows.items())
         at = [-1, *(e for e, _ in known), n]
         # Relative: a float holds no more than 53 bits.
         when = [0, *(t - begin for _, t in known), int(scopes.end[self.scope]) - begin]
@@ -82,7 +81,7 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
     known: dict[tuple[int, ...], _Match] = {}
     calls = []
     for scope, rows in _generated_calls(columns):
-        call = GeneratedCall(scope, None, None, rows.tolist(), [-1] * len(rows))
+        call = GeneratedCall(scope, None, None, {})
         calls.append(call)
         start = int(columns.scopes.start[scope])
         file = compat.generated_module(columns.names[int(columns.scopes.name[scope])])
@@ -99,8 +98,8 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
             key = (*map(id, candidates), program, *sizes)
             if key not in known:
                 known[key] = _matched(sizes, candidates, program)
-            call.graph, call.program, events, call.why = known[key]
-            call.events = [*events]
+            call.graph, call.program, index_of, call.why = known[key]
+            call.rows = {event: int(rows[i]) for event, i in index_of.items()}
     calls.sort(key=lambda c: int(columns.scopes.start[c.scope]))
     return calls
 
@@ -138,14 +137,17 @@ def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
         yield scope, rows[lo:hi]
 
 
-def _allocations(program: AllocationProgram) -> tuple[list[int], list[int]]:
+def _allocations(program: AllocationProgram) -> dict[int, int]:
     """ALLOC events of a program, and the bytes of each."""
-    at = [i for i, e in enumerate(program.events) if e.kind is EventKind.ALLOC]
-    return at, [program.storages[program.events[i].storage].nbytes for i in at]
+    return {
+        i: program.storages[e.storage].nbytes
+        for i, e in enumerate(program.events)
+        if e.kind is EventKind.ALLOC
+    }
 
 
-_Match = tuple[GraphRecord, AllocationProgram | None, list[int], str]
-"""``graph``, ``program``, ``events`` and ``why`` of a call."""
+_Match = tuple[GraphRecord, AllocationProgram | None, dict[int, int], str]
+"""``graph`` and ``program`` of a call, which of its allocations each event is, and ``why``."""
 
 
 def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _Match:
@@ -153,50 +155,40 @@ def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _M
     which the log says that it ran program number ``logged``."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
-        at, expected = _allocations(program)
-        if sizes == expected:
-            return graph, program, at, ""
+        expected = _allocations(program)
+        if sizes == [*expected.values()]:
+            return graph, program, {event: i for i, event in enumerate(expected)}, ""
     first = candidates[0]
     if not programs:
         said = f": {first.unobservable}" if first.unobservable else ""
-        return first, None, [-1] * len(sizes), f"no program was observed of {first.label}{said}"
+        return first, None, {}, f"no program was observed of {first.label}{said}"
     if 0 <= logged < len(first.programs):
         programs = [(first, first.programs[logged])]
     found = [(graph, program, _common(sizes, program)) for graph, program in programs]
-
-    def explained(match: tuple[GraphRecord, AllocationProgram, list[int]]) -> int:
-        return sum(n for n, event in zip(sizes, match[2], strict=True) if event >= 0)
-
-    graph, program, events = max(found, key=explained)
-    return graph, program, events, _in_part(program, events)
+    graph, program, index_of = max(found, key=lambda f: sum(sizes[i] for i in f[2].values()))
+    return graph, program, index_of, _in_part(program, index_of)
 
 
-def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
-    """For each allocation its event in a common order, -1 if it is in none: Note [A call and its
-    program]."""
-    at, expected = _allocations(program)
-    events = [-1] * len(sizes)
-    matcher = SequenceMatcher(None, sizes, expected, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        for i in range(block.size):
-            events[block.a + i] = at[block.b + i]
-    return events
+def _common(sizes: list[int], program: AllocationProgram) -> dict[int, int]:
+    """The index of each event's allocation in a common order: Note [A call and its program]."""
+    expected = _allocations(program)
+    at = [*expected]
+    matcher = SequenceMatcher(None, sizes, [*expected.values()], autojunk=False)
+    return {
+        at[block.b + i]: block.a + i
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    }
 
 
-def _missing(program: AllocationProgram, events: list[int]) -> list[int]:
-    """ALLOC events of a program that are not among some."""
-    there = set(events)
-    return [i for i in _allocations(program)[0] if i not in there]
-
-
-def _in_part(program: AllocationProgram, events: list[int]) -> str:
+def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
     """What of a program a call did not allocate, in words; "" if it did all."""
-    missing = _missing(program, events)
+    missing = [program.events[e].storage for e in _allocations(program) if e not in index_of]
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed
-    if not any(e >= 0 for e in events):
+    if not index_of:
         return "it allocates nothing of its program"
-    storages = [program.storages[program.events[i].storage] for i in missing]
+    storages = [program.storages[i] for i in missing]
     names = Counter(s.name or "scratch memory" for s in storages)
     said = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -224,6 +224,13 @@ def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
     return out
 
 
+def differs(values: Ints) -> Bools:
+    """Where a value is not the one before it; the first of all never is."""
+    out = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=out[1:])
+    return out
+
+
 def at(column: Ints, rows: Ints, none: int = -1) -> Ints:
     """``column[rows]``, ``none`` where ``rows`` is -1."""
     if not len(column):

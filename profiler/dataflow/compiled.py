@@ -143,9 +143,7 @@ def _apply(
     assert graph is not None
     assert program is not None
     owners: dict[int, list[Owner]] = {}  # by storage of the program
-    for row, event in zip(call.rows, call.events, strict=True):
-        if event < 0:
-            continue
+    for event, row in call.rows.items():
         made = program.events[event]
         storage = program.storages[made.storage]
         born = int(columns.allocations.start[row])

@@ -82,26 +82,19 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
     optimizer's."""
     scopes, allocations, leaves = columns.scopes, columns.allocations, columns.leaves
     out = np.full(len(allocations), -1, np.int32)
-    rows = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
-    if not len(rows) or not len(allocations):
-        return out
+    steps = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
     thread = columns.thread_of(allocations.event)
+    thread_of_step = columns.thread_of(scopes.event[steps])
     nodes = np.sort(leaves.start[leaves.backward == NODE])
-    thread_of_step = columns.thread_of(scopes.event[rows])
     for t in np.unique(thread_of_step).tolist():
-        mine = rows[thread_of_step == t]
-        mine = mine[np.argsort(scopes.start[mine], kind="stable")]
-        runs_backward = np.searchsorted(nodes, scopes.end[mine]) > np.searchsorted(
-            nodes, scopes.start[mine]
-        )
-        mine = mine[~runs_backward]
-        if not len(mine):
-            continue
         here = np.flatnonzero(thread == t)
-        last = np.searchsorted(scopes.start[mine], allocations.start[here], side="right") - 1
-        step = mine[np.maximum(last, 0)]
-        within = (last >= 0) & (allocations.start[here] <= scopes.end[step])
-        out[here[within]] = step[within]
+        here = here[np.argsort(allocations.start[here], kind="stable")]
+        start = allocations.start[here]
+        for step in steps[thread_of_step == t].tolist():  # an inner one, which is later, overrules
+            begin, end = scopes.start[step], scopes.end[step]
+            if np.ptp(np.searchsorted(nodes, [begin, end])) == 0:  # it runs no backward
+                last = np.searchsorted(start, end, side="right")
+                out[here[np.searchsorted(start, begin) : last]] = step
     return out
 
 

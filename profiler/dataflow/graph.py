@@ -22,7 +22,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import AMBIGUOUS, NODE, READ, WRITTEN, Bools, Bytes, EventColumns, Ints, frozen
+from .columns import (
+    AMBIGUOUS,
+    NODE,
+    READ,
+    WRITTEN,
+    Bools,
+    Bytes,
+    EventColumns,
+    Ints,
+    differs,
+    frozen,
+)
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
 """Besides READ, WRITTEN, AMBIGUOUS and STATE: what an edge is made of. MUTATED follows from the
@@ -68,11 +79,6 @@ class Graph:
         return np.asarray((self.flags & ALLOCATED) != 0)
 
     @property
-    def frees(self) -> Bools:
-        """Edges that release their storage."""
-        return np.asarray((self.flags & FREED) != 0)
-
-    @property
     def mutated(self) -> Bools:
         """Edges that write to a storage that lives on."""
         return np.asarray((self.flags & MUTATED) != 0)
@@ -100,7 +106,7 @@ class Graph:
         """Value that each edge makes, -1 if none."""
         first = self.first_value[self.edge_key]
         made = np.where(self.version < 0, first, first + self.version + np.int32(1))
-        makes = np.where(self.version < 0, ~self.frees, self.mutated)
+        makes = np.where(self.version < 0, (self.flags & FREED) == 0, self.mutated)
         return np.where(makes, made, np.int32(-1))
 
     @property
@@ -145,7 +151,7 @@ def build_graph(columns: EventColumns) -> Graph:
     by_key = np.argsort(edge_key, kind="stable")
     sorted_bumps = bumps[by_key]
     written = np.cumsum(sorted_bumps, dtype=np.int32) - sorted_bumps
-    firsts = np.flatnonzero(np.diff(edge_key[by_key], prepend=-1))
+    firsts = np.flatnonzero(differs(edge_key[by_key]))
     written -= np.repeat(written[firsts], np.diff(np.append(firsts, len(by_key))))
     version = np.empty(len(edge_key), np.int32)
     version[by_key] = written
@@ -195,9 +201,9 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Int
     of_named |= np.where(allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED))
     del named, of_uses, of_named
     packed.sort()
-    effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
+    effect = packed.astype(np.uint8) & np.uint8((1 << _EFFECT_BITS) - 1)
     packed >>= _EFFECT_BITS
-    starts = np.flatnonzero(np.diff(packed, prepend=-1))
+    starts = np.flatnonzero(differs(packed))
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]

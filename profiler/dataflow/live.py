@@ -18,7 +18,7 @@ import numpy as np
 from memprof.profiler.model import Category
 
 from .categories import ORDER
-from .columns import Bytes, Ints
+from .columns import Bytes, Ints, differs
 from .profile import DataFlowProfile
 from .storages import Action
 
@@ -79,7 +79,7 @@ def by_category(profile: DataFlowProfile, device: str, *, us: bool = False) -> B
     if us:  # Through a float, so that files agree with torch's to the last digit.
         time = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
     # The timeline is sorted by time, so equal times are neighbours.
-    starts = np.diff(time, prepend=-2) != 0
+    starts = differs(time)
     times = time[starts]
     # Index of each change in the table laid out flat, as wide as numpy wants indices.
     cell = np.cumsum(starts, dtype=np.intp)

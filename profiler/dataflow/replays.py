@@ -187,8 +187,7 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> None:
     columns.leaves = joined(leaves, new_leaves)
     columns.allocations = joined(columns.allocations, allocations)
     for i, block in enumerate(blocks):
-        block.call.rows.append(row_of[i])
-        block.call.events.append(block.event)
+        block.call.rows[block.event] = row_of[i]
 
 
 def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leases) -> Bools:

@@ -85,17 +85,14 @@ class OpTree(_memory_profiler.OpTree):
         return out
 
 
-class SizeMap:
+class SizeMap(_memory_profiler.SizeMap):
     """The bytes of each storage, by its key."""
 
     def __init__(self, op_tree: OpTree) -> None:
         self._op_tree = op_tree
 
-    def __getitem__(self, key: TensorKey) -> int:
-        return self._values[key]
-
     @cached_property
-    def _values(self) -> dict[TensorKey, int]:
+    def _values(self) -> dict[TensorKey, int]:  # type: ignore[override]
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
 
 

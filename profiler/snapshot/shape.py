@@ -213,7 +213,7 @@ class _Checks:
         )
 
 
-_WORDS = {dict: "a dictionary", list: "a list", str: "text"}
+_WORDS: dict[type, str] = {dict: "a dictionary", list: "a list", str: "text"}
 
 
 def is_pool_id(value: Any) -> bool:

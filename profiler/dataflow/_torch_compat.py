@@ -19,11 +19,7 @@ PyCall: Any = _kineto._ExtraFields_PyCall
 PyCCall: Any = _kineto._ExtraFields_PyCCall
 OutOfMemory: Any = _kineto._ExtraFields_OutOfMemory
 TensorMetadata: Any = _kineto._TensorMetadata
-RecordScope: Any = _kineto.RecordScope
 BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
-
-STRIDED: torch.layout = torch.strided
-device = torch.device
 
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """Name of the autograd node that writes ``.grad``."""

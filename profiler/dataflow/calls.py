@@ -2,25 +2,24 @@
 
 Note [A call and its program]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The generated function is a Python call whose name holds its file, and memprof knows the
-graph of that file and, from observing it, the order and sizes of everything it allocates.
-Allocations of the trace inside the call are put against the ALLOC events of the graph's
-programs; if the sizes agree one by one they are the same. Else memprof's log of calls says
-which program ran, and a common order of sizes is taken: the trace has more where an operator took
+The name of the generated function's Python call holds its file, and memprof knows the graph of that
+file and the order and sizes of everything it allocates. If the sizes of the call's allocations are
+those of a program's ALLOC events one by one, they are the same. Else memprof's log of calls says
+which program ran, and ``difflib`` finds a common order: the trace has more where an operator took
 scratch memory that was not observed (it depends on threads and caches), and less where the call was
-replayed (``replays.py``) or got memory from elsewhere. It is ``difflib``'s: the longest run of
-sizes that both have in a row, then the same on either side of it. That keeps neighbours together,
-which go together; it need not be the longest common order there is.
+replayed (``replays.py``) or got memory from elsewhere. That keeps neighbours together, which go
+together; it need not be the longest common order there is.
 
-The trace tells when matched allocations happened; what lies between two of them in the
-program is spread evenly over the time between them.
+The trace tells when matched allocations happened; what lies between two of them in the program is
+spread evenly over the time between them.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import PurePath
@@ -39,79 +38,31 @@ of the log and the trace are different ones, read at different times."""
 
 @dataclass(slots=True)
 class GeneratedCall:
-    """One call of generated code.
+    """One call of generated code."""
 
-    Attributes:
-        scope: its row in the scope table.
-        graph, program: what ran, None if unknown.
-        rows: of what it allocates, in order.
-        events: for each of them, the event of the program that it is, -1 if none.
-        replayed: rows were added because the call was replayed.
-        why: why rows and program do not agree, "" where they do.
-    """
-
-    scope: int
-    graph: GraphRecord | None
+    scope: int  # its row in the scope table
+    graph: GraphRecord | None  # what ran
     program: AllocationProgram | None
-    rows: list[int]
-    events: list[int]
-    replayed: bool = False
-    why: str = ""
+    rows: dict[int, int]  # by event of the program, the allocation that it is
+    replayed: bool = False  # rows were added because the call was replayed
+    why: str = ""  # rows and program do not agree
 
     @property
     def missing(self) -> list[int]:
         """ALLOC events of the program that no row is."""
-        if self.program is None:
-            return []
-        there = set(self.events)
-        return [i for i in _allocations(self.program)[0] if i not in there]
+        program = self.program
+        return [] if program is None else [e for e in _allocations(program) if e not in self.rows]
 
     def times(self, columns: EventColumns) -> Ints:
         """When each event of the program happened, ns; see the note above."""
         assert self.program is not None
         scopes, start = columns.scopes, columns.allocations.start
         begin, n = int(scopes.start[self.scope]), len(self.program.events)
-        pairs = zip(self.events, self.rows, strict=True)
-        known = sorted((event, int(start[row])) for event, row in pairs if event >= 0)
+        known = sorted((event, int(start[row])) for event, row in self.rows.items())
         at = [-1, *(e for e, _ in known), n]
         # Relative: a float holds no more than 53 bits.
         when = [0, *(t - begin for _, t in known), int(scopes.end[self.scope]) - begin]
         return np.interp(np.arange(n), at, when).astype(np.int64) + begin
-
-
-class _Log:
-    """The graphs and logged calls of a profile."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.graphs: dict[str, list[GraphRecord]] = {}
-        for graph in profile.graphs:
-            if graph.code_path:
-                self.graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
-        # The log counts from an arbitrary instant, traces from the epoch.
-        origin = profile.perf_origin_ns or time.time_ns() - time.perf_counter_ns()
-        graph_of = np.asarray(profile.calls.graph, np.int64)
-        starts = np.asarray(profile.calls.start_ns, np.int64) + origin
-        program = np.asarray(profile.calls.program, np.int64)
-        self.calls: dict[int, tuple[Ints, Ints]] = {}  # of a graph: start, program
-        for id in np.unique(graph_of).tolist():
-            mine = np.flatnonzero(graph_of == id)
-            mine = mine[np.argsort(starts[mine], kind="stable")]
-            self.calls[id] = starts[mine], program[mine]
-
-    def candidates(self, module: str, start: int) -> tuple[list[GraphRecord], int]:
-        """Graphs whose code is in this file, those called nearest to ``start`` first; and the
-        program of the first that was called then, -1 if the log does not say."""
-        found = []
-        for graph in self.graphs.get(module, []):
-            starts, programs = self.calls.get(graph.id, (np.zeros(0), np.zeros(0)))
-            after = int(np.searchsorted(starts, start))
-            away, program = NEAREST_CALL_NS, -1
-            for i in range(max(after - 1, 0), min(after + 1, len(starts))):
-                if abs(int(starts[i]) - start) < away:
-                    away, program = abs(int(starts[i]) - start), int(programs[i])
-            found.append((away, program, graph))
-        found.sort(key=lambda f: f[0])
-        return [graph for _, _, graph in found], found[0][1] if found else -1
 
 
 def match_calls(columns: EventColumns, profile: Profile | None) -> list[GeneratedCall]:
@@ -121,26 +72,56 @@ def match_calls(columns: EventColumns, profile: Profile | None) -> list[Generate
         columns: the trace.
         profile: memprof's profile of the process that was traced, None without one.
     """
-    log = _Log(profile) if profile is not None else None
-    known: _Known = {}
+    graphs: dict[str, list[GraphRecord]] = {}
+    for graph in profile.graphs if profile is not None else ():
+        if graph.code_path:
+            graphs.setdefault(PurePath(graph.code_path).stem, []).append(graph)
+    logged = {} if profile is None else _logged(profile)
+    # Calls repeat themselves, and to find a common order of thousands of allocations takes seconds.
+    known: dict[tuple[int, ...], _Match] = {}
     calls = []
     for scope, rows in _generated_calls(columns):
-        name = columns.names[int(columns.scopes.name[scope])]
-        start = int(columns.scopes.start[scope])
-        call = GeneratedCall(scope, None, None, rows.tolist(), [-1] * len(rows))
+        call = GeneratedCall(scope, None, None, {})
         calls.append(call)
-        if log is None:
+        start = int(columns.scopes.start[scope])
+        file = compat.generated_module(columns.names[int(columns.scopes.name[scope])])
+        if profile is None:
             call.why = "no memprof profile was given"
-            continue
-        candidates, logged = log.candidates(compat.generated_module(name), start)
-        if not candidates:
+        elif file not in graphs:
             call.why = "not compiled by memprof"
         else:
-            call.graph = candidates[0]
+            # Of several graphs with this code the one that was called nearest to it is first.
+            nearest = [_nearest(logged.get(graph.id, ()), start) for graph in graphs[file]]
+            order = sorted(range(len(nearest)), key=lambda i: nearest[i][0])
+            candidates, program = [graphs[file][i] for i in order], nearest[order[0]][1]
             sizes = columns.allocations.size[rows].tolist()
-            _match(call, sizes, candidates, logged, known)
+            key = (*map(id, candidates), program, *sizes)
+            if key not in known:
+                known[key] = _matched(sizes, candidates, program)
+            call.graph, call.program, index_of, call.why = known[key]
+            call.rows = {event: int(rows[i]) for event, i in index_of.items()}
     calls.sort(key=lambda c: int(columns.scopes.start[c.scope]))
     return calls
+
+
+def _logged(profile: Profile) -> dict[int, list[tuple[int, int]]]:
+    """By graph, its logged calls in order of time: when they began, and the program."""
+    # The log counts from an arbitrary instant, traces from the epoch.
+    origin = profile.perf_origin_ns or time.time_ns() - time.perf_counter_ns()
+    log = profile.calls
+    found: dict[int, list[tuple[int, int]]] = {}
+    for start, graph, program in sorted(zip(log.start_ns, log.graph, log.program, strict=True)):
+        found.setdefault(graph, []).append((start + origin, program))
+    return found
+
+
+def _nearest(calls: Sequence[tuple[int, int]], start: int) -> tuple[int, int]:
+    """How far away the nearest of a graph's logged calls is, and its program; -1 if none is near
+    enough."""
+    at = bisect_left(calls, (start,))
+    near = [(abs(begun - start), program) for begun, program in calls[max(at - 1, 0) : at + 1]]
+    away, program = min(near, default=(NEAREST_CALL_NS, -1))
+    return (away, program) if away < NEAREST_CALL_NS else (NEAREST_CALL_NS, -1)
 
 
 def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
@@ -156,73 +137,59 @@ def _generated_calls(columns: EventColumns) -> Iterator[tuple[int, Ints]]:
         yield scope, rows[lo:hi]
 
 
-def _allocations(program: AllocationProgram) -> tuple[list[int], list[int]]:
+def _allocations(program: AllocationProgram) -> dict[int, int]:
     """ALLOC events of a program, and the bytes of each."""
-    at = [i for i, e in enumerate(program.events) if e.kind is EventKind.ALLOC]
-    return at, [program.storages[program.events[i].storage].nbytes for i in at]
+    return {
+        i: program.storages[e.storage].nbytes
+        for i, e in enumerate(program.events)
+        if e.kind is EventKind.ALLOC
+    }
 
 
-_Known = dict[tuple[int, tuple[int, ...]], list[int]]
-"""What ``_common`` found, by ``id()`` of the program and sizes: calls repeat themselves, and it
-takes seconds for thousands of allocations."""
+_Match = tuple[GraphRecord, AllocationProgram | None, dict[int, int], str]
+"""``graph`` and ``program`` of a call, which of its allocations each event is, and ``why``."""
 
 
-def _match(
-    call: GeneratedCall,
-    sizes: list[int],
-    candidates: list[GraphRecord],
-    logged: int,
-    known: _Known,
-) -> None:
-    """Find the program of a call and put its allocations against it."""
+def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _Match:
+    """What a call ran that allocates ``sizes``: its graph is one of some, the likeliest first, of
+    which the log says that it ran program number ``logged``."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
-        at, expected = _allocations(program)
-        if sizes == expected:
-            call.graph, call.program, call.events = graph, program, at
-            return
+        expected = _allocations(program)
+        if sizes == [*expected.values()]:
+            return graph, program, {event: i for i, event in enumerate(expected)}, ""
     first = candidates[0]
+    if not programs:
+        said = f": {first.unobservable}" if first.unobservable else ""
+        return first, None, {}, f"no program was observed of {first.label}{said}"
     if 0 <= logged < len(first.programs):
         programs = [(first, first.programs[logged])]
-    most = -1
-    for graph, program in programs:
-        key = id(program), tuple(sizes)
-        if key not in known:
-            known[key] = _common(sizes, program)
-        events = [*known[key]]
-        explained = sum(n for n, e in zip(sizes, events, strict=True) if e >= 0)
-        if explained > most:
-            most = explained
-            call.graph, call.program, call.events = graph, program, events
-    if call.program is None:
-        call.why = f"no program was observed of {first.label}" + (
-            f": {first.unobservable}" if first.unobservable else ""
-        )
-        return
-    call.why = _in_part(call, call.program)
+    found = [(graph, program, _common(sizes, program)) for graph, program in programs]
+    graph, program, index_of = max(found, key=lambda f: sum(sizes[i] for i in f[2].values()))
+    return graph, program, index_of, _in_part(program, index_of)
 
 
-def _common(sizes: list[int], program: AllocationProgram) -> list[int]:
-    """For each allocation its event in a common order, -1 if it is in none: Note [A call and its
-    program]."""
-    at, expected = _allocations(program)
-    events = [-1] * len(sizes)
-    matcher = SequenceMatcher(None, sizes, expected, autojunk=False)
-    for block in matcher.get_matching_blocks():
-        for i in range(block.size):
-            events[block.a + i] = at[block.b + i]
-    return events
+def _common(sizes: list[int], program: AllocationProgram) -> dict[int, int]:
+    """The index of each event's allocation in a common order: Note [A call and its program]."""
+    expected = _allocations(program)
+    at = [*expected]
+    matcher = SequenceMatcher(None, sizes, [*expected.values()], autojunk=False)
+    return {
+        at[block.b + i]: block.a + i
+        for block in matcher.get_matching_blocks()
+        for i in range(block.size)
+    }
 
 
-def _in_part(call: GeneratedCall, program: AllocationProgram) -> str:
-    """What of a program the call did not allocate, in words; "" if it did all."""
-    missing = call.missing
+def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
+    """What of a program a call did not allocate, in words; "" if it did all."""
+    missing = [program.events[e].storage for e in _allocations(program) if e not in index_of]
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed
-    if not any(e >= 0 for e in call.events):
+    if not index_of:
         return "it allocates nothing of its program"
-    storages = [program.storages[program.events[i].storage] for i in missing]
-    names = Counter("scratch memory" if not s.name else s.name for s in storages)
+    storages = [program.storages[i] for i in missing]
+    names = Counter(s.name or "scratch memory" for s in storages)
     said = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({said}{more})"

@@ -2,17 +2,16 @@
 
 Note [Precedence]
 ~~~~~~~~~~~~~~~~~
-A category is known of a tensor id, of a storage, or of one version of a storage, and
-holds in that order. Rules run in a fixed order too: gradients and temporaries, parameters
-that a module or optimizer names, inputs, parameters by data flow, activations, optimizer
-state, autograd detail. Rules by id overwrite each other, rules by version never do.
+A category is known of a tensor id, of a storage, or of one version of a storage, and holds in that
+order. Rules run in the order of ``deduce``; those by id overwrite each other, those by version
+never do.
 
 Note [Depends on a gradient]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Parameters depend on gradients through their updates, activations through parameters, inputs on
 nothing. The first step sees parameters before any update, so one asks of the tensor id, not of a
 version: an id depends on a gradient if it is read where a gradient or parameter is, or is made by a
-node that reads such an id. That is reachability in the graph of ids, a breadth-first search.
+node that reads such an id. That is reachability in the graph of ids.
 """
 
 from __future__ import annotations
@@ -58,27 +57,16 @@ NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
 
 @dataclass(slots=True)
 class Categories:
-    """Categories by torch's rules; numbers are positions in ``CATEGORIES``.
-
-    Attributes:
-        present: storages that take part: in the graph or named by a rule by id, and not
-            counted as memory of replays already.
-        of_value: the category of each value, all rules applied.
-    """
+    """Categories by torch's rules."""
 
     present: Bools
-    of_value: Bytes
+    """Storages that take part: in the graph or named by a rule by id, and not counted as memory of
+    replays already."""
+    of_value: Bytes  # positions in ``CATEGORIES``, all rules applied
 
 
 class _Deduction:
-    """The rules, run once in order by ``deduce``.
-
-    Attributes:
-        by_id: category of each tensor id (``KeyTable.tensor_index``).
-        by_key: of each storage.
-        by_version: of each value.
-        given: of each storage, known from elsewhere (compiled code); beats all others.
-    """
+    """The rules, run once in order by ``deduce``."""
 
     def __init__(
         self, columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
@@ -92,11 +80,12 @@ class _Deduction:
         self.given = np.zeros(len(keys), np.uint8) if given is None else given
         self.present = np.zeros(len(keys), np.bool_)
         self.present[graph.edge_key] = True
-        self.replayed = replayed
+        self.replayed = np.zeros(len(keys), np.bool_) if replayed is None else replayed
         self.id_of_value = keys.tensor_index[graph.value_key]
 
         self.reads, self.read_bounds = _known(graph.in_value, graph.bounds)
         self.makes, self.make_bounds = _known(graph.out_value, graph.bounds)
+        self.made_backward = self.makes[np.repeat(graph.backward, np.diff(self.make_bounds))]
 
     def nodes(self, order: Iterable[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The values that each node reads, and those that it makes."""
@@ -133,16 +122,12 @@ class _Deduction:
         source = (category == GRADIENT) | (category == PARAMETER)
         seen[self.id_of_value[self.reads[source[self.reads]]]] = True
 
-        # Ids and their readers in one number, sorted in place.
-        reading = self.id_of_value[self.reads].astype(np.int64)
-        reading *= max(len(self.graph), 1)
-        reading += np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
-        reading.sort()
-        first = np.arange(len(seen) + 1) * max(len(self.graph), 1)
-        starts = np.searchsorted(reading, first).astype(np.int32).data
-        reading %= max(len(self.graph), 1)
-        readers_of = reading.astype(np.int32).data
-        del reading, first
+        ids = self.id_of_value[self.reads]
+        order = np.argsort(ids, kind="stable")
+        starts = np.searchsorted(ids[order], np.arange(len(seen) + 1)).data
+        nodes = np.repeat(np.arange(len(self.graph), dtype=np.int32), np.diff(self.read_bounds))
+        readers_of = nodes[order].data
+        del ids, order, nodes
         made, bounds = self.id_of_value[self.makes].data, self.make_bounds.data
 
         todo = np.flatnonzero(seen).tolist()
@@ -157,7 +142,7 @@ class _Deduction:
                         if not done[out]:
                             done[out] = 1
                             todo.append(out)
-        return np.frombuffer(bytes(done), np.uint8).astype(np.bool_)
+        return np.frombuffer(done, np.bool_)
 
     def inputs(self) -> None:
         """What contributes to a gradient but depends on none is an input."""
@@ -169,13 +154,11 @@ class _Deduction:
             if any(map(contributes.__getitem__, touched)):
                 for v in touched:
                     contributes[v] = 1
-        candidate = np.frombuffer(bytes(contributes), np.uint8).astype(np.bool_)
-        touches = np.zeros(len(candidate), np.bool_)
-        touches[self.reads] = touches[self.makes] = True
-        candidate &= touches
+        candidate = np.zeros(len(category), np.bool_)
+        candidate[self.reads] = candidate[self.makes] = True
+        candidate &= np.frombuffer(contributes, np.bool_)
         # What the backward makes is a detail of autograd rather than an input.
-        made_backward = np.repeat(self.graph.backward, np.diff(self.make_bounds))
-        candidate[self.makes[made_backward]] = False
+        candidate[self.made_backward] = False
         candidate &= ~depends[self.id_of_value]
         self.set_default(np.flatnonzero(candidate), INPUT)
 
@@ -200,9 +183,9 @@ class _Deduction:
             if any(map(contributes.__getitem__, made)):
                 for v in read:
                     contributes[v] = used[v] = 1
-        chosen = np.frombuffer(bytes(candidate), np.uint8) & np.frombuffer(bytes(used), np.uint8)
+        chosen = np.frombuffer(candidate, np.bool_) & np.frombuffer(used, np.bool_)
         ids = np.zeros(len(self.by_id), np.bool_)
-        ids[self.id_of_value[chosen != 0]] = True
+        ids[self.id_of_value[chosen]] = True
         ids &= self.depends_on_gradient(category)
         named = self.present & ids[self.tensor_index]
         self.set_ids(np.flatnonzero(named), PARAMETER)
@@ -213,9 +196,8 @@ class _Deduction:
         One address may have held an activation and then a gradient there, which the trace
         takes for one storage; what is read outside of the backward is the former.
         """
-        start = self.current().copy()
-        if self.replayed is not None:
-            start[self.replayed[self.graph.value_key]] = ACTIVATION
+        start = self.current()
+        start[self.replayed[self.graph.value_key]] = ACTIVATION
         category = bytearray(start.tobytes())
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
@@ -232,10 +214,9 @@ class _Deduction:
     def autograd_detail(self) -> None:
         """What the backward makes anew, or from what is unknown."""
         category = bytearray(self.current().tobytes())
-        makes = self.makes[np.repeat(self.graph.backward, np.diff(self.make_bounds))]
         found = array("i")
-        version = self.graph.value_version[makes].data
-        for value, number in zip(makes.data, version, strict=True):
+        version = self.graph.value_version[self.made_backward].data
+        for value, number in zip(self.made_backward.data, version, strict=True):
             if number == 0 or category[value - 1] in (UNKNOWN, AUTOGRAD_DETAIL):
                 found.append(value)
                 if not category[value]:
@@ -268,5 +249,4 @@ def deduce(
     rules.activations()
     rules.set_ids(columns.optimizer_states, OPTIMIZER_STATE)
     rules.autograd_detail()
-    present = rules.present if replayed is None else rules.present & ~replayed
-    return Categories(frozen(present, np.bool_), frozen(rules.current(), np.uint8))
+    return Categories(frozen(rules.present & ~rules.replayed), frozen(rules.current(), np.uint8))

@@ -6,6 +6,7 @@ since the epoch, as the profiler gives them, sizes are bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -60,26 +61,17 @@ _Table = TypeVar("_Table", bound=_Columns)
 
 @dataclass(slots=True)
 class KeyTable(_Columns):
-    """Storages. A storage is named by device, tensor id and allocation id.
+    """Storages. A storage is named by device, tensor id and allocation id."""
 
-    Attributes:
-        id: the profiler's tensor id: storages that one tensor has had share it.
-        allocation: number of the allocation.
-        ptr: address.
-        device: index in ``EventColumns.devices``.
-        size: bytes; from the allocator where it was seen to allocate or free the
-            storage, else the largest extent of the tensors seen in it, else 0.
-        rank: position among all keys ordered by id, allocation and device.
-        tensor_index: ``id`` renumbered from 0 without gaps.
-    """
-
-    id: Ints
-    allocation: Ints
-    ptr: Ints
-    device: Ints
+    id: Ints  # the profiler's tensor id: storages that one tensor has had share it
+    allocation: Ints  # number of the allocation
+    ptr: Ints  # address
+    device: Ints  # index in ``EventColumns.devices``
     size: Ints
-    rank: Ints
-    tensor_index: Ints
+    """Bytes; from the allocator where it was seen to allocate or free the storage, else the
+    largest extent of the tensors seen in it, else 0."""
+    rank: Ints  # position among all keys ordered by id, allocation and device
+    tensor_index: Ints  # ``id`` renumbered from 0 without gaps
 
 
 @dataclass(slots=True)
@@ -88,61 +80,38 @@ class LeafTable(_Columns):
 
     A leaf is the outermost operator with a schema, a backward node of autograd, or an
     allocation or release outside both.
-
-    Attributes:
-        event: number of the event in the walk.
-        start: ns.
-        name: index in ``EventColumns.names``, -1 for an allocation.
-        backward: FORWARD, ENGINE or NODE; a backward node is in NODE.
-        scope: innermost row of the scope table around it.
-        sequence: autograd sequence number, -1 if none.
-        first_use: row of the use table; its uses end where those of the next leaf begin.
     """
 
-    event: Ints
+    event: Ints  # number of the event in the walk
     start: Ints
-    name: Ints
-    backward: Bytes
-    scope: Ints
-    sequence: Ints
-    first_use: Ints
+    name: Ints  # index in ``EventColumns.names``, -1 for an allocation
+    backward: Bytes  # FORWARD, ENGINE or NODE; a backward node is in NODE
+    scope: Ints  # innermost row of the scope table around it
+    sequence: Ints  # autograd sequence number
+    first_use: Ints  # row of the use table; its uses end where those of the next leaf begin
 
 
 @dataclass(slots=True)
 class UseTable(_Columns):
-    """Tensors passed to operators at or below a leaf, leaf by leaf; ``effect`` is READ, WRITTEN or
-    AMBIGUOUS, with STATE added."""
+    """Tensors passed to operators at or below a leaf, leaf by leaf."""
 
     key: Ints
-    effect: Bytes
+    effect: Bytes  # READ, WRITTEN or AMBIGUOUS, with STATE added
 
 
 @dataclass(slots=True)
 class AllocationTable(_Columns):
-    """Allocations (positive ``size``) and releases (negative), in order of the tree.
+    """Allocations and releases, in order of the tree."""
 
-    Attributes:
-        event: number of the event in the walk.
-        leaf: leaf that it is or lies in.
-        key: its storage; -1 where the profiler knows no tensor for it.
-        size: signed bytes.
-        device: index in ``EventColumns.devices``.
-        start: ns.
-        op: innermost operator around it, index in ``EventColumns.names``.
-        scope: innermost row of the scope table around it.
-        unnamed_ptr: addresses of the rows without a key, in order; the others' are in the
-            key table.
-    """
-
-    event: Ints
-    leaf: Ints
-    key: Ints
-    size: Ints
-    device: Ints
+    event: Ints  # number of the event in the walk
+    leaf: Ints  # that it is or lies in
+    key: Ints  # its storage; -1 where the profiler knows no tensor for it
+    size: Ints  # bytes, negative for a release
+    device: Ints  # index in ``EventColumns.devices``
     start: Ints
-    op: Ints
-    scope: Ints
-    unnamed_ptr: Ints
+    op: Ints  # innermost operator around it, index in ``EventColumns.names``
+    scope: Ints  # innermost row of the scope table around it
+    unnamed_ptr: Ints  # addresses of the rows without a key, in order
 
 
 @dataclass(slots=True)
@@ -156,26 +125,16 @@ class CachingTable(_Columns):
 
 @dataclass(slots=True)
 class ScopeTable(_Columns):
-    """Ranges of interest, a tree; parents come before children.
+    """Ranges of interest, a tree; parents come before children."""
 
-    Attributes:
-        kind: a ``ScopeKind``.
-        name: index in ``EventColumns.names``.
-        parent: row, -1 at the top.
-        start, end: ns.
-        event: number of the event in the walk.
-        identity: for a module, ``id()`` of it in the profiled process; else 0.
-        backward: FORWARD, ENGINE or NODE.
-    """
-
-    kind: Bytes
-    name: Ints
+    kind: Bytes  # a ``ScopeKind``
+    name: Ints  # index in ``EventColumns.names``
     parent: Ints
     start: Ints
     end: Ints
-    event: Ints
-    identity: Ints
-    backward: Bytes
+    event: Ints  # number of the event in the walk
+    identity: Ints  # for a module, ``id()`` of it in the profiled process; else 0
+    backward: Bytes  # FORWARD, ENGINE or NODE
 
     def around(self, *kinds: ScopeKind, outermost: bool = False) -> Ints:
         """Of every row the innermost, or outermost, row of these kinds that it is or lies in, -1
@@ -190,70 +149,52 @@ class ScopeTable(_Columns):
 
 @dataclass(slots=True)
 class FunctionCall:
-    """The call of AOTAutograd's autograd function, a compiled forward or backward, from ``start``
-    to ``end`` (ns); ``keys`` of its tensor arguments in order, -1 for one without a storage."""
+    """The call of AOTAutograd's autograd function, a compiled forward or backward."""
 
     start: int
     end: int
     backward: bool
-    keys: tuple[int, ...]
+    keys: tuple[int, ...]  # of its tensor arguments in order, -1 for one without a storage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FailedAllocation:
-    """An allocation that failed for want of memory; ``event``, ``op`` and ``scope`` as in the
-    allocation table, ``time`` in ns.
-
-    ``device`` is the ``torch.device`` that had no more, None if unknown.
-    """
+    """An allocation that failed for want of memory; most as in the allocation table."""
 
     event: int
     time: int
-    device: Any
+    device: Any  # the ``torch.device`` that had no more, None if unknown
     op: int
     scope: int
 
 
 @dataclass(slots=True)
 class EventColumns:
-    """Everything that the analysis reads of a profiler run.
+    """Everything that the analysis reads of a profiler run."""
 
-    Attributes:
-        events: events visited.
-        keys, leaves, uses, allocations, caching, scopes: the tables.
-        names: operator, range and module names, without repetition.
-        threads: (first event, the profiler's number of the thread) of each stretch of
-            the walk that is of one thread.
-        devices: ``torch.device`` objects.
-        gradients, parameters, optimizer_states: keys that ``.grad``, a module or an
-            optimizer names as such, in order of the trace, with repetitions.
-        function_calls: calls of compiled autograd functions.
-        out_of_memory: allocations that failed, in order of time.
-        skipped_ns: time inside the compiler, which was not looked at.
-        skip_compiler: whether it would have been left out: numbers of events depend on it.
-        kineto: the profiler's result.
-        as_read: these columns without the rows that ``replays.py`` added; None: it added none.
-    """
-
-    events: int
+    events: int  # visited
     keys: KeyTable
     leaves: LeafTable
     uses: UseTable
     allocations: AllocationTable
     caching: CachingTable
     scopes: ScopeTable
-    names: list[str]
+    names: list[str]  # of operators, ranges and modules, without repetition
     threads: list[tuple[int, int]]
-    devices: list[Any]
+    """(first event, the profiler's number of the thread) of each stretch of the walk that is of
+    one thread."""
+    devices: list[Any]  # ``torch.device`` objects
     gradients: Ints
+    """Keys that ``.grad`` names; ``parameters`` and ``optimizer_states`` are those that a module
+    or an optimizer names; in order of the trace, with repetitions."""
     parameters: Ints
     optimizer_states: Ints
     function_calls: list[FunctionCall]
-    out_of_memory: list[FailedAllocation]
-    skipped_ns: int
-    skip_compiler: bool
-    kineto: Any
+    out_of_memory: list[FailedAllocation]  # in order of time
+    skipped_ns: int  # time inside the compiler, which was not looked at
+    kineto: Any  # the profiler's result
     as_read: EventColumns | None = None
+    """These columns without the rows that ``replays.py`` added; None: it added none."""
 
     @property
     def begin(self) -> int:
@@ -269,16 +210,24 @@ class EventColumns:
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
 
 
-def joined(table: _Table, more: _Table) -> _Table:
-    """``table`` with the rows of another below its own."""
-    columns = ((getattr(table, f.name), getattr(more, f.name)) for f in fields(table))
-    return type(table)(*(frozen(np.concatenate([a, b.astype(a.dtype)])) for a, b in columns))
+def joined(table: _Table, rows: Iterable[tuple[int, ...]]) -> _Table:
+    """``table`` with more rows below its own."""
+    below = zip(fields(table), zip(*rows, strict=True), strict=True)
+    pairs = ((getattr(table, f.name), column) for f, column in below)
+    return type(table)(*(frozen(np.append(old, np.asarray(new, old.dtype))) for old, new in pairs))
 
 
 def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
     """``values`` as a read-only array; an ``array.array`` is not copied."""
     out = np.asarray(values, dtype=dtype)
     out.flags.writeable = False
+    return out
+
+
+def differs(values: Ints) -> Bools:
+    """Where a value is not the one before it; the first of all never is."""
+    out = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=out[1:])
     return out
 
 

@@ -2,21 +2,20 @@
 
 Note [Compiled code has no data flow]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A fused kernel is not an operator, so the profiler sees what a compiled graph allocates
-but not what reads or writes it. torch's rules then mistake saved activations for inputs
-or parameters. Three things are known all the same:
+A fused kernel is not an operator, so the profiler sees what a compiled graph allocates but not what
+reads or writes it; torch's rules then mistake saved activations for inputs or parameters. Known is:
 
-* Which program a call of generated code ran, and which of its allocations is which:
-  ``calls.py``. What a replayed call does not allocate: ``replays.py``.
-* AOTAutograd's autograd function is an operator event and lists the tensors that go in,
-  in the order of the graph's inputs, whose roles memprof knows.
-* Without a memprof profile, or where nothing fits: memory released within the call is
-  temporary; what outlives a forward is an activation; what outlives a backward and is
-  not a gradient is autograd's detail.
+* which program a call ran, and which of its allocations is which (``calls.py``, ``replays.py``);
+* which tensors go in: AOTAutograd's autograd function is an operator event and lists them in the
+  order of the graph's inputs, whose roles memprof knows;
+* without a memprof profile, or where nothing fits, the phase: memory released within the call is
+  temporary; what outlives a forward is an activation; what outlives a backward and is not a
+  gradient is autograd's detail.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,21 +48,13 @@ from .storages import Storages
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What memprof knows of an allocation in compiled code.
+    """What memprof knows of an allocation in compiled code."""
 
-    Attributes:
-        graph: the graph that made it.
-        storage: the storage in the graph's program.
-        buffer: name in the generated code, None for scratch memory.
-        line: line of the generated code, 0 if unknown.
-        since: ns; from when on, until the next owner's.
-    """
-
-    graph: GraphRecord
-    storage: Storage
-    buffer: str | None
-    line: int
-    since: int = 0
+    graph: GraphRecord  # that made it
+    storage: Storage  # in the graph's program
+    buffer: str | None  # name in the generated code, None for scratch memory
+    line: int  # of the generated code, 0 if unknown
+    since: int  # ns; from when on, until the next owner's
 
     @property
     def node(self) -> NodeProvenance | None:
@@ -79,57 +70,43 @@ class Owner:
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """What is known of compiled code in a trace.
+    """What is known of compiled code in a trace."""
 
-    Attributes:
-        category: of each storage (keys, then blocks), 0 where this says nothing.
-        by_program: the category comes from an observed program, not from the phase.
-        roles: names of graph inputs, by key.
-        owners: by allocation row, in order of time: a buffer that takes over another's
-            memory (``reuse``) owns it from then on.
-        calls: compiled calls in the trace.
-        matched: of them, those whose allocations agree with an observed program, replays included.
-        replayed: of them, those whose memory ``replays.py`` added.
-        unmatched: why the others do not agree, with counts.
-    """
-
-    category: Bytes
-    by_program: Bytes
-    roles: dict[int, str] = field(default_factory=dict)
-    owners: dict[int, tuple[Owner, ...]] = field(default_factory=dict)
-    calls: int = 0
-    matched: int = 0
-    replayed: int = 0
-    unmatched: dict[str, int] = field(default_factory=dict)
+    category: Bytes  # of each storage (keys, then blocks), 0 where this says nothing
+    by_program: Bytes  # the category comes from an observed program, not from the phase
+    roles: dict[int, str] = field(default_factory=dict)  # names of graph inputs, by key
+    owners: dict[int, list[Owner]] = field(default_factory=dict)
+    """By allocation row, in order of time: a buffer that takes over another's memory (``reuse``)
+    owns it from then on."""
+    calls: int = 0  # in the trace
+    matched: int = 0  # of them, whose allocations agree with a program, replays included
+    replayed: int = 0  # of them, whose memory ``replays.py`` added
+    unmatched: Counter[str] = field(default_factory=Counter)  # why the others do not agree
 
 
 def find_compiled(
     columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
     """What is known of the compiled code of a trace, of its ``calls`` of generated code."""
+    reasons = Counter(call.why for call in calls)
     out = CompiledCalls(
-        category=np.zeros(len(storages), np.uint8),
+        category=_by_phase(columns, context, storages),
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
+        matched=reasons.pop("", 0),
+        replayed=sum(call.replayed for call in calls),
+        unmatched=reasons,
     )
-    _by_phase(columns, context, storages, out)
     made = np.flatnonzero(storages.created >= 0)
     storage_of_row = dict(zip(storages.created[made].tolist(), made.tolist(), strict=True))
     for call in calls:
-        out.replayed += call.replayed
-        if call.why:
-            out.unmatched[call.why] = out.unmatched.get(call.why, 0) + 1
-        else:
-            out.matched += 1
         if call.program is not None:
             _apply(columns, call, context, storage_of_row, storages, out)
     _inputs(columns, context, storages, calls, out)
     return out
 
 
-def _by_phase(
-    columns: EventColumns, context: Context, storages: Storages, out: CompiledCalls
-) -> None:
+def _by_phase(columns: EventColumns, context: Context, storages: Storages) -> Bytes:
     """Categories by phase, for everything made in a compiled call."""
     made = np.flatnonzero(storages.created >= 0)
     made = made[context.compiled[storages.created[made]] >= 0]
@@ -138,17 +115,16 @@ def _by_phase(
     inside = storages.died[made] <= columns.scopes.end[call]
     backward = columns.scopes.backward[call] != FORWARD
     optimizer = context.optimizer[row] >= 0
-    category = np.where(
-        inside,
-        TEMPORARY,
-        np.where(optimizer, OPTIMIZER_STATE, np.where(backward, AUTOGRAD_DETAIL, ACTIVATION)),
-    ).astype(np.uint8)
+    outside = np.where(backward, np.uint8(AUTOGRAD_DETAIL), np.uint8(ACTIVATION))
+    outside[optimizer] = OPTIMIZER_STATE
     # What ``.grad`` was seen to name; a block has no tensor.
     index = columns.keys.tensor_index
     named = np.zeros(len(storages), np.bool_)
     named[: storages.keys] = np.isin(index, index[columns.gradients])
-    category[backward & ~inside & named[made]] = GRADIENT
-    out.category[made] = category
+    outside[backward & named[made]] = GRADIENT
+    out = np.zeros(len(storages), np.uint8)
+    out[made] = np.where(inside, np.uint8(TEMPORARY), outside)
+    return out
 
 
 _MADE_BY_CALLS = frozenset({ACTIVATION, GRADIENT, TEMPORARY, AUTOGRAD_DETAIL})
@@ -166,24 +142,13 @@ def _apply(
     graph, program = call.graph, call.program
     assert graph is not None
     assert program is not None
-    taken_over: dict[int, list[int]] = {}
-    for i, e in enumerate(program.events):
-        if e.kind is EventKind.REUSE:
-            taken_over.setdefault(e.storage, []).append(i)
-    times = call.times(columns).tolist() if taken_over else []
-    for row, event in zip(call.rows, call.events, strict=True):
-        if event < 0:
-            continue
+    owners: dict[int, list[Owner]] = {}  # by storage of the program
+    for event, row in call.rows.items():
         made = program.events[event]
         storage = program.storages[made.storage]
         born = int(columns.allocations.start[row])
-        out.owners[row] = tuple(
-            Owner(graph, storage, e.owner, e.line, since)
-            for e, since in [
-                (made, born),
-                *((program.events[i], times[i]) for i in taken_over.get(made.storage, ())),
-            ]
-        )
+        out.owners[row] = [Owner(graph, storage, made.owner, made.line, born)]
+        owners[made.storage] = out.owners[row]
         which = storage_of_row.get(row)
         if which is None:
             continue
@@ -198,6 +163,10 @@ def _apply(
             category = AUTOGRAD_DETAIL
         out.category[which] = category
         out.by_program[which] = 1
+    for e, time in zip(program.events, call.times(columns).tolist(), strict=True):
+        if e.kind is EventKind.REUSE and e.storage in owners:
+            owner = Owner(graph, program.storages[e.storage], e.owner, e.line, time)
+            owners[e.storage].append(owner)
 
 
 _ROLES = {

@@ -2,17 +2,16 @@
 
 Note [Ranges are found by time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-With Python tracing on, the ``with record_function(...)`` around an optimizer step is
-entered by a Python call that has returned long before the step runs, and the profiler
-nests events by call: what runs in the range is not below it in the tree. Steps are
-therefore matched by thread and time. Module calls and compiled calls do nest.
+The ``with record_function(...)`` around an optimizer step is entered by a Python call that has
+returned long before the step runs, and the profiler nests events by call: what runs in the range is
+not below it. Steps are therefore matched by thread and time. Module calls and compiled calls nest.
 
 Note [The module of a backward operator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Autograd numbers its nodes as the forward makes them, and a forward operator's event carries the
-next number to be given out. A backward node with number n therefore belongs to the last forward
-operator, of those before it in time, with a number not above n. Numbers are counted per thread;
-forwards that run on several threads at once can be mistaken for one another.
+next number. A backward node with number n therefore belongs to the last forward operator before it
+with a number not above n. Numbers are counted per thread; forwards that run on several threads at
+once can be mistaken for one another.
 """
 
 from __future__ import annotations
@@ -30,22 +29,15 @@ NO_PHASE = 255
 
 @dataclass(slots=True)
 class Context:
-    """One entry an allocation row.
+    """One entry an allocation row; rows are those of the scope table, -1 is none."""
 
-    Attributes:
-        phase: PHASE_FORWARD (or nothing in particular), PHASE_BACKWARD, PHASE_OPTIMIZER.
-        optimizer, module, compiled: rows of the scope table, -1 if none. ``compiled`` is
-            the outermost compiled call, ``module`` the innermost module; in the backward,
-            the module of the forward operator.
-        steps: end of each training step, ns: ``ProfilerStep`` ranges if there are
-            any, else optimizer steps.
-    """
-
-    phase: Bytes
+    phase: Bytes  # PHASE_FORWARD (or nothing in particular), PHASE_BACKWARD, PHASE_OPTIMIZER
     optimizer: Ints
-    module: Ints
-    compiled: Ints
+    module: Ints  # the innermost; in the backward, that of the forward operator
+    compiled: Ints  # the outermost compiled call
     steps: Ints
+    """End of each training step, ns: ``ProfilerStep`` ranges if there are any, else optimizer
+    steps."""
 
     def step(self, times: Ints) -> Ints:
         """Number of the training step, from 0, that each time (ns) lies in."""
@@ -90,26 +82,19 @@ def _optimizer_steps(columns: EventColumns) -> Ints:
     optimizer's."""
     scopes, allocations, leaves = columns.scopes, columns.allocations, columns.leaves
     out = np.full(len(allocations), -1, np.int32)
-    rows = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
-    if not len(rows) or not len(allocations):
-        return out
+    steps = np.flatnonzero(scopes.kind == ScopeKind.OPTIMIZER_STEP)
     thread = columns.thread_of(allocations.event)
+    thread_of_step = columns.thread_of(scopes.event[steps])
     nodes = np.sort(leaves.start[leaves.backward == NODE])
-    thread_of_step = columns.thread_of(scopes.event[rows])
     for t in np.unique(thread_of_step).tolist():
-        mine = rows[thread_of_step == t]
-        mine = mine[np.argsort(scopes.start[mine], kind="stable")]
-        runs_backward = np.searchsorted(nodes, scopes.end[mine]) > np.searchsorted(
-            nodes, scopes.start[mine]
-        )
-        mine = mine[~runs_backward]
-        if not len(mine):
-            continue
         here = np.flatnonzero(thread == t)
-        last = np.searchsorted(scopes.start[mine], allocations.start[here], side="right") - 1
-        step = mine[np.maximum(last, 0)]
-        within = (last >= 0) & (allocations.start[here] <= scopes.end[step])
-        out[here[within]] = step[within]
+        here = here[np.argsort(allocations.start[here], kind="stable")]
+        start = allocations.start[here]
+        for step in steps[thread_of_step == t].tolist():  # an inner one, which is later, overrules
+            begin, end = scopes.start[step], scopes.end[step]
+            if np.ptp(np.searchsorted(nodes, [begin, end])) == 0:  # it runs no backward
+                last = np.searchsorted(start, end, side="right")
+                out[here[np.searchsorted(start, begin) : last]] = step
     return out
 
 

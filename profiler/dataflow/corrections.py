@@ -1,44 +1,14 @@
 """Where the categories differ from torch's, and why.
 
-Note [Differences from torch's memory profile]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-torch's rules see operators and versions. Each rule here adds one thing that the trace
-knows besides, and is the only source of one kind of difference; ``Rule`` says for every
-value which rule decided, so that a difference can be looked up. With ``rules=()`` the
-categories are torch's own, value by value. In order; later rules overrule earlier ones:
-
-FORWARD_CALL
-    Unknown to torch, made in a module's forward and outside the backward: an activation, or
-    temporary if it is released before the module returns. torch finds activations by following
-    values that operators read, so a result that no operator reads has no category.
-BACKWARD_PASS
-    Unknown to torch and made by the autograd engine, in a node or between nodes (it sums gradients
-    of broadcast operands outside of any node): autograd detail. So is what is made outside of
-    modules for a backward node to read, such as the ones that a backward starts from.
-SCRATCH
-    A storage without a tensor, released within the operator that made it: temporary.
-    torch calls all of them unknown.
-MODULE_STATE
-    There before the trace, neither parameter nor optimizer state, and kept up to date by
-    the forward: a running statistic of batch normalisation, or written to by several
-    calls of a module. Such buffers are state of the model like its parameters and count
-    as those. torch takes them for inputs.
-OPTIMIZER_STEP
-    Made inside an optimizer step: temporary if released inside it, else optimizer state.
-    torch does not know the former and learns of the latter at the next step's start;
-    over several steps its flood takes the temporaries for activations.
-OBJECTS
-    The caller named modules or optimizers, and the storage is at the address of one of
-    their tensors.
-COMPILED_PHASE, COMPILED_PROGRAM
-    Made in, or handed to, compiled code: see Note [Compiled code has no data flow].
-    These are known before torch's rules run, which then start from them.
+torch's rules see operators and versions. Each ``Rule`` adds one thing that the trace knows besides,
+and is the only source of one kind of difference; which one decided is kept for every value, so
+that a difference can be looked up. With ``rules=()`` the categories are torch's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from typing import Any
@@ -55,7 +25,7 @@ from .categories import (
     UNKNOWN,
     Categories,
 )
-from .columns import STATE, Bytes, EventColumns, Ints, ScopeKind, at, frozen
+from .columns import STATE, Bools, Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
@@ -63,16 +33,32 @@ from .storages import Storages
 
 
 class Rule(IntEnum):
-    """What decided a category; see the note in this module."""
+    """What decided a category. In order; later rules overrule earlier ones."""
 
     TORCH = 0
     FORWARD_CALL = 1
+    """Unknown to torch, made in a module's forward and outside the backward: an activation, or
+    temporary if it is released before the module returns. torch finds activations by following
+    values that operators read, so it knows nothing of a result that no operator reads."""
     BACKWARD_PASS = 2
+    """Unknown to torch and made by the autograd engine, in a node or between nodes (it sums
+    gradients of broadcast operands there): autograd detail. So is what is made outside of modules
+    for a backward node to read, such as the ones that a backward starts from."""
     SCRATCH = 3
+    """A storage without a tensor, released within the operator that made it: temporary."""
     MODULE_STATE = 4
+    """There before the trace, and kept up to date by the forward: a running statistic of batch
+    normalisation, or written to by several calls of a module. State of the model like its
+    parameters, and counted as those; torch takes it for an input."""
     OPTIMIZER_STEP = 5
+    """Made inside an optimizer step: temporary if released inside it, else optimizer state. torch
+    does not know the former and learns of the latter at the next step's start; over several steps
+    its flood takes the temporaries for activations."""
     OBJECTS = 6
+    """At the address of a tensor of the modules or optimizers that the caller named."""
     COMPILED_PHASE = 7
+    """Made in, or handed to, compiled code: Note [Compiled code has no data flow]. This and the
+    next are known before torch's rules run, which then start from them."""
     COMPILED_PROGRAM = 8
 
 
@@ -82,29 +68,23 @@ Address = tuple[str, int]
 """Name of a device, and where on it a storage begins."""
 
 
-@dataclass(frozen=True, slots=True)
 class KnownObjects:
     """Tensors of the caller's modules and optimizers, and the modules.
 
     Attributes:
-        categories: PARAMETER (buffers too), OPTIMIZER_STATE, or GRADIENT for what is in ``.grad``.
-        names: qualified names.
-        modules: path of each module, by ``id()``.
+        tensors: category and qualified name ("" is none): PARAMETER (buffers too),
+            OPTIMIZER_STATE, or GRADIENT for what is in ``.grad``.
+        paths: of each module, by ``id()``.
     """
 
-    categories: dict[Address, int] = field(default_factory=dict)
-    names: dict[Address, str] = field(default_factory=dict)
-    modules: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, modules: Iterable[Any], optimizers: Iterable[Any]) -> KnownObjects:
-        """Addresses and names of the tensors of live objects."""
-        found = cls()
+    def __init__(self, modules: Iterable[Any] = (), optimizers: Iterable[Any] = ()) -> None:
+        self.tensors: dict[Address, tuple[int, str]] = {}
+        self.paths: dict[int, str] = {}
         members: list[tuple[Any, str]] = []
         for module in modules:
             module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
             for path, child in module.named_modules():
-                found.modules.setdefault(id(child), path or type(child).__name__)
+                self.paths.setdefault(id(child), path or type(child).__name__)
             members += [(t, n) for n, t in chain(module.named_parameters(), module.named_buffers())]
         states: list[Any] = []
         for optimizer in optimizers:
@@ -112,14 +92,13 @@ class KnownObjects:
             for state in optimizer.state.values():
                 states += state.values() if isinstance(state, dict) else ()
         for t, name in members:
-            found._add(t, PARAMETER, name)
+            self._add(t, PARAMETER, name)
         for t in states:
             if hasattr(t, "untyped_storage"):
-                found._add(t, OPTIMIZER_STATE)
+                self._add(t, OPTIMIZER_STATE)
         for t, _ in members:
             if t.grad is not None:
-                found._add(t.grad, GRADIENT)
-        return found
+                self._add(t.grad, GRADIENT)
 
     def _add(self, t: Any, category: int, name: str = "") -> None:
         try:
@@ -127,26 +106,18 @@ class KnownObjects:
         except (NotImplementedError, RuntimeError, ValueError):
             return  # No storage of its own: a sparse gradient, a parameter of a lazy module.
         if address[1]:  # it has memory
-            self.categories.setdefault(address, category)
-            if name:
-                self.names.setdefault(address, name)
+            self.tensors.setdefault(address, (category, name))
 
 
 @dataclass(slots=True)
 class Corrected:
-    """Categories after the corrections, an entry a value and then one a block.
-
-    Attributes:
-        category, rule: of each entry, and the ``Rule`` that decided it.
-        first: by storage the entry of its version 0, and the number of entries at the end.
-        names: qualified names of storages that the caller's objects or compiled graphs
-            name, by key.
-    """
+    """Categories after the corrections, an entry a value and then one a block."""
 
     category: Bytes
-    rule: Bytes
-    first: Ints
+    rule: Bytes  # the ``Rule`` that decided it
+    first: Ints  # by storage the entry of its version 0, and the number of entries at the end
     names: dict[int, str]
+    """Qualified names that the caller's objects or compiled graphs give to storages, by key."""
 
 
 def correct(
@@ -159,7 +130,7 @@ def correct(
     objects: KnownObjects,
     rules: frozenset[Rule],
 ) -> Corrected:
-    """Apply the rules of the note above."""
+    """Apply rules; what each does stands with it."""
     n = storages.keys
     blocks = np.arange(1, len(storages) - n + 1, dtype=np.int32)
     # What holds of a storage holds of all its values.
@@ -214,7 +185,7 @@ def correct(
     apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
 
     names: dict[int, str] = {}
-    if objects.categories:
+    if objects.tensors:
         named = _named_keys(columns, storages, objects, names)
         apply(Rule.OBJECTS, named[storage] != 0, named[storage])
 
@@ -241,7 +212,7 @@ def correct(
     )
 
 
-def _module_state(columns: EventColumns, graph: Graph) -> Any:
+def _module_state(columns: EventColumns, graph: Graph) -> Bools:
     """Keys that a module's forward keeps state in: an operator takes it as a running statistic, or
     at least two calls of outermost modules write to it (one may be in place on an input)."""
     scopes, leaves = columns.scopes, columns.leaves
@@ -272,7 +243,7 @@ def _named_keys(
         address = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
         latest[address] = key
     for address, key in latest.items():
-        out[key] = objects.categories.get(address, UNKNOWN)
-        if out[key] and address in objects.names:
-            names[key] = objects.names[address]
+        out[key], name = objects.tensors.get(address, (UNKNOWN, ""))
+        if name:
+            names[key] = name
     return out

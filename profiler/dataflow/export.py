@@ -20,23 +20,19 @@ from memprof.profiler.writing import output, write_whole
 from .categories import CATEGORIES
 from .columns import Ints
 from .corrections import Rule
-from .live import by_category_us, deltas
+from .live import by_category, deltas
 from .profile import DataFlowProfile
 from .replays import ADDED_PTR
 from .storages import Action
 from .to_model import POINTS, data_flow_columns
 
-FORMATS = {
-    ".raw.json": "changes as (time, action, bytes, category)",
-    ".trace.json": "counters for Chrome's tracer and Perfetto",
-    ".json": "(times, bytes by category)",
-    ".html": "a report in the browser",
-    ".parquet": "one row a change",
-}
+FORMATS = (".raw.json", ".trace.json", ".json", ".html", ".parquet")
 
 
 def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> None:
-    """Write a profile in the format that the path's ending names (see ``FORMATS``).
+    """Write a profile in the format that the path's ending names: ``.json`` (times, bytes by
+    category), ``.raw.json`` (changes as time, action, bytes, category), ``.trace.json`` (counters
+    for Chrome's tracer and Perfetto), ``.parquet`` (one row a change), ``.html`` (a report).
 
     The JSON formats take ``.gz`` on top.
 
@@ -76,7 +72,6 @@ def write_html(
 
 
 def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:
-    """A profile of the process that has nothing but the trace."""
     origin = profile.columns.begin
     return Profile(
         perf_origin_ns=origin, dataflow=data_flow_columns(profile, origin, points=points)
@@ -94,7 +89,7 @@ def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], l
 
     A row is a leading 0 and then the categories in the order of ``categories.ORDER``.
     """
-    points = by_category_us(profile, device)
+    points = by_category(profile, device, us=True)
     table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)
     return points.time.tolist(), table.tolist()
 

@@ -2,9 +2,8 @@
 
 Note [Versions]
 ~~~~~~~~~~~~~~~
-A storage starts at version 0 and every node that writes to it makes the next one. A node
-is a leaf and all that happens below it. Towards one storage a node is one *edge*: all
-uses, allocations and releases of that storage below the leaf, put together:
+A storage starts at version 0 and every node that writes to it makes the next one. A node is a leaf
+and all that happens below it; towards one storage it is one *edge*:
 
 * released and not allocated: it reads the version there is, and ends it;
 * allocated and not released: it makes version 0;
@@ -13,8 +12,8 @@ uses, allocations and releases of that storage below the leaf, put together:
   none is known to only read it, it makes the next version.
 
 Edges are sorted by (node, storage). The version before an edge is then the number of earlier edges
-of the same storage that write: a cumulative sum, no walk. A (storage, version) pair is a *value*;
-values are numbered so that those of one storage are neighbours: ``first_value[key] + version``.
+of the same storage that write. A (storage, version) pair is a *value*; values are numbered so that
+those of one storage are neighbours: ``first_value[key] + version``.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from .columns import (
     Bytes,
     EventColumns,
     Ints,
+    differs,
     frozen,
 )
 
@@ -48,39 +48,26 @@ class InvalidDataFlow(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A contradiction in a trace, kept instead of raised: the rest is still of use. ``node`` is a
-    row of the graph, ``key`` one of the key table; ``kind`` is one of those in ``_TEXT``."""
+    """A contradiction in a trace, kept instead of raised: the rest is still of use."""
 
-    kind: str
-    node: int
-    key: int
+    kind: str  # one of those in ``_TEXT``
+    node: int  # row of the graph
+    key: int  # row of the key table
     text: str
 
 
 @dataclass(slots=True)
 class Graph:
-    """The data-flow graph in columns.
+    """The data-flow graph in columns."""
 
-    Attributes:
-        leaf: leaf of each node; nodes are in order of their start.
-        backward: the node runs in the backward pass.
-        edge_key: storage of each edge; edges are sorted by node, then key rank.
-        flags: what the edge is made of.
-        version: version before the edge, -1 for an allocation.
-        bounds: node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``.
-        first_value: value of version 0 of each key, and the total at the end.
-        value_key: storage of each value.
-        problems: contradictions found.
-    """
-
-    leaf: Ints
-    backward: Bools
-    edge_key: Ints
-    flags: Bytes
-    version: Ints
-    bounds: Ints
-    first_value: Ints
-    value_key: Ints
+    leaf: Ints  # of each node; nodes are in order of their start
+    backward: Bools  # the node runs in the backward pass
+    edge_key: Ints  # storage of each edge; edges are sorted by node, then key rank
+    flags: Bytes  # what the edge is made of
+    version: Ints  # before the edge, -1 for an allocation
+    bounds: Ints  # node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``
+    first_value: Ints  # value of version 0 of each key, and the total at the end
+    value_key: Ints  # storage of each value
     problems: list[Problem]
 
     def __len__(self) -> int:
@@ -90,11 +77,6 @@ class Graph:
     def allocates(self) -> Bools:
         """Edges that make their storage."""
         return np.asarray((self.flags & ALLOCATED) != 0)
-
-    @property
-    def frees(self) -> Bools:
-        """Edges that release their storage."""
-        return np.asarray((self.flags & FREED) != 0)
 
     @property
     def mutated(self) -> Bools:
@@ -124,7 +106,7 @@ class Graph:
         """Value that each edge makes, -1 if none."""
         first = self.first_value[self.edge_key]
         made = np.where(self.version < 0, first, first + self.version + np.int32(1))
-        makes = np.where(self.version < 0, ~self.frees, self.mutated)
+        makes = np.where(self.version < 0, (self.flags & FREED) == 0, self.mutated)
         return np.where(makes, made, np.int32(-1))
 
     @property
@@ -133,11 +115,7 @@ class Graph:
         return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
     def validate(self) -> None:
-        """Check that this is a graph without cycles and with one creator a value.
-
-        Raises:
-            InvalidDataFlow: it is not.
-        """
+        """Raise ``InvalidDataFlow`` where the trace contradicts itself."""
         if self.problems:
             more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
             raise InvalidDataFlow(self.problems[0].text + more)
@@ -150,8 +128,18 @@ def build_graph(columns: EventColumns) -> Graph:
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
     edge_node, edge_key, flags, twice = _edges(columns, node_of)
-    problems = [_problem(columns, "double_free", order, edge_node[e], edge_key[e]) for e in twice]
+    problems: list[Problem] = []
 
+    def report(kind: str, edges: Ints) -> None:
+        for edge in edges.tolist():
+            node, key = int(edge_node[edge]), int(edge_key[edge])
+            name = int(leaves.name[order[node]])
+            who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
+            which = f"tensor id {keys.id[key]} and allocation {keys.allocation[key]}"
+            text = f"the storage with {which} {_TEXT[kind]} {who} (node {node})"
+            problems.append(Problem(kind, node, key, text))
+
+    report("double_free", twice)
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
     uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
     mutated = ((uses_of & WRITTEN) != 0) | (uses_of == AMBIGUOUS)
@@ -163,7 +151,7 @@ def build_graph(columns: EventColumns) -> Graph:
     by_key = np.argsort(edge_key, kind="stable")
     sorted_bumps = bumps[by_key]
     written = np.cumsum(sorted_bumps, dtype=np.int32) - sorted_bumps
-    firsts = np.flatnonzero(np.diff(edge_key[by_key], prepend=-1))
+    firsts = np.flatnonzero(differs(edge_key[by_key]))
     written -= np.repeat(written[firsts], np.diff(np.append(firsts, len(by_key))))
     version = np.empty(len(edge_key), np.int32)
     version[by_key] = written
@@ -172,12 +160,10 @@ def build_graph(columns: EventColumns) -> Graph:
     count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
     first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     value_key = np.repeat(np.arange(len(keys), dtype=np.int32), count)
-    for e in np.flatnonzero(allocates & (version > 0)).tolist():
-        problems.append(_problem(columns, "version_mismatch", order, edge_node[e], edge_key[e]))
+    report("version_mismatch", np.flatnonzero(allocates & (version > 0)))
     made = np.flatnonzero(allocates & ~frees)
     _, first_made = np.unique(edge_key[made], return_index=True)
-    for e in np.setdiff1d(made, made[first_made]).tolist():
-        problems.append(_problem(columns, "duplicate_version", order, edge_node[e], edge_key[e]))
+    report("duplicate_version", np.delete(made, first_made))
 
     return Graph(
         leaf=frozen(order),
@@ -194,7 +180,7 @@ def build_graph(columns: EventColumns) -> Graph:
     )
 
 
-def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, list[int]]:
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Ints]:
     """Node, key and flags of every edge, sorted by node and key rank; and those of them
     that release their storage twice."""
     uses, allocations, keys = columns.uses, columns.allocations, columns.keys
@@ -202,23 +188,22 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, lis
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.
     n = max(len(keys), 1)
-    packed = np.empty(len(uses) + len(named), np.int64)
     count = np.diff(columns.leaves.first_use, append=len(uses))
-    packed[: len(uses)] = np.repeat(node_of, count)
-    packed[len(uses) :] = node_of[allocations.leaf[named]]
+    packed = np.empty(len(uses) + len(named), np.int64)
+    of_uses, of_named = packed[: len(uses)], packed[len(uses) :]
+    of_uses[:] = np.repeat(node_of, count)
+    of_named[:] = node_of[allocations.leaf[named]]
     packed *= n
-    packed[: len(uses)] += keys.rank[uses.key]
-    packed[len(uses) :] += keys.rank[allocations.key[named]]
+    of_uses += keys.rank[uses.key]
+    of_named += keys.rank[allocations.key[named]]
     packed <<= _EFFECT_BITS
-    packed[: len(uses)] |= uses.effect
-    packed[len(uses) :] |= np.where(
-        allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED)
-    )
-    del named
+    of_uses |= uses.effect
+    of_named |= np.where(allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED))
+    del named, of_uses, of_named
     packed.sort()
-    effect = (packed & ((1 << _EFFECT_BITS) - 1)).astype(np.uint8)
+    effect = packed.astype(np.uint8) & np.uint8((1 << _EFFECT_BITS) - 1)
     packed >>= _EFFECT_BITS
-    starts = np.flatnonzero(np.diff(packed, prepend=-1))
+    starts = np.flatnonzero(differs(packed))
     flags = np.bitwise_or.reduceat(effect, starts)
     freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]
@@ -226,7 +211,7 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, lis
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
     node, key = (packed // n).astype(np.int32), by_rank[packed % n]
-    return node, key, flags, np.flatnonzero(freed > 1).tolist()
+    return node, key, flags, np.flatnonzero(freed > 1)
 
 
 _TEXT = {
@@ -234,11 +219,3 @@ _TEXT = {
     "duplicate_version": "is allocated a second time by",
     "version_mismatch": "was already written to when it is allocated by",
 }
-
-
-def _problem(columns: EventColumns, kind: str, order: Ints, node: int, key: int) -> Problem:
-    name = int(columns.leaves.name[order[node]])
-    who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
-    which = f"tensor id {columns.keys.id[key]} and allocation {columns.keys.allocation[key]}"
-    text = f"the storage with {which} {_TEXT[kind]} {who} (node {node})"
-    return Problem(kind, int(node), int(key), text)

@@ -11,17 +11,15 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.profiler.model import Category, DataFlowStorage, SourceFrame
+from memprof.profiler.model import Category
 
 from .categories import ORDER
-from .columns import NODE, Bytes, Ints
+from .columns import Bytes, Ints, differs
 from .profile import DataFlowProfile
-from .read import frames_of_events
 from .storages import Action
 
 _POSITION = np.empty(len(ORDER), np.uint8)
@@ -30,16 +28,12 @@ _POSITION[list(ORDER)] = np.arange(len(ORDER))
 
 @dataclass(slots=True)
 class BytesByCategory:
-    """Live bytes of one device.
-
-    Attributes:
-        time: one entry a distinct time, ascending, in the unit that was asked for. What was there
-            before the trace has an entry of its own: just before the first change, in µs at it.
-        bytes: shape (times, categories), columns as in ``ORDER``.
-    """
+    """Live bytes of one device."""
 
     time: Ints
-    bytes: Ints
+    """Each distinct time, ascending, in the unit that was asked for. What was there before the
+    trace has an entry of its own: just before the first change, in µs at it."""
+    bytes: Ints  # shape (times, categories), columns as in ``ORDER``
 
     @property
     def totals(self) -> Ints:
@@ -74,40 +68,25 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     return t.time[entry], _POSITION[column], size
 
 
-def by_category(profile: DataFlowProfile, device: str) -> BytesByCategory:
-    """Live bytes by category after every change, times in ns.
+def by_category(profile: DataFlowProfile, device: str, *, us: bool = False) -> BytesByCategory:
+    """Live bytes by category after every change; times in ns, or in µs, rounded the way torch's
+    exports are.
 
     Raises:
         ValueError: nothing in the trace is on that device.
     """
     time, column, size = deltas(profile, profile.device_index(device))
-    table = _accumulate(time, column, size)
-    if len(table.time) and table.time[0] < 0:
-        table.time[0] = table.time[1] - 1 if len(table.time) > 1 else profile.columns.begin
-    return table
-
-
-def by_category_us(profile: DataFlowProfile, device: str) -> BytesByCategory:
-    """The same with times in µs, rounded the way torch's exports are."""
-    time, column, size = deltas(profile, profile.device_index(device))
-    # Through a float, so that files agree with torch's to the last digit.
-    us = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
-    table = _accumulate(us, column, size)
-    if len(table.time) > 1 and table.time[0] < 0:
-        table.time[0] = table.time[1]
-    return table
-
-
-def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
+    if us:  # Through a float, so that files agree with torch's to the last digit.
+        time = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
     # The timeline is sorted by time, so equal times are neighbours.
-    starts = np.diff(time, prepend=-2) != 0
+    starts = differs(time)
     times = time[starts]
     # Index of each change in the table laid out flat, as wide as numpy wants indices.
     cell = np.cumsum(starts, dtype=np.intp)
     cell -= 1
     cell *= len(ORDER)
     cell += column
-    del starts
+    del time, column, starts
     # No category has more bytes than all together have at some time; half the width will do
     # for most traces, and sums of such integers are of 64 bits again.
     most = int(np.cumsum(size).max(initial=0))
@@ -115,6 +94,10 @@ def _accumulate(time: Ints, column: Bytes, size: Ints) -> BytesByCategory:
     np.add.at(table.reshape(-1), cell, size.astype(table.dtype, copy=False))
     del cell
     np.cumsum(table, axis=0, out=table)
+    if len(times) > 1 and times[0] < 0:
+        times[0] = times[1] if us else times[1] - 1
+    elif len(times) and times[0] < 0 and not us:
+        times[0] = profile.columns.begin
     return BytesByCategory(times, table)
 
 
@@ -130,31 +113,6 @@ def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
     _, first = np.unique(bucket[order], return_index=True)
     keep = np.union1d(order[first], [0, n - 1])
     return BytesByCategory(table.time[keep], table.bytes[keep])
-
-
-def storages_at(
-    profile: DataFlowProfile,
-    device: int,
-    time: int,
-    origin: int = 0,
-    lines: Mapping[int, SourceFrame] | None = None,
-) -> list[DataFlowStorage]:
-    """Storages live at a time (ns) on a device, given by its index, largest first. ``origin`` is
-    what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
-    storages, where they are known already."""
-    rows = live_rows(profile, device, time).tolist()
-    lines = frames(profile, rows, time) if lines is None else lines
-    leaves = profile.columns.leaves
-    backward = np.sort(leaves.start[leaves.backward == NODE])
-    out = []
-    for row in rows:
-        category = profile.category(row, profile.version_at(row, time))
-        born, died = profile.storages.life(row)
-        # One of the backward's nodes began in its life.
-        awaits = np.searchsorted(backward, born) < np.searchsorted(backward, died)
-        awaited = category is Category.ACTIVATION and bool(awaits)
-        out.append(described(profile, row, time, category, lines.get(row), origin, awaited))
-    return out
 
 
 def live_rows(profile: DataFlowProfile, device: int, time: int) -> Ints:
@@ -187,56 +145,6 @@ def leaks(profile: DataFlowProfile, device: int, most: int) -> list[tuple[int, i
         if n >= 2 and profile.category(row) not in stay
     ]
     return sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
-
-
-def frames(
-    profile: DataFlowProfile, storages: Iterable[int], time: int | None = None
-) -> dict[int, SourceFrame]:
-    """The line of user code that made each storage, or whose value is in it at a time (ns),
-    where it is known.
-
-    Compiled code names the line that its FX node came from; for the rest the trace is
-    walked once more, down to these allocations only.
-    """
-    out: dict[int, SourceFrame] = {}
-    events: dict[int, list[int]] = {}
-    for storage in dict.fromkeys(storages):
-        row = int(profile.storages.created[storage])
-        if row < 0:
-            continue
-        owner = profile.owner(storage, time)
-        if owner is not None and owner.node is not None and owner.node.frame is not None:
-            out[storage] = owner.node.frame
-            continue
-        events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
-    for event, frame in frames_of_events(profile.columns, set(events)).items():
-        out.update(dict.fromkeys(events[event], frame))
-    return out
-
-
-def described(
-    profile: DataFlowProfile,
-    row: int,
-    time: int | None,
-    category: Category,
-    frame: SourceFrame | None,
-    origin: int,
-    awaited: bool = False,
-) -> DataFlowStorage:
-    """A storage as the model has it, as it is at a time (ns) or when it is made."""
-    owner = profile.owner(row, time)
-    known = int(profile.storages.created[row]) >= 0
-    return DataFlowStorage(
-        nbytes=int(profile.storages.size[row]),
-        category=category,
-        op=profile.operator(row, time),
-        module=profile.module(row, time),
-        frame=frame,
-        created_ns=profile.storages.life(row)[0] - origin if known else None,
-        graph=None if owner is None else owner.graph.id,
-        awaited=awaited,
-        why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
-    )
 
 
 def _present(profile: DataFlowProfile, device: int) -> Ints:

@@ -14,7 +14,7 @@ from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
 from .categories import CATEGORIES, deduce
 from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
-from .compiled import Owner, find_compiled
+from .compiled import CompiledCalls, Owner, find_compiled
 from .context import find_context
 from .corrections import ALL_RULES, KnownObjects, Rule, correct
 from .graph import build_graph
@@ -55,35 +55,33 @@ class DataFlowProfile:
         objects: KnownObjects | None = None,
         memory: Sequence[ReplayMemory] = (),
     ) -> None:
-        chosen = frozenset(rules)
+        rules = frozenset(rules)
         columns = columns.as_read or columns
-        self.memory = memory
-        calls: list[GeneratedCall] | None = None
+        objects = objects or KnownObjects()
+        calls: list[GeneratedCall] = []
         replayed: Bools | None = None
-        if (
-            chosen & {Rule.COMPILED_PHASE, Rule.COMPILED_PROGRAM}
-            and np.isin(
-                columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE)
-            ).any()
-        ):
-            known = memprof_profile if Rule.COMPILED_PROGRAM in chosen else None
+        given: Bytes | None = None
+        self.compiled: CompiledCalls | None = None
+        code = np.isin(columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE))
+        of_code = code.any() and bool(rules & {Rule.COMPILED_PHASE, Rule.COMPILED_PROGRAM})
+        if of_code:
+            known = memprof_profile if Rule.COMPILED_PROGRAM in rules else None
             calls = match_calls(columns, known)
             if known is not None:
                 columns, replayed = join_replays(columns, calls, known, memory)
-        objects = objects or KnownObjects()
-        self._paths = objects.modules
+        self.memory = memory
+        self._paths = objects.paths
         self.columns = columns
         self.graph = graph = build_graph(columns)
         self.context = context = find_context(columns)
         self.storages = storages = lifetimes(columns)
-        self.compiled = compiled = None
-        if calls is not None:
-            self.compiled = compiled = find_compiled(columns, context, storages, calls)
-        given = compiled.category[: storages.keys] if compiled is not None else None
+        if of_code:
+            self.compiled = find_compiled(columns, context, storages, calls)
+            given = self.compiled.category[: storages.keys]
         self.torch_categories = by_torch = deduce(columns, graph, given, replayed)
         self.changes = find_changes(columns, graph, by_torch, storages)
         self.corrected = correct(
-            columns, graph, by_torch, context, storages, compiled, objects, chosen
+            columns, graph, by_torch, context, storages, self.compiled, objects, rules
         )
 
     # -- categories -----------------------------------------------------------------
@@ -116,15 +114,16 @@ class DataFlowProfile:
     def owners(self, storage: int) -> tuple[Owner, ...]:
         """What memprof's own profile knows of a storage made by compiled code: who owned it,
         in order of time; () if nothing."""
-        row = int(self.storages.created[storage])
-        return self.compiled.owners.get(row, ()) if self.compiled is not None and row >= 0 else ()
+        known = self.compiled.owners if self.compiled is not None else {}
+        return tuple(known.get(int(self.storages.created[storage]), ()))
 
     def owner(self, storage: int, time: int | None = None) -> Owner | None:
         """Who owns a storage made by compiled code at a time (ns); None is when it is made."""
         owners = self.owners(storage)
-        if not owners or time is None:
-            return owners[0] if owners else None
-        return next((o for o in reversed(owners) if o.since <= time), owners[0])
+        if not owners:
+            return None
+        so_far = [o for o in owners if time is not None and o.since <= time]
+        return so_far[-1] if so_far else owners[0]
 
     def module_path(self, scope: int) -> str:
         """Name of a module call: its path where the caller named the model, else the
@@ -201,18 +200,11 @@ class DataFlowProfile:
             f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
         )
 
-    def version_at(self, storage: int, time: int) -> int:
-        """Version of a storage with a key at a time, counting writes by their start."""
-        if self._writes is None:
-            t = self.changes
-            writes = np.flatnonzero(t.action == Action.INCREMENT_VERSION)
-            writes = writes[np.argsort(t.storage[writes], kind="stable")]  # each in order of time
-            self._writes = t.storage[writes], t.time[writes]
-        key, times = self._writes
-        lo, hi = np.searchsorted(key, [storage, storage + 1])
-        return int(np.searchsorted(times[lo:hi], time, side="right"))
-
-    _writes: tuple[Ints, Ints] | None = None
+    def versions_at(self, time: int) -> Ints:
+        """Version of each storage at a time, counting writes by their start."""
+        t = self.changes
+        writes = (t.action == Action.INCREMENT_VERSION) & (t.time <= time)
+        return np.bincount(t.storage[writes], minlength=len(self.storages))
 
 
 def profile_memory(
@@ -250,7 +242,7 @@ def profile_memory(
         read_events(result, skip_compiler=skip_compiler),
         rules=rules,
         memprof_profile=memprof_profile,
-        objects=KnownObjects.of(_several(modules), _several(optimizers)),
+        objects=KnownObjects(_several(modules), _several(optimizers)),
         memory=replay_memory(),
     )
 

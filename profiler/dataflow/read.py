@@ -2,38 +2,36 @@
 
 Note [Reading an event tree]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Every attribute of an event is a call into C++ that makes a Python object, 0.1 to 0.8 µs
-each: merely visiting a tree costs about 1 µs an event. So each event is visited once,
-only what the analysis needs is read, and no wrapper outlives its visit.
+Every attribute of an event is a call into C++ that makes a Python object, 0.1 to 0.8 µs each. So
+each event is visited once, only what the analysis needs is read (`extra_fields`, whose type says
+what the event is, in place of `typed`), and no wrapper outlives its visit.
 
-* `extra_fields` gives the payload, and its type says what the event is; `typed` would
-  make a tuple and an enumeration value as well.
-* A name decides what an event can be, so what follows from a name is kept by name.
-* The scope of an operator is read only where its name has no schema: what the dispatcher
-  calls always has scope FUNCTION.
+* What follows from a name is kept by name. The scope of an operator is read only where its name
+  has no schema: what the dispatcher calls always has scope FUNCTION.
 * Sizes and strides are read only of storages that were not yet seen to be allocated.
-* Below an entry into the compiler nothing is visited: it makes up to a hundred times as
-  many events as the model. What it allocates for good shows up as storages that were
-  there before, and `skipped_ns` says how long it ran.
+* Below an entry into the compiler nothing is visited: it makes up to a hundred times as many events
+  as the model. What it allocates for good shows up as storages that were there before.
 
-Lines are found only when asked for: the tree is walked again, with the same numbering, as far as
-the wanted events. The innermost Python call that user code made tells the line; "user code" is any
-file that is not torch's, memprof's, an installed package's or generated.
+Note [Sizes]
+~~~~~~~~~~~~
+Of a storage that was there before the profiler started, only tensors in it are seen. A tensor of
+sizes n and strides s reaches over 1 + Σ (n-1)·s elements; and where it is one row of something
+larger, max n·s guesses the whole. The larger of the two is taken, 0 for a tensor without elements.
+torch takes max n·s alone: 0 bytes for an expanded scalar, too few for overlapping windows.
 """
 
 from __future__ import annotations
 
-import contextlib
-import linecache
-import os
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, lru_cache, partial
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from memprof.profiler.model import SourceFrame
+import numpy as np
+import torch
+
 from memprof.profiler.process_hooks import collector_paused
 
 from . import _torch_compat as compat
@@ -45,10 +43,18 @@ from .columns import (
     READ,
     STATE,
     WRITTEN,
+    AllocationTable,
+    CachingTable,
     EventColumns,
+    FailedAllocation,
+    FunctionCall,
+    KeyTable,
+    LeafTable,
     ScopeKind,
+    ScopeTable,
+    UseTable,
+    frozen,
 )
-from .tables import GrowingTables, signed
 
 # What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
 _PLAIN, _ENGINE, _FUNCTION = -1, -2, -3
@@ -73,10 +79,15 @@ def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
     """
     reader = _Reader(skip_compiler)
     with collector_paused():  # millions of objects are made and no cycle
-        for thread, roots in groupby(compat.event_tree(result), lambda e: signed(e.start_tid)):
-            reader.tables.threads.append((reader.events, thread))
+        for thread, roots in groupby(compat.event_tree(result), lambda e: _signed(e.start_tid)):
+            reader.threads.append((reader.events, thread))
             reader.walk(roots)
-    return reader.tables.columns(reader.events, skip_compiler, compat.kineto_result(result))
+    return reader.columns(compat.kineto_result(result))
+
+
+def _signed(n: int) -> int:
+    """An unsigned number of 64 bits (an address, a thread) as the columns hold it."""
+    return n if n < 1 << 63 else n - (1 << 64)
 
 
 Signature = tuple[Any, ...]
@@ -109,7 +120,6 @@ def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tu
 
 
 def _op_kind(schemas: _Schemas, name: str) -> int:
-    """What an operator event is, by its name."""
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
@@ -117,7 +127,6 @@ def _op_kind(schemas: _Schemas, name: str) -> int:
 
 
 def _python_kind(skip_compiler: bool, name: str) -> int:
-    """What a Python call is, by its name."""
     if name.startswith(compat.MODULE_PREFIX):
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
@@ -128,276 +137,302 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
     return ScopeKind.COMPILER if compiler else _PLAIN
 
 
+class _Around(NamedTuple):
+    """What an event is below: rows of the leaf and scope tables, the part of the backward, and the
+    name of the innermost operator."""
+
+    leaf: int = -1
+    backward: int = FORWARD
+    scope: int = -1
+    op: int = -1
+
+
 class _Reader:
+    """What was read so far: the tables of ``EventColumns`` while rows are added to them."""
+
     def __init__(self, skip_compiler: bool) -> None:
-        self.tables = GrowingTables()
-        # Nothing of the reader's own refers to it: its tables go with it. A run of a million
-        # calls asks for a few hundred matches.
+        # By the reader, as operators may be registered between two runs. A run of a million calls
+        # asks for a few hundred matches.
         schemas = cache(compat.registered_schemas)
         self.match = cache(partial(_match, schemas))
         self.op_kind = cache(partial(_op_kind, schemas))
         self.python_kind = cache(partial(_python_kind, skip_compiler))
         self.events = 0
+        self.names: defaultdict[str, int] = defaultdict()  # numbered as they are asked for
+        self.names.default_factory = self.names.__len__
+        self.devices: dict[Any, int] = {}
+        self.on_cpu: list[bool] = []
+        self.threads: list[tuple[int, int]] = []
+
+        # The key of each tensor's first storage, -1 for none; and of the few others by tensor and
+        # allocation. A dictionary of all takes more than all columns of the key table.
+        self.first = array("i")
+        self.others: dict[tuple[int, int], int] = {}
+        self.keys: list[array[int]] = [array(c) for c in "iiqhq"]  # size: from tensors
+        self.allocated = bytearray()  # by key: an allocation or release was seen
+        self.leaves: list[array[int]] = [array(c) for c in "iqiBiqi"]
+        self.uses: list[array[int]] = [array(c) for c in "iB"]
+        self.allocations: list[array[int]] = [array(c) for c in "iiiqhqii"]
+        self.unnamed = array("q")  # addresses of allocations without a key
+        self.caching: list[array[int]] = [array(c) for c in "iqq"]
+        self.scopes: list[array[int]] = [array(c) for c in "BiiqqiqB"]
+        self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
+        self.calls: list[FunctionCall] = []
+        self.failures: list[FailedAllocation] = []
+        self.skipped_ns = 0
 
     # -- the pass -------------------------------------------------------------------
 
     def walk(self, roots: Iterable[Any]) -> None:
         """Visit every event below ``roots`` once, parents first, children in order."""
-        # Everything used at each event is a local: this loop is most of the analysis.
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
-        METADATA, BACKWARD = compat.TensorMetadata, compat.BACKWARD_FUNCTION
-        tables, match, names = self.tables, self.match, self.tables.names
-        latest, allocated, on_cpu = tables.latest, tables.allocated, tables.on_cpu
-        key_alloc, key_dev = tables.key_alloc, tables.key_dev
-        find, tensor, new_leaf, new_scope = (
-            tables.find, tables.tensor, tables.new_leaf, tables.new_scope,
-        )  # fmt: skip
-        op_kind, python_kind = self.op_kind, self.python_kind
-        use_key, use_effect = (c.append for c in tables.use)
-        (al_event, al_leaf, al_key, al_size, al_dev, al_start, al_op, al_scope) = (
-            c.append for c in tables.alloc
-        )
-
-        stack: list[tuple[Iterator[Any], int, int, int, int]] = []
-        events = iter(roots)
-        # The context of the events being visited: the leaf they are below, what part of
-        # the backward they are in, the scope row and the operator around them.
-        leaf, backward, scope, op = -1, FORWARD, -1, -1
-        key: Any  # a number, or a list of them
-        number = self.events - 1
-        while True:
+        todo = [(iter(roots), _Around())]
+        while todo:
+            events, around = todo[-1]
             for event in events:
-                number += 1
                 x = event.extra_fields
                 type_ = type(x)
+                below: _Around | None = around
                 if type_ is ALLOC:
-                    start, ptr, size = event.start_time_ns, x.ptr, x.alloc_size
-                    id, allocation = x.id, x.allocation_id
-                    key = -1
-                    if id is not None and allocation is not None:
-                        key = latest[id] if id < len(latest) else -1
-                        if key < 0 or key_alloc[key] != allocation:
-                            key = find(id, allocation, ptr, x.device)
-                    if key >= 0:
-                        allocated[key] = 1
-                        device = key_dev[key]
-                    else:
-                        device = tables.device(x.device)
-                        tables.unnamed.append(signed(ptr))
-                    al_event(number)
-                    al_leaf(leaf if leaf >= 0 else new_leaf(number, start, -1, backward, scope, -1))
-                    al_key(key)
-                    al_size(size)
-                    al_dev(device)
-                    al_start(start)
-                    al_op(op)
-                    al_scope(scope)
-                    if not on_cpu[device]:
-                        tables.note_allocator(x)
-                    continue
-
-                below, back, inside, around = leaf, backward, scope, op
-                if type_ is OP:
-                    name = x.name
-                    signature: list[Any] = []
-                    keys: list[Any] = []
-                    for value in x.inputs:
-                        t = type(value)
-                        if t is METADATA:
-                            id = value.id
-                            key = latest[id] if id is not None and id < len(latest) else -1
-                            if (
-                                key < 0
-                                or not allocated[key]
-                                or key_alloc[key] != value.allocation_id
-                            ):
-                                key = tensor(value)
-                            signature.append(METADATA if key >= 0 else None)
-                            keys.append(key)
-                        elif t is list:
-                            some = [tensor(v) for v in value if type(v) is METADATA]
-                            whole = len(some) == len(value) and -1 not in some
-                            signature.append(list if whole else tuple)
-                            keys.append(some)
-                        else:
-                            signature.append(None if value is None else t)
-                            keys.append(-1)
-                    is_leaf, effects = match(name, tuple(signature))
-                    children = event.children
-                    kind = op_kind(name)
-                    if kind == _PLAIN:
-                        around = names[name]
-                    elif kind == _ENGINE:
-                        back = back or ENGINE
-                    else:
-                        if x.scope == BACKWARD:
-                            is_leaf, back = True, NODE
-                            if name == compat.ACCUMULATE_GRAD and children:
-                                self.accumulate(children[0])
-                        elif kind != _FUNCTION:
-                            inside = new_scope(kind, event, number, name, scope, back)
-                        if kind == _FUNCTION:
-                            tables.note_function(event, keys, back)
-                    if leaf < 0 and is_leaf:
-                        below = new_leaf(
-                            number,
-                            event.start_time_ns,
-                            names[name],
-                            back,
-                            inside,
-                            x.sequence_number,
-                        )
-                    if below >= 0:
-                        for key, effect in zip(keys, effects, strict=True):
-                            if type(key) is list:
-                                for one in key:
-                                    if one >= 0:
-                                        use_key(one)
-                                        use_effect(effect)
-                            elif key >= 0:
-                                use_key(key)
-                                use_effect(effect)
-                else:
-                    if type_ is PYCALL:
-                        try:
-                            name = event.name
-                        except UnicodeDecodeError:  # a name of any bytes, made by generated code
-                            name = ""
-                        kind = python_kind(name)
-                        if kind != _PLAIN:
-                            if kind == ScopeKind.COMPILER:
-                                new_scope(kind, event, number, name, scope, back)
-                                tables.skipped_ns += max(event.duration_time_ns, 0)
-                                continue
-                            inside = self.enter_python(kind, event, x, number, name, scope, back)
-                    elif type_ is compat.OutOfMemory:
-                        tables.oom.append((number, event.start_time_ns, op, scope))
-                    children = event.children
-
-                if children:
-                    stack.append((events, leaf, backward, scope, op))
-                    events = iter(children)
-                    leaf, backward, scope, op = below, back, inside, around
+                    self.allocation(event, x, around)
+                    below = None
+                elif type_ is OP:
+                    below = self.operator(event, x, around)
+                elif type_ is PYCALL:
+                    below = self.python_call(event, x, around)
+                elif type_ is compat.OutOfMemory:
+                    # The event does not say on which device it failed.
+                    failure = (self.events, event.start_time_ns, None, around.op, around.scope)
+                    self.failures.append(FailedAllocation(*failure))
+                self.events += 1
+                if below is not None and (children := event.children):
+                    todo.append((iter(children), below))
                     break
             else:
-                if not stack:
-                    break
-                events, leaf, backward, scope, op = stack.pop()
-        self.events = number + 1
+                todo.pop()
 
-    # -- what is rare ---------------------------------------------------------------
+    def allocation(self, event: Any, x: Any, around: _Around) -> None:
+        """Note an allocation or a release."""
+        start, key = event.start_time_ns, self.storage(x)
+        if key >= 0:
+            self.allocated[key] = 1
+            device = self.keys[3][key]
+        else:
+            device = self.device(x.device)
+            self.unnamed.append(_signed(x.ptr))
+        leaf, backward, scope, op = around
+        if leaf < 0:
+            leaf = self.leaf(start, -1, backward, scope, -1)
+        row = (self.events, leaf, key, x.alloc_size, device, start, op, scope)
+        number = _append(self.allocations, row)
+        if not self.on_cpu[device]:
+            _append(self.caching, (number, x.total_reserved, x.total_allocated))
 
-    def enter_python(
-        self, kind: int, event: Any, x: Any, number: int, name: str, scope: int, backward: int
-    ) -> int:
-        """Note the tensors of a module or optimizer call; the scope for what is below it."""
-        tables, identity = self.tables, 0
+    def operator(self, event: Any, x: Any, around: _Around) -> _Around:
+        """Note an operator and the tensors it is given; what is below it is below what."""
+        leaf, backward, scope, op = around
+        name = x.name
+        signature: list[Any] = []
+        keys: list[list[int]] = []  # of each argument
+        for value in x.inputs:
+            type_ = type(value)
+            if type_ is compat.TensorMetadata:
+                key = self.tensor(value)
+                signature.append(type_ if key >= 0 else None)
+                keys.append([key])
+            elif type_ is list:
+                some = [self.tensor(v) for v in value if type(v) is compat.TensorMetadata]
+                whole = len(some) == len(value) and -1 not in some
+                signature.append(list if whole else tuple)
+                keys.append(some)
+            else:
+                signature.append(None if value is None else type_)
+                keys.append([])
+        is_leaf, effects = self.match(name, tuple(signature))
+        kind = self.op_kind(name)
+        if kind == _PLAIN:
+            op = self.names[name]
+        elif kind == _ENGINE:
+            backward = backward or ENGINE
+        else:
+            if x.scope == compat.BACKWARD_FUNCTION:
+                is_leaf, backward = True, NODE
+                if name == compat.ACCUMULATE_GRAD:
+                    self.accumulate(event.children)
+            elif kind != _FUNCTION:
+                scope = self.scope(kind, event, name, around)
+            if kind == _FUNCTION:
+                start, end = event.start_time_ns, event.end_time_ns
+                flat = tuple(k[0] if len(k) == 1 else -1 for k in keys)
+                self.calls.append(FunctionCall(start, end, backward == NODE, flat))
+        if leaf < 0 and is_leaf:
+            at = event.start_time_ns
+            leaf = self.leaf(at, self.names[name], backward, scope, x.sequence_number)
+        if leaf >= 0:
+            for some, effect in zip(keys, effects, strict=True):
+                for key in some:
+                    if key >= 0:
+                        self.uses[0].append(key)
+                        self.uses[1].append(effect)
+        return _Around(leaf, backward, scope, op)
+
+    def python_call(self, event: Any, x: Any, around: _Around) -> _Around | None:
+        """Note a Python call that matters; what is below it is below what, None for the compiler,
+        below which nothing is looked at."""
+        try:
+            name = event.name
+        except UnicodeDecodeError:  # a name of any bytes, made by generated code
+            return around
+        kind = self.python_kind(name)
+        if kind == _PLAIN:
+            return around
         if x.module is not None:
-            identity = int(x.module.self_ptr)
             for _, parameter, gradient in x.module.parameters:
-                tables.member(parameter, tables.parameters)
-                tables.member(gradient, tables.gradients)
+                self.member(parameter, self.parameters)
+                self.member(gradient, self.gradients)
         if x.optimizer is not None:
             for parameter, gradient, state in x.optimizer.parameters:
-                tables.member(parameter, tables.parameters)
-                tables.member(gradient, tables.gradients)
+                self.member(parameter, self.parameters)
+                self.member(gradient, self.gradients)
                 for _, t in state:
-                    tables.member(t, tables.states)
+                    self.member(t, self.states)
         if kind == ScopeKind.OPTIMIZER_STEP:  # only shows the tensors: the step is not below it
-            return scope
-        return tables.new_scope(kind, event, number, name, scope, backward, identity)
+            return around
+        identity = 0 if x.module is None else int(x.module.self_ptr)
+        scope = self.scope(kind, event, name, around, identity)
+        if kind == ScopeKind.COMPILER:
+            self.skipped_ns += max(event.duration_time_ns, 0)
+            return None
+        return around._replace(scope=scope)
 
-    def accumulate(self, first: Any) -> None:
+    def accumulate(self, below: list[Any]) -> None:
         """Note the gradient that an AccumulateGrad node takes or adds to."""
-        x, tables = first.extra_fields, self.tables
+        x = below[0].extra_fields if below else None
         if type(x) is compat.TorchOp and x.name in compat.ACCUMULATE_GRAD_OPS:
             inputs = x.inputs
             if inputs and type(inputs[0]) is compat.TensorMetadata:
-                tables.member(inputs[0], tables.gradients)
+                self.member(inputs[0], self.gradients)
+
+    # -- rows of the tables ---------------------------------------------------------
+
+    def storage(self, x: Any) -> int:
+        """The key of the storage of a tensor or allocation, new if it is seen for the first time;
+        -1 if the profiler cannot name it. Allocation ids are given out per (address, device), so
+        the device need not be read to tell storages apart."""
+        id, allocation = x.id, x.allocation_id
+        if id is None or allocation is None:
+            return -1
+        first = self.first
+        key = first[id] if id < len(first) else -1
+        if key >= 0 and self.keys[1][key] == allocation:
+            return key
+        known = self.others.get((id, allocation))
+        if known is not None:
+            return known
+        ptr = x.ptr if type(x) is compat.Allocation else x.storage_data_ptr
+        if ptr is None:
+            return -1
+        new = _append(self.keys, (id, allocation, _signed(ptr), self.device(x.device), 0))
+        self.allocated.append(0)
+        if key >= 0:
+            self.others[id, allocation] = new
+        else:
+            first.extend([-1] * (id + 1 - len(first)))
+            first[id] = new
+        return new
+
+    def tensor(self, t: Any) -> int:
+        """``storage`` of a tensor, with its size noted."""
+        key = self.storage(t)
+        if key >= 0 and not self.allocated[key]:
+            size = self.keys[4]
+            size[key] = max(size[key], _extent(t))
+        return key
+
+    def member(self, t: Any, into: array[int]) -> None:
+        """Note a tensor that a module or an optimizer shows."""
+        if t is not None and (key := self.tensor(t)) >= 0:
+            into.append(key)
+
+    def device(self, device: Any) -> int:
+        """The number of a device, a new one where it is seen for the first time."""
+        if device not in self.devices:
+            self.devices[device] = len(self.devices)
+            self.on_cpu.append(device.type == "cpu")
+        return self.devices[device]
+
+    def leaf(self, start: int, name: int, backward: int, scope: int, sequence: int) -> int:
+        """A new row of the leaf table, of the event that is visited."""
+        row = (self.events, start, name, backward, scope, sequence, len(self.uses[0]))
+        return _append(self.leaves, row)
+
+    def scope(self, kind: int, event: Any, name: str, around: _Around, identity: int = 0) -> int:
+        """A new row of the scope table, of the event that is visited."""
+        start, end = event.start_time_ns, event.end_time_ns
+        row = (kind, self.names[name], around.scope, start, end, self.events, identity)
+        return _append(self.scopes, (*row, around.backward))
+
+    # -- result ---------------------------------------------------------------------
+
+    def columns(self, kineto: Any) -> EventColumns:
+        """The tables as they are now, read from ``kineto``."""
+        allocations = AllocationTable(*map(frozen, (*self.allocations, self.unnamed)))
+        failed_on = compat.failed_devices(kineto) if self.failures else {}
+        for failure in self.failures:
+            failure.device = failed_on.get(failure.time)
+        return EventColumns(
+            events=self.events,
+            keys=self.key_table(allocations),
+            leaves=LeafTable(*map(frozen, self.leaves)),
+            uses=UseTable(*map(frozen, self.uses)),
+            allocations=allocations,
+            caching=CachingTable(*map(frozen, self.caching)),
+            scopes=ScopeTable(*map(frozen, self.scopes)),
+            names=list(self.names),
+            threads=self.threads,
+            devices=list(self.devices),
+            gradients=frozen(self.gradients),
+            parameters=frozen(self.parameters),
+            optimizer_states=frozen(self.states),
+            function_calls=self.calls,
+            out_of_memory=sorted(self.failures, key=lambda f: f.time),
+            skipped_ns=self.skipped_ns,
+            kineto=kineto,
+        )
+
+    def key_table(self, allocations: AllocationTable) -> KeyTable:
+        """The storages, their sizes and their order settled."""
+        id, allocation, ptr, device, size = map(frozen, self.keys)
+        size = size.copy()
+        # The allocator's word beats a tensor's extent; of several, the first in time.
+        known = np.flatnonzero(allocations.key >= 0).astype(np.int32)
+        late_first = known[np.argsort(allocations.start[known], kind="stable")[::-1]]
+        size[allocations.key[late_first]] = np.abs(allocations.size[late_first])
+
+        names = [(d.type, -1 if d.index is None else d.index) for d in self.devices]
+        device_rank = np.asarray([sorted(names).index(n) for n in names], np.int16)
+        order = np.lexsort((device_rank[device], allocation, id))
+        rank = np.empty(len(id), np.int32)
+        rank[order] = np.arange(len(id), dtype=np.int32)
+        tensor_index = frozen(np.unique(id, return_inverse=True)[1], np.int32)
+        return KeyTable(id, allocation, ptr, device, frozen(size), frozen(rank), tensor_index)
 
 
-# -- lines ----------------------------------------------------------------------------------
-
-_NOT_USER = re.compile(
-    r"^torch/|^<|^(contextlib|functools|threading)\.py$|/site-packages/|torchinductor_"
-    r"|(^|/)(memprof|compile_backend|cudagraph_trees|compiled_autograd)/"
-)
-
-
-def events_by_number(
-    columns: EventColumns, wanted: set[int]
-) -> Iterator[tuple[int, Any, list[Any]]]:
-    """Number, event and the events around it, outermost first, of events wanted by number.
-
-    The list of the events around it is reused: copy what is to be kept.
-    """
-    if not wanted:
-        return
-    number, last = -1, max(wanted)
-    stack: list[Iterator[Any]] = [iter(compat.event_tree(columns.kineto))]
-    path: list[Any] = []
-    while stack:
-        event = next(stack[-1], None)
-        if event is None:
-            stack.pop()
-            if path:
-                path.pop()
-            continue
-        number += 1
-        if number in wanted:
-            yield number, event, path
-        if number >= last:
-            return
-        x = event.extra_fields
-        if type(x) is compat.Allocation:
-            continue
-        if type(x) is compat.PyCall and columns.skip_compiler:
-            with contextlib.suppress(UnicodeDecodeError):
-                if compat.is_compiler_frame(event.name):
-                    continue
-        children = event.children
-        if children:
-            stack.append(iter(children))
-            path.append(event)
+def _append(columns: list[array[int]], row: tuple[int, ...]) -> int:
+    """The number of the new row."""
+    for column, value in zip(columns, row, strict=True):
+        column.append(value)
+    return len(columns[0]) - 1
 
 
-def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
-    """The user's line around each wanted event, where a Python call was made from one.
-
-    The profiler takes the folders of ``sys.path`` off file names; they are put on again for
-    reading the line's text, not for its name.
-    """
-    found = ((number, _frame(path)) for number, _, path in events_by_number(columns, wanted))
-    return {number: frame for number, frame in found if frame is not None}
-
-
-def _frame(path: list[Any]) -> SourceFrame | None:
-    for event in reversed(path):
-        x = event.extra_fields
-        if type(x) is compat.PyCall or type(x) is compat.PyCCall:
-            found = _user_frame(x.caller)
-            if found is None and type(x) is compat.PyCall:
-                found = _user_frame(x.callsite)
-            if found is not None:
-                return found
-    return None
-
-
-def _user_frame(frame: Any) -> SourceFrame | None:
-    try:
-        name, function = str(frame.file_name), str(frame.function_name)
-    except UnicodeDecodeError:
-        return None
-    if _NOT_USER.search(name):
-        return None
-    line = int(frame.line_number)
-    return SourceFrame(name, line, function, _text(name, line))
-
-
-@lru_cache(maxsize=4096)
-def _text(name: str, line: int) -> str:
-    for path in (name, *(os.path.join(folder, name) for folder in sys.path)):
-        text = linecache.getline(path, line)
-        if text:
-            return text.strip()
-    return ""
+def _extent(t: Any) -> int:
+    """Bytes of storage that a strided tensor is known to need; see Note [Sizes]."""
+    if t.layout is not torch.strided:
+        return 0
+    span, widest = 1, 1
+    for n, stride in zip(t.sizes, t.strides, strict=False):
+        if n == 0:
+            return 0
+        span += (n - 1) * stride
+        widest = max(widest, n * stride)
+    return max(span, widest) * int(t.dtype.itemsize)

@@ -2,13 +2,12 @@
 
 Note [Storages without a tensor]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The profiler names a storage only if some operator later takes a tensor in it. The rest
-(scratch memory of libraries, results nobody reads) is known by address: a change of it
-carries no key; one allocation and its release are a *block*. They are put
-together in order of time, not of the tree: with Python tracing the main thread is below one
-frame, so all of it comes before the backward's thread, which may have released what it made.
-Where an address is allocated a second time the release was missed (the garbage collector may
-run inside the compiler), and the first block ends there.
+The profiler names a storage only if some operator later takes a tensor in it. The rest (scratch
+memory of libraries, results nobody reads) is known by address: one allocation and its release are
+a *block*. They are put together in order of time, not of the tree: with Python tracing the main
+thread is below one frame, so all of it comes before the backward's thread, which may have released
+what it made. Where an address is allocated a second time the release was missed (the garbage
+collector may run inside the compiler), and the first block ends there.
 
 Note [One life a storage]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -44,24 +43,15 @@ class Action(IntEnum):
 
 @dataclass(slots=True)
 class Storages:
-    """Every storage of a trace: first those of the key table, then the blocks.
+    """Every storage of a trace: first those of the key table, then the blocks."""
 
-    Attributes:
-        keys: how many have a key; a later row ``r`` is block ``r - keys``.
-        created, destroyed: rows of the allocation table, -1 outside the trace.
-        size: bytes.
-        device: index in ``EventColumns.devices``.
-        block_ptr: address of each block.
-        start: of each row of the allocation table, ns.
-    """
-
-    keys: int
-    created: Ints
-    destroyed: Ints
+    keys: int  # how many have a key; a later row ``r`` is block ``r - keys``
+    created: Ints  # row of the allocation table, -1 before the trace
+    destroyed: Ints  # row of the allocation table, -1 after the trace
     size: Ints
-    device: Ints
-    block_ptr: Ints
-    start: Ints
+    device: Ints  # index in ``EventColumns.devices``
+    block_ptr: Ints  # address of each block
+    start: Ints  # of each row of the allocation table, ns
 
     def __len__(self) -> int:
         return len(self.size)
@@ -142,21 +132,12 @@ def _blocks(columns: EventColumns) -> tuple[array[int], array[int]]:
 
 @dataclass(slots=True)
 class Changes:
-    """All changes in columns, sorted by time, then action.
+    """All changes in columns, sorted by time, then action."""
 
-    Attributes:
-        time: ns; -1 for what was there before.
-        action: number of an ``Action``.
-        storage: row of ``storages``.
-        version: version that the change ends or makes; see ``Action``. An increment
-            names the version before it.
-        storages: what ``storage`` names.
-    """
-
-    time: Ints
+    time: Ints  # ns; -1 for what was there before
     action: Bytes
-    storage: Ints
-    version: Ints
+    storage: Ints  # row of ``storages``
+    version: Ints  # that the change ends or makes; an increment names the version before it
     storages: Storages
 
     def __len__(self) -> int:

@@ -4,31 +4,27 @@ reading of these at the peak."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.profiler.attribution import Breakdown, View, data_flow_breakdown
 from memprof.profiler.model import (
+    Category,
     DataFlowColumns,
     DataFlowDevice,
     DataFlowFailure,
     DataFlowLeak,
     DataFlowStorage,
+    SourceFrame,
 )
 
 from .categories import CATEGORIES, ORDER
-from .live import (
-    by_category,
-    described,
-    frames,
-    leaks,
-    live_rows,
-    storages_at,
-    thinned,
-)
+from .columns import NODE
+from .lines import frames_of_events
+from .live import by_category, leaks, live_rows, thinned
 from .profile import DataFlowProfile
-from .read import frames_of_events
 
 POINTS = 20_000
 """Times a device at most; a page or a file has no use for more."""
@@ -83,10 +79,10 @@ def data_flow_device(
     index = profile.device_index(device)
     peak = int(np.argmax(table.totals))
     time = int(table.time[peak])
-    a = profile.columns.allocations
-    caching = profile.columns.caching
-    told = np.flatnonzero((a.device[caching.row] == index) & (a.start[caching.row] <= time))
-    last = told[np.argmax(a.start[caching.row[told]])] if len(told) else None
+    start, caching = profile.columns.allocations.start, profile.columns.caching
+    on_it = profile.columns.allocations.device[caching.row] == index
+    told = np.flatnonzero(on_it & (start[caching.row] <= time))
+    last = told[np.argmax(start[caching.row[told]])] if len(told) else None
     held = leaks(profile, index, LEAKS)
     # Together: finding lines is a walk over the whole trace.
     rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
@@ -94,7 +90,7 @@ def data_flow_device(
     leaked = []
     for row, step, steps in held:
         category = profile.category(row, sys.maxsize)  # of its last version
-        storage = described(profile, row, None, category, lines.get(row), perf_origin_ns)
+        storage = _described(profile, row, None, category, lines, perf_origin_ns)
         leaked.append(DataFlowLeak(storage, step, steps))
     return DataFlowDevice(
         device=device,
@@ -110,6 +106,81 @@ def data_flow_device(
         reserved=None if last is None else int(caching.reserved[last]),
         allocated=None if last is None else int(caching.allocated[last]),
         replay_reserved=sum(m.reserved for m in profile.memory if m.device == device),
+    )
+
+
+def storages_at(
+    profile: DataFlowProfile,
+    device: int,
+    time: int,
+    origin: int = 0,
+    lines: Mapping[int, SourceFrame] | None = None,
+) -> list[DataFlowStorage]:
+    """Storages live at a time (ns) on a device, given by its index, largest first. ``origin`` is
+    what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
+    storages, where they are known already."""
+    rows = live_rows(profile, device, time).tolist()
+    lines = frames(profile, rows, time) if lines is None else lines
+    versions = profile.versions_at(time)
+    leaves = profile.columns.leaves
+    backward = np.sort(leaves.start[leaves.backward == NODE])
+    out = []
+    for row in rows:
+        category = profile.category(row, versions[row])
+        # One of the backward's nodes begins in its life.
+        born, died = np.searchsorted(backward, profile.storages.life(row))
+        awaited = category is Category.ACTIVATION and bool(born < died)
+        out.append(_described(profile, row, time, category, lines, origin, awaited))
+    return out
+
+
+def frames(
+    profile: DataFlowProfile, storages: Iterable[int], time: int | None = None
+) -> dict[int, SourceFrame]:
+    """The line of user code that made each storage, or whose value is in it at a time (ns),
+    where it is known.
+
+    Compiled code names the line that its FX node came from; for the rest the trace is
+    walked once more, down to these allocations only.
+    """
+    out: dict[int, SourceFrame] = {}
+    events: dict[int, list[int]] = {}
+    for storage in dict.fromkeys(storages):
+        row = int(profile.storages.created[storage])
+        if row < 0:
+            continue
+        owner = profile.owner(storage, time)
+        if owner is not None and owner.node is not None and owner.node.frame is not None:
+            out[storage] = owner.node.frame
+            continue
+        events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
+    for event, frame in frames_of_events(profile.columns, set(events)).items():
+        out.update(dict.fromkeys(events[event], frame))
+    return out
+
+
+def _described(
+    profile: DataFlowProfile,
+    row: int,
+    time: int | None,
+    category: Category,
+    lines: Mapping[int, SourceFrame],
+    origin: int,
+    awaited: bool = False,
+) -> DataFlowStorage:
+    """A storage as it is at a time (ns), or when it is made."""
+    owner = profile.owner(row, time)
+    known = int(profile.storages.created[row]) >= 0
+    return DataFlowStorage(
+        nbytes=int(profile.storages.size[row]),
+        category=category,
+        op=profile.operator(row, time),
+        module=profile.module(row, time),
+        frame=lines.get(row),
+        created_ns=profile.storages.life(row)[0] - origin if known else None,
+        graph=None if owner is None else owner.graph.id,
+        awaited=awaited,
+        why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
     )
 
 

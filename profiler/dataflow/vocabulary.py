@@ -38,8 +38,9 @@ from .columns import EventColumns
 from .corrections import ALL_RULES, Rule
 from .export import export_timeline, raw_timeline, timeline_points, write_html, write_json
 from .graph import FREED, MUTATED, Graph, build_graph
+from .lines import events_by_number
 from .profile import DataFlowProfile
-from .read import events_by_number, read_events
+from .read import read_events
 
 
 class OpTree(_memory_profiler.OpTree):
@@ -52,12 +53,10 @@ class OpTree(_memory_profiler.OpTree):
 
     @cached_property
     def columns(self) -> EventColumns:
-        """What the analysis reads of the events."""
         return read_events(self.result, skip_compiler=self.skip_compiler)
 
     @property
     def sorted_nodes(self) -> tuple[Any, ...]:
-        """All events of the run in order of their start."""
         return tuple(sorted(self.dfs(), key=lambda e: int(e.start_time_ns)))
 
     @cached_property
@@ -72,7 +71,6 @@ class OpTree(_memory_profiler.OpTree):
 
     @cached_property
     def row_of(self) -> dict[TensorKey, int]:
-        """The row of each key."""
         return {key: row for row, key in enumerate(self.keys)}
 
     @cached_property
@@ -87,17 +85,14 @@ class OpTree(_memory_profiler.OpTree):
         return out
 
 
-class SizeMap:
+class SizeMap(_memory_profiler.SizeMap):
     """The bytes of each storage, by its key."""
 
     def __init__(self, op_tree: OpTree) -> None:
         self._op_tree = op_tree
 
-    def __getitem__(self, key: TensorKey) -> int:
-        return self._values[key]
-
     @cached_property
-    def _values(self) -> dict[TensorKey, int]:
+    def _values(self) -> dict[TensorKey, int]:  # type: ignore[override]
         return dict(zip(self._op_tree.keys, self._op_tree.columns.keys.size.tolist(), strict=True))
 
 
@@ -124,7 +119,6 @@ class DataFlowNode(_memory_profiler.DataFlowNode):
 
     @property
     def start_time(self) -> int:
-        """When the node's event began, ns since the epoch."""
         leaves = self._of._op_tree.columns.leaves
         return int(leaves.start[self._of.graph.leaf[self._node]])
 
@@ -138,21 +132,15 @@ class DataFlowGraph:
 
     @cached_property
     def flow_nodes(self) -> tuple[DataFlowNode, ...]:
-        """All nodes in order of their start."""
         return tuple(DataFlowNode(self, n) for n in range(len(self.graph)))
 
     @property
     def leaf_events(self) -> tuple[Any, ...]:
-        """The nodes' events, by start."""
         events = self._op_tree.leaf_events
         return tuple(events[i] for i in self.graph.leaf.tolist())
 
     def validate(self) -> None:
-        """Check that the graph has no cycles and one creator a value.
-
-        Raises:
-            InvalidDataFlow: it is not so.
-        """
+        """Raise ``InvalidDataFlow`` where the trace contradicts itself."""
         self.graph.validate()
 
     def lookup(self, key: TensorKey) -> int:
@@ -245,7 +233,6 @@ class MemoryProfileTimeline:
 
     @property
     def timeline(self) -> tuple[tuple[int, Action, tuple[Key, int], int], ...]:
-        """The changes of memory, as ``MemoryProfile.timeline`` has them."""
         return self._memory_profile.timeline
 
     def _of(self, export: Callable[[DataFlowProfile, str], Any], device: str, none: Any) -> Any:

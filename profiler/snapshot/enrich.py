@@ -2,19 +2,18 @@
 
 Note [Where viewers of snapshots look]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-* memory_viz (torch's MemoryViz.js) prints of a frame ``filename:line:name``, and in a line below
-  ``fx_node_name``, ``fx_node_op``, ``fx_node_target`` and the lines of ``fx_original_trace``, which
-  torch itself adds for code of FX graphs (``augment_with_fx_traces``) and not for Inductor's; of an
-  event ``compile_context`` and ``user_metadata``; and it colours by ``category`` if one event has
-  one. Then one must be ``unknown``, or it draws nothing: Note [Categories in MemoryViz.js].
+* memory_viz (torch's MemoryViz.js) prints of a frame ``filename:line:name``, and below it the
+  ``fx_`` fields, which torch adds for code of FX graphs and not for Inductor's; of an event
+  ``compile_context`` and ``user_metadata``; and it colours by ``category`` if one event has one.
+  Then one must be ``unknown``, or it draws nothing: Note [Categories in MemoryViz.js].
 * ``torch.cuda._memory_viz`` and oomscope print ``filename``, ``line`` and ``name``; oomscope puts
   the innermost file outside of ``site-packages`` on a row, which is the generated one.
 * mosaic prints the three as well, matches rules of its user against ``name`` and ``filename``,
   tells forwards from backwards by words in ``name``, and groups by ``compile_context``. Its
-  profiles take no frame with a fourth field (seen in 2026-06), torch's own ``fx_`` ones included.
+  profiles take no frame with a fourth field (seen in 2026-06).
 
-So a name stands in all of these: behind ``name`` in brackets, in the ``fx_`` fields, and in what an
-event has. For mosaic the fields can be left out.
+So a name stands in all of these: behind ``name`` in brackets, in the ``fx_`` fields (not for
+mosaic), and in what an event has.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memprof.profiler.device.where import is_generated
 
@@ -33,8 +33,6 @@ from .names import CodeNames, Name
 from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
 
 _WORKSPACE = "workspace"
-_NEW: tuple[str, Name | None] = ("", None)
-"""Of a frame that was not looked at yet."""
 _PROTOCOL = 4
 """The latest that MemoryViz.js reads."""
 
@@ -42,25 +40,18 @@ _PROTOCOL = 4
 @dataclass(slots=True)
 class Enriched:
     """What was named and what was not. Bytes are those that blocks of the snapshot's end had been
-    asked for.
+    asked for."""
 
-    Attributes:
-        frames: distinct frames that have a name now, by graph.
-        blocks, nbytes: blocks with such a frame, by graph.
-        events: of the history with such a frame, by graph.
-        unnamed_frames: frames of generated code that no profile knows, by file.
-        unnamed_blocks, unnamed_bytes: blocks whose generated code no profile knows, by file.
-        eager_blocks, eager_bytes: blocks without a frame of generated code.
-        bare_blocks, bare_bytes: blocks without any frame.
-    """
-
+    # By graph: distinct frames that have a name now; blocks and events with such a frame.
     frames: Counter[str] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
     nbytes: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
+    # By file of generated code that no profile knows.
     unnamed_frames: Counter[str] = field(default_factory=Counter)
     unnamed_blocks: Counter[str] = field(default_factory=Counter)
     unnamed_bytes: Counter[str] = field(default_factory=Counter)
+    # Without a frame of generated code, and without any frame.
     eager_blocks: int = 0
     eager_bytes: int = 0
     bare_blocks: int = 0
@@ -78,9 +69,12 @@ def enrich(snapshot: Snapshot, names: CodeNames, *, fields: bool = True) -> Enri
         fields: whether frames may have further fields than name, file and line.
     """
     work = _Work(names, fields)
-    for holder, is_block in snapshot.holders():
-        work.add(holder, is_block)
+    for block in (b for s in snapshot.segments for b in s["blocks"]):
+        if block["state"] != "inactive":
+            work.block(block)
     for trace in snapshot.traces:
+        for event in trace:
+            work.event(event)
         _colour(trace, work)
     return work.found
 
@@ -101,8 +95,7 @@ def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
         ) from e
 
 
-@dataclass(slots=True)
-class _Stack:
+class _Stack(NamedTuple):
     """What is known of a stack: its innermost file of generated code, its innermost name, what the
     memory is for, and all of it in words; "" is not known."""
 
@@ -113,40 +106,20 @@ class _Stack:
 
 
 class _Work:
-    """Names frames, and counts."""
+    """Names frames, and counts. Many blocks and events have one stack, and many stacks one frame:
+    each is looked at once."""
 
     def __init__(self, names: CodeNames, fields: bool) -> None:
         self.found = Enriched()
         self._names = names
         self._fields = fields
-        self._stacks: dict[int, _Stack] = {}
-        self._told: dict[int, tuple[str, Name | None] | None] = {}
-        self._workspaces: set[int] = set()
-        self.roles: dict[int, str] = {}
-        """Of events, by id."""
+        self._stacks: dict[int, _Stack] = {}  # by id, as the others
+        self._frames: dict[int, tuple[str, Name | None] | None] = {}
+        self.roles: dict[int, str] = {}  # of events
 
-    def add(self, holder: Json, is_block: bool) -> None:
-        """Name the frames of a block or an event, and it."""
-        frames = holder.get("frames")
-        stack = self._of_stack(frames) if frames else None
-        if is_block:
-            self._count(holder, stack)
-        if stack is None or stack.name is None:
-            return
-        if not is_block:
-            self.found.events[stack.name.graph] += 1
-            if stack.role:
-                self.roles[id(holder)] = stack.role
-            if holder.get("compile_context", "N/A") in ("N/A", "", None):
-                holder["compile_context"] = stack.name.graph
-        said = f"memprof: {stack.words}"
-        already = holder.get("user_metadata")
-        if already in (None, ""):
-            holder["user_metadata"] = said
-        elif type(already) is str and said not in already:
-            holder["user_metadata"] = f"{already}; {said}"
-
-    def _count(self, block: Json, stack: _Stack | None) -> None:
+    def block(self, block: Json) -> None:
+        """Name the frames of a block, and it; and count it."""
+        stack = self._name_all(block)
         found, nbytes = self.found, block["requested_size"]
         if stack is None:
             found.bare_blocks += 1
@@ -161,36 +134,49 @@ class _Work:
             found.eager_blocks += 1
             found.eager_bytes += nbytes
 
-    def _of_stack(self, frames: list[Json]) -> _Stack:
-        known = self._stacks.get(id(frames))
-        if known is None:
-            known = self._stacks[id(frames)] = _Stack()
-            told = self._told
-            # A stack has a hundred frames, and few that tell anything: known ones cost a look.
-            for frame in [f for f in frames if told.get(id(f), _NEW) is not None]:
-                found = self._of_frame(frame)
-                if found is not None:
-                    known.file = known.file or found[0]
-                    known.name = known.name or found[1]
-            if known.name is not None:
-                workspace = any(id(f) in self._workspaces for f in frames)
-                category = known.name.category
-                known.role = _WORKSPACE if workspace else category.value if category else ""
-                known.words = known.name.words(_WORKSPACE if workspace else None)
-        return known
+    def event(self, event: Json) -> None:
+        """Name the frames of an event, and it; and count it."""
+        stack = self._name_all(event)
+        if stack is None or stack.name is None:
+            return
+        self.found.events[stack.name.graph] += 1
+        if stack.role:
+            self.roles[id(event)] = stack.role
+        if event.get("compile_context", "N/A") in ("N/A", "", None):
+            event["compile_context"] = stack.name.graph
 
-    def _of_frame(self, frame: Json) -> tuple[str, Name | None] | None:
-        """File and name of a frame of generated code, None of any other one."""
-        found = self._told.get(id(frame), _NEW)
-        if found is _NEW:
-            file = frame["filename"]
-            found = None
-            if is_generated(file) or self._names.knows(file):
-                found = file, self._name(frame)
-            if is_workspace((frame,)):
-                self._workspaces.add(id(frame))
-            self._told[id(frame)] = found
-        return found
+    def _name_all(self, holder: Json) -> _Stack | None:
+        frames = holder.get("frames")
+        if not frames:
+            return None
+        if id(frames) not in self._stacks:
+            self._stacks[id(frames)] = self._stack(frames)
+        stack = self._stacks[id(frames)]
+        if stack.words:
+            said = f"memprof: {stack.words}"
+            already = holder.get("user_metadata")
+            if already in (None, ""):
+                holder["user_metadata"] = said
+            elif type(already) is str and said not in already:
+                holder["user_metadata"] = f"{already}; {said}"
+        return stack
+
+    def _stack(self, frames: list[Json]) -> _Stack:
+        known = self._frames
+        for frame in frames:
+            if id(frame) not in known:
+                file = frame["filename"]
+                generated = is_generated(file) or self._names.knows(file)
+                known[id(frame)] = (file, self._name(frame)) if generated else None
+        told = [found for f in frames if (found := known[id(f)]) is not None]
+        file = told[0][0] if told else ""
+        name = next((name for _, name in told if name is not None), None)
+        if name is None:
+            return _Stack(file)
+        role = name.category.value if name.category else ""
+        if is_workspace(frames):
+            return _Stack(file, name, _WORKSPACE, name.words(_WORKSPACE))
+        return _Stack(file, name, role, name.words())
 
     def _name(self, frame: Json) -> Name | None:
         function, _, has_name = frame["name"].partition(" [")
@@ -224,7 +210,7 @@ def _colour(trace: list[Json], work: _Work) -> None:
     """Give events a category if one is known; Note [Categories in MemoryViz.js]."""
     unknown = Category.UNKNOWN.value
     allocations = [e for e in trace if e["action"] == "alloc"]
-    if any("category" in e for e in trace) or not any(id(e) in work.roles for e in allocations):
+    if any("category" in e for e in trace) or work.roles.keys().isdisjoint(map(id, allocations)):
         return
     for e in allocations:
         e["category"] = work.roles.get(id(e), unknown)

@@ -78,19 +78,15 @@ def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[tuple[str,
         for placement in graph.placements
         if placement.node is not None
     ]
-    found = []
-    pools: dict[tuple[int, tuple[int, ...]], list[Json]] = {}
+    pools: dict[tuple[int, int, int], list[Json]] = {}
     for segment in snapshot.segments:
-        pool = tuple(segment["segment_pool_id"])
-        if pool != (0, 0):
-            pools.setdefault((segment["device"], pool), []).append(segment)
-    for (number, pool), segments in pools.items():
+        first, second = segment["segment_pool_id"]
+        if (first, second) != (0, 0):
+            pools.setdefault((segment["device"], first, second), []).append(segment)
+    found = []
+    for (number, *pool), segments in pools.items():
         device = f"cuda:{number}"
-        here = [
-            (label, placement)
-            for label, placement in recorded
-            if placement.pool == device and _lies_in(placement, segments)
-        ]
+        here = [(n, p) for n, p in recorded if p.pool == device and _lies_in(p, segments)]
         if not here:
             continue
         written = merged((b.address, b.address + b.nbytes) for _, p in here for b in p.blocks)

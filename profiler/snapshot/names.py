@@ -12,7 +12,7 @@ the nodes), and the graphs are all named.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,6 @@ from ..model import (
 )
 
 _T = TypeVar("_T")
-_V = TypeVar("_V")
 _Allocated = dict[int, list[tuple[Storage, str | None]]]
 _LABELS = 3
 """Graphs of the same code that are named before it says how many more there are."""
@@ -36,23 +35,14 @@ _LABELS = 3
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a line allocates; None is not known.
+    """What a line allocates; None is not known."""
 
-    Attributes:
-        graph: label of the graph, or of several with the same code.
-        node: the FX node.
-        category: what the memory is for, if it was observed and is one thing only.
-        module: path of the node's module, "" is the root.
-        target: of the node, e.g. ``aten.mm.default``.
-        trace: user frames of the node as Python prints them, outermost first; "" if there are none.
-    """
-
-    graph: str
-    node: str | None
-    category: Category | None
-    module: str | None
-    target: str | None
-    trace: str
+    graph: str  # its label, or of several with the same code
+    node: str | None  # the FX node
+    category: Category | None  # what the memory is for, if it was observed and is one thing only
+    module: str | None  # path of the node's module, "" is the root
+    target: str | None  # of the node, e.g. ``aten.mm.default``
+    trace: str  # user frames of the node as Python prints them, outermost first; "" for none
 
     def words(self, role: str | None = None) -> str:
         """In a few words, for a viewer that has no fields for these.
@@ -70,16 +60,13 @@ class CodeNames:
     """Names of the lines of all generated code that some profiles know."""
 
     def __init__(self, profiles: Iterable[Profile]) -> None:
-        self._graphs: dict[str, list[tuple[GraphRecord, Attribution]]] = {}
-        self._known: dict[tuple[str, int, str], Name | None] = {}
-        self._allocated: dict[int, _Allocated] = {}
-        """By id of a graph, which is kept: a graph has as many lines as events."""
+        self._graphs: dict[str, list[tuple[GraphRecord, Attribution, _Allocated]]] = {}
         for profile in profiles:
             attribution = Attribution(profile)
             for graph in profile.graphs:
                 if graph.code_path:
-                    of_file = self._graphs.setdefault(_file(graph.code_path), [])
-                    of_file.append((graph, attribution))
+                    known = (graph, attribution, _allocated(graph))
+                    self._graphs.setdefault(_file(graph.code_path), []).append(known)
 
     def knows(self, file: str) -> bool:
         """Whether a file is one of theirs, in whatever folder."""
@@ -93,19 +80,22 @@ class CodeNames:
             line: from 1.
             function: that the line stands in.
         """
-        key = (_file(file), line, function)
-        if key not in self._known:
-            self._known[key] = _together(
-                name
-                for graph, attribution in self._graphs.get(key[0], ())
-                if (name := _name(graph, attribution, self._of(graph), line, function)) is not None
-            )
-        return self._known[key]
-
-    def _of(self, graph: GraphRecord) -> _Allocated:
-        if id(graph) not in self._allocated:
-            self._allocated[id(graph)] = _allocated(graph)
-        return self._allocated[id(graph)]
+        known = self._graphs.get(_file(file), ())
+        names = [name for of in known if (name := _name(*of, line, function)) is not None]
+        if len(names) < 2:
+            return names[0] if names else None
+        labels = list(dict.fromkeys(n.graph for n in names))
+        graph = ", ".join(labels[:_LABELS])
+        if len(labels) > _LABELS:
+            graph += f" and {len(labels) - _LABELS} more"
+        return Name(
+            graph,
+            _agreed(n.node for n in names),
+            _agreed(n.category for n in names),
+            _agreed(n.module for n in names),
+            _agreed(n.target for n in names),
+            _agreed(n.trace for n in names) or "",
+        )
 
 
 def _file(path: str) -> str:
@@ -125,12 +115,13 @@ def _name(
     # Buffers, or where there are none scratch.
     made = [pair for pair in found if pair[1] is not None] or found
     sites = [attribution.site(graph.id, storage, owner, line) for storage, owner in made]
-    node = _agreed(sites, lambda s: s.node) or _node_of_line(graph, line)
+    # Or the buffer that the line computes, in whose kernel memory was asked for.
+    node = _agreed(s.node for s in sites) or _node_of(graph, graph.buffer_of_line(line))
     if node is None and graph.statements[at].kind is StatementKind.DELETE:
         deleted = [n for s in graph.statements if s.line == line for n in s.targets]
         node = _node_of(graph, deleted[0]) if len(deleted) == 1 else None
     known = graph.nodes.get(node) if node is not None else None
-    category = _agreed(sites, lambda s: s.category)
+    category = _agreed(s.category for s in sites)
     if known is None and category is None:
         return None
     return Name(
@@ -153,14 +144,8 @@ def _allocated(graph: GraphRecord) -> _Allocated:
     return found
 
 
-def _node_of_line(graph: GraphRecord, line: int) -> str | None:
-    """Of the buffer that a line computes, in whose kernel memory was asked for."""
-    owner = graph.buffer_of_line(line)
-    return _node_of(graph, owner) if owner is not None else None
-
-
-def _node_of(graph: GraphRecord, owner: str) -> str | None:
-    buffer = graph.buffers.get(owner)
+def _node_of(graph: GraphRecord, owner: str | None) -> str | None:
+    buffer = graph.buffers.get(owner or "")
     if buffer is None:
         return None
     return buffer.primary or (buffer.nodes[-1] if buffer.nodes else None)
@@ -177,26 +162,7 @@ def _trace(node: NodeProvenance | None) -> str:
     return "\n".join(lines)
 
 
-def _agreed(of: Iterable[_T], what: Callable[[_T], _V]) -> _V | None:
-    """What all of some have in common; None where they differ, or there are none."""
-    found = {what(one) for one in of}
+def _agreed(values: Iterable[_T]) -> _T | None:
+    """What all of some are; None where they differ, or there are none."""
+    found = set(values)
     return found.pop() if len(found) == 1 else None
-
-
-def _together(found: Iterable[Name]) -> Name | None:
-    """One name for what several graphs of the same code allocate."""
-    names = list(found)
-    if len(names) < 2:
-        return names[0] if names else None
-    labels = list(dict.fromkeys(n.graph for n in names))
-    graph = ", ".join(labels[:_LABELS])
-    if len(labels) > _LABELS:
-        graph += f" and {len(labels) - _LABELS} more"
-    return Name(
-        graph,
-        _agreed(names, lambda n: n.node),
-        _agreed(names, lambda n: n.category),
-        _agreed(names, lambda n: n.module),
-        _agreed(names, lambda n: n.target),
-        _agreed(names, lambda n: n.trace) or "",
-    )

@@ -3,31 +3,25 @@
 Note [Who may load a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A pickle is a program, and a snapshot may be anybody's. A reader of all opcodes in Python takes
-minutes for the hundreds of MB that snapshots have; C's unpickler takes seconds and is not safe by
-itself, even where ``find_class`` refuses everything: it makes a memo as large as an index says
-(five bytes: 64 GiB), a ``bytes`` as long as a length says, hashes tuples in tuples as deep as the
-machine's stack or as often as 2 to the power of their depth. So two steps:
-
-1. ``check`` walks over the opcodes without doing them. Their lengths are looked up for all bytes at
-   once (``bytes.translate``): 4 s for a snapshot of 252 MB, whose loading takes 1.6 s more. Refused
-   is every opcode that ``torch.cuda.memory._dump_snapshot`` does not write in any protocol from 2
-   to 5.
-2. What is left goes to C's unpickler, whose ``find_class`` and ``persistent_load`` refuse all the
-   same.
-
-With that the following holds of every file, damaged, invented or hostile:
+minutes for hundreds of MB. C's unpickler takes seconds and is not safe by itself, even where
+``find_class`` refuses everything: it makes a memo as large as an index says (five bytes: 64 GiB),
+a ``bytes`` as long as a length says, and hashes tuples in tuples of any depth. So ``check`` walks
+over the opcodes without doing them, with their lengths looked up for all bytes at once
+(``bytes.translate``; 4 s for 252 MB), and refuses every opcode that
+``torch.cuda.memory._dump_snapshot`` does not write in a protocol from 2 to 5. What is left goes to
+C's unpickler, whose ``find_class`` and ``persistent_load`` refuse all the same. So of every file,
+damaged, invented or hostile:
 
 * Nothing is imported, called or executed, and no class is looked up.
-* Every length (of text, bytes, frames) ends within the file, so that nothing is made ready for what
-  never comes. Whole numbers have at most 64 bits and a sign.
+* Every length (of text, bytes, frames) ends within the file. Whole numbers have at most 64 bits and
+  a sign.
 * A memo's index is at most ``SPARE`` larger than twice the objects that were put by number: torch
   and memprof number them from 0 or 256 on.
 * A dictionary or list comes on at most every ``SPARSE`` bytes (snapshots have one in 20 or more),
   beyond the first ``SPARE``: a byte that makes an empty dictionary takes 64 in memory.
   The values of a file take at most some 35 times its size; a real snapshot's took 5.
-* Tuples are pairs of whole numbers of at most 32 bits (``segment_pool_id``), or empty. So no
-  hash is deeper than one level, and whoever wants keys that collide finds but a few, as among
-  numbers of 64 bits; text and bytes are hashed with the process's own secret.
+* Tuples are pairs of whole numbers of at most 32 bits (``segment_pool_id``), or empty: no hash is
+  deep, and few keys collide, as text and bytes are hashed with the process's own secret.
 * The file ends with its pickle. Dictionaries and lists may contain each other to any depth, or
   themselves: ``shape`` walks along fields by name alone, each object once.
 """
@@ -39,7 +33,6 @@ import os
 import pickle
 import struct
 import zlib
-from typing import Any
 
 from ..errors import SnapshotRefusedError
 from ..process_hooks import collector_paused
@@ -57,6 +50,8 @@ _FIXED = {
 _SMALL_INTEGERS = frozenset(b"KMJ")
 _COUNTED = frozenset(b"}]dl")
 """Opcodes that make a dictionary or a list."""
+_PUTS = frozenset(b"qr")
+"""BINPUT and LONG_BINPUT."""
 
 SPARE = 4096
 SPARSE = 8
@@ -98,21 +93,31 @@ def check(data: bytes) -> None:
     """
     end = len(data)
     lengths = data.translate(_LENGTHS)
-    walk = _Walk(data)
-    at = 0
+    at = containers = put = 0
     before = last = -1  # The two opcodes before this one.
     try:
         while True:
             length = lengths[at]
-            if length:
-                before = last
-                last = at
-                at += length
-                continue
-            op = data[at]
-            if op == 0x2E:  # STOP
-                break
-            length = walk.look(op, at, last, before)
+            if not length:
+                op = data[at]
+                if op == 0x2E:  # STOP
+                    break
+                if op in _COUNTED:
+                    containers += 1
+                    if containers > SPARE + end // SPARSE:
+                        raise Refused(
+                            f"it makes {containers:,} dictionaries and lists in {at:,} bytes, "
+                            "more than a snapshot does"
+                        )
+                    length = 1
+                else:
+                    put += op in _PUTS
+                    length = _length(data, at, last, before, put)
+                    if at + length > end:
+                        raise Truncated(
+                            f"at byte {at:,} something has {length:,} bytes, and {end - at:,} are "
+                            "left of the file"
+                        )
             before, last = last, at
             at += length
     except (IndexError, struct.error) as e:
@@ -121,74 +126,49 @@ def check(data: bytes) -> None:
         raise Refused(f"{end - at - 1:,} bytes follow the end of its data")
 
 
-class _Walk:
-    """What has to be looked at, and counted, on the way through a pickle."""
+def _length(data: bytes, at: int, last: int, before: int, put: int) -> int:
+    """How long an opcode is that is not let pass by itself.
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._containers = 0
-        self._most = SPARE + len(data) // SPARSE
-        self._put = 0
-
-    def look(self, op: int, at: int, last: int, before: int) -> int:
-        """How long an opcode is that is not let pass by itself.
-
-        Args:
-            op: the opcode.
-            at: where it is.
-            last, before: where the one before it is, and the one before that; -1 for none.
-        """
-        if op in _COUNTED:
-            self._containers += 1
-            if self._containers > self._most:
-                raise Refused(
-                    f"it makes {self._containers:,} dictionaries and lists in {at:,} bytes, more "
-                    "than a snapshot does"
-                )
-            return 1
-        length = self._length(op, at, last, before)
-        if at + length > len(self._data):
+    Args:
+        data: the pickle.
+        at: where the opcode is.
+        last, before: where the one before it is, and the one before that; -1 for none.
+        put: objects that were put into the memo by number so far.
+    """
+    op = data[at]
+    if op in b"\x8cC":  # SHORT_BINUNICODE, SHORT_BINBYTES
+        return 2 + data[at + 1]
+    if op in _COUNTED:
+        return 1
+    if op == 0x8A:  # LONG1
+        if data[at + 1] > 9:
+            raise Refused(f"at byte {at:,} it has a number of {data[at + 1]} bytes")
+        return 2 + data[at + 1]
+    if op == 0x86:  # TUPLE2
+        if min(last, before) < 0 or not {data[last], data[before]} <= _SMALL_INTEGERS:
+            raise Refused(f"at byte {at:,} it has a pair of something else than small numbers")
+        return 1
+    if op in b"XB":  # BINUNICODE, BINBYTES
+        return 5 + int(struct.unpack_from("<I", data, at + 1)[0])
+    if op == 0x95:  # FRAME
+        (length,) = struct.unpack_from("<Q", data, at + 1)
+        if at + 9 + length > len(data):
             raise Truncated(
-                f"at byte {at:,} something has {length:,} bytes, and {len(self._data) - at:,} are "
-                "left of the file"
+                f"at byte {at:,} a frame of {length:,} bytes begins, and "
+                f"{len(data) - at - 9:,} are left of the file"
             )
+        return 9
+    if op == 0x80:  # PROTO
+        if not 2 <= data[at + 1] <= 5:
+            raise Refused(f"it is a pickle of protocol {data[at + 1]}: 2 to 5 are read")
+        return 2
+    if op in _PUTS:
+        length, form = (2, "<B") if op == 0x71 else (5, "<I")
+        (index,) = struct.unpack_from(form, data, at + 1)
+        if index > SPARE + 2 * put:
+            raise Refused(f"at byte {at:,} it remembers object {put:,} as number {index:,}")
         return length
-
-    def _length(self, op: int, at: int, last: int, before: int) -> int:
-        data = self._data
-        if op == 0x8A:  # LONG1
-            if data[at + 1] > 9:
-                raise Refused(f"at byte {at:,} it has a number of {data[at + 1]} bytes")
-            return 2 + data[at + 1]
-        if op == 0x86:  # TUPLE2
-            if min(last, before) < 0 or not {data[last], data[before]} <= _SMALL_INTEGERS:
-                raise Refused(f"at byte {at:,} it has a pair of something else than small numbers")
-            return 1
-        if op in b"\x8cC":  # SHORT_BINUNICODE, SHORT_BINBYTES
-            return 2 + data[at + 1]
-        if op in b"XB":  # BINUNICODE, BINBYTES
-            return 5 + int(struct.unpack_from("<I", data, at + 1)[0])
-        if op == 0x95:  # FRAME
-            (length,) = struct.unpack_from("<Q", data, at + 1)
-            if at + 9 + length > len(data):
-                raise Truncated(
-                    f"at byte {at:,} a frame of {length:,} bytes begins, and "
-                    f"{len(data) - at - 9:,} are left of the file"
-                )
-            return 9
-        if op == 0x80:  # PROTO
-            if not 2 <= data[at + 1] <= 5:
-                raise Refused(f"it is a pickle of protocol {data[at + 1]}: 2 to 5 are read")
-            return 2
-        if op in b"qr":  # BINPUT, LONG_BINPUT
-            index = data[at + 1] if op == 0x71 else int(struct.unpack_from("<I", data, at + 1)[0])
-            self._put += 1
-            if index > SPARE + 2 * self._put:
-                raise Refused(
-                    f"at byte {at:,} it remembers object {self._put:,} as number {index:,}"
-                )
-            return 2 if op == 0x71 else 5
-        raise Refused(f"at byte {at:,} opcode 0x{op:02x} {_NAMED.get(op, 'is none of pickle')}")
+    raise Refused(f"at byte {at:,} opcode 0x{op:02x} {_NAMED.get(op, 'is none of pickle')}")
 
 
 class Unpickler(pickle.Unpickler):
@@ -231,6 +211,12 @@ def read_snapshot(path: StrPath) -> Snapshot:
     return decode_snapshot(read_file(path), path)
 
 
+_OF_DAMAGE = (
+    pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, LookupError,
+    OverflowError,
+)  # fmt: skip
+
+
 def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
     """The snapshot that the content of a file holds; see ``read_snapshot``."""
     name = None if path is None else os.fspath(path)
@@ -242,28 +228,19 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
         )
     if data.startswith(_GZIP):
         data = _unpacked(data, name)
-    return Snapshot(_loaded(data, name), name)
-
-
-_OF_DAMAGE = (EOFError, AttributeError, TypeError, ValueError, LookupError, OverflowError)
-
-
-def _loaded(data: bytes, name: str | None) -> Any:
     try:
         with collector_paused():  # Millions of objects are made, none of which can go.
             check(data)
-            return Unpickler(io.BytesIO(data)).load()
-    except Truncated as e:
-        raise SnapshotRefusedError(
-            name, f"a truncated snapshot: {e}; copy it again or take it again"
-        ) from e
+            value = Unpickler(io.BytesIO(data)).load()
     except Refused as e:
-        raise SnapshotRefusedError(
-            name, f"not loaded, as it is no plain snapshot: {e}. Nothing of it was executed"
-        ) from e
-    except (pickle.UnpicklingError, *_OF_DAMAGE) as e:
+        said = f"not loaded, as it is no plain snapshot: {e}. Nothing of it was executed"
+        if isinstance(e, Truncated):
+            said = f"a truncated snapshot: {e}; copy it again or take it again"
+        raise SnapshotRefusedError(name, said) from e
+    except _OF_DAMAGE as e:
         said = f"{type(e).__name__}: {e}"[:200]
         raise SnapshotRefusedError(name, f"a damaged pickle: {said}") from e
+    return Snapshot(value, name)
 
 
 def _unpacked(data: bytes, name: str | None) -> bytes:

@@ -3,17 +3,15 @@
 Note [What a snapshot is not asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Frames name files, and a snapshot may be anybody's: its files are not looked at, not for the text of
-a line nor for the class that a line stands in. They may be on another machine, be a pipe, or be a
-secret that a report is not to show.
+a line nor for the class that it stands in. They may be on another machine, a pipe, or a secret.
 
 Note [A history that begins late]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``device_traces`` has the last so many events (``max_entries``), or those since somebody began to
-record; what was there before the first of them stands nowhere. But the segments of the snapshot are
-the state after the last one: going back from it, what an event made goes, and what it let go of
-comes again. From what is there in the end ``Replay`` follows the history as any other. Of blocks
-that went within the history their size is not known, but what was asked for, so it is rounded up,
-as far as there is room.
+record. But the segments of the snapshot are the state after the last one: going back from it, what
+an event made goes, and what it let go of comes again. From what is there in the end ``Replay``
+follows the history as any other. Of blocks that went within the history their size is not known,
+but what was asked for, so it is rounded up, as far as there is room.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
-from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
+from .shape import MODULE, ROLE, Json, Snapshot, is_pool_id, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
@@ -46,7 +44,6 @@ NO_STACK = "(no stack was recorded)"
 _NO_MARKS = ((0, 0),)
 
 _PURPOSES = {p.value: p for p in Purpose}
-
 
 EMPTY = (
     "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
@@ -89,34 +86,44 @@ def _taken_at(snapshot: Snapshot) -> int:
 
 
 def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
-    rows = _Rows()
-    segments = snapshot.of_device(device)
+    segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
     replay.assign_pools(segments)
-    account = _of_peak(device, replay.now(), rows)
+    account = _of_peak(f"cuda:{device}", replay.now())
     account.snapshot = True
-    account.notes += _notes(account, rows, bool(snapshot.trace_of(device)))
-    if snapshot.trace_of(device):
-        _add_history(account, snapshot, device)
+    account.notes += _notes(account, bool(trace))
+    if trace:
+        _add_history(account, snapshot, segments, trace)
     return account
 
 
-def _of_peak(device: int, peak: Peak, rows: _Rows) -> DeviceAccount:
-    account = DeviceAccount(f"cuda:{device}", reserved=peak.reserved)
+def _of_peak(device: str, peak: Peak) -> DeviceAccount:
+    account = DeviceAccount(device, reserved=peak.reserved)
     account.allocated = account.most_allocated = peak.allocated
-    add_up(account, peak, rows.row)
+    rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
+
+    def row(block: Block) -> AccountRow:
+        frames = block.raw_frames
+        if not frames:
+            return _NO_STACK
+        if id(frames) not in rows:
+            rows[id(frames)] = _row(frames)
+        return rows[id(frames)]
+
+    add_up(account, peak, row)
     return account
 
 
-def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> None:
-    segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
+def _add_history(
+    account: DeviceAccount, snapshot: Snapshot, segments: Sequence[Json], trace: Sequence[Json]
+) -> None:
     begin = _beginning(segments, trace, Replay(snapshot.settings))
     # In two passes: what is there at a peak that a later one surpasses is of no use.
     whole = _followed(snapshot, begin, trace)
     until = _followed(snapshot, begin, trace[: whole.peak.event])
     until.assign_pools(segments)
-    peak = _of_peak(device, until.now(), _Rows())
+    peak = _of_peak(account.device, until.now())
     account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
     account.failed = _failed(trace)
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
@@ -159,10 +166,8 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
                 "state": state,
             }
         elif action in ("segment_free", "segment_unmap"):
-            pool: Any = e.get("pool_id")
-            known = isinstance(pool, (tuple, list)) and [type(n) for n in pool] == [int, int]
-            grows = action == "segment_unmap"
-            _grow(before, e["addr"], e["size"], grows, pool if known else (0, 0))
+            pool = e["pool_id"] if is_pool_id(e.get("pool_id")) else (0, 0)
+            _grow(before, e["addr"], e["size"], action == "segment_unmap", pool)
         elif action in ("segment_alloc", "segment_map"):
             before.shrink(e["addr"], e["size"])
     return _filled(before, blocks)
@@ -207,7 +212,7 @@ def _filled(segments: Segments, blocks: dict[int, Json]) -> list[Json]:
     return found
 
 
-def _notes(account: DeviceAccount, rows: _Rows, has_history: bool) -> list[str]:
+def _notes(account: DeviceAccount, has_history: bool) -> list[str]:
     notes = []
     without = sum(r.nbytes for r in account.rows if r.holder == NO_STACK)
     if without and without == account.live:
@@ -239,21 +244,6 @@ def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
                 lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
             found.append(FailedRequest(e["size"], "", lines[id(frames)]))
     return counted_requests(found)
-
-
-class _Rows:
-    """The row of each block; stacks that many blocks have are looked at once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, AccountRow] = {}
-
-    def row(self, block: Block) -> AccountRow:
-        """Of a block."""
-        frames = block.raw_frames
-        found = self._known.get(id(frames)) if frames else _NO_STACK
-        if found is None:
-            found = self._known[id(frames)] = _row(frames)
-        return found
 
 
 _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._profiler import RecordScope
 
 from memprof.profiler.dataflow import _torch_compat as compat
 
@@ -68,7 +69,7 @@ class Event:
 
 
 def op(name: str, inputs: list[Any], *children: Event, sequence: int = -1, **kw: Any) -> Event:
-    return Event(TorchOp(name, inputs, compat.RecordScope.FUNCTION, sequence), *children, **kw)
+    return Event(TorchOp(name, inputs, RecordScope.FUNCTION, sequence), *children, **kw)
 
 
 def node(name: str, inputs: list[Any], *children: Event, sequence: int = -1, **kw: Any) -> Event:

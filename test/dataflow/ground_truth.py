@@ -133,6 +133,7 @@ def judge(
         last = int(times.searchsorted(within[1], side="right"))
         times, live = times[first:last].clip(min=within[0]), live[first:last]
     time = int(times[live.argmax()])
+    versions = profile.versions_at(time)
     for s in live_rows(profile, cpu, time).tolist():
         keyed = s < profile.storages.keys
         ptr = int(
@@ -140,7 +141,7 @@ def judge(
             if keyed
             else profile.storages.block_ptr[s - profile.storages.keys]
         )
-        version = profile.version_at(s, time) if keyed else 0
+        version = int(versions[s])
         size = int(profile.storages.size[s])
         category = profile.category(s, version)
         if not corrected:

@@ -194,7 +194,7 @@ def test_calls_alike_are_put_against_their_program_once(monkeypatch: pytest.Monk
     asked: list[list[int]] = []
     common = calls._common
 
-    def counted(sizes: list[int], program: AllocationProgram) -> list[int]:
+    def counted(sizes: list[int], program: AllocationProgram) -> dict[int, int]:
         asked.append(sizes)
         return common(sizes, program)
 

@@ -52,10 +52,10 @@ def test_activations_end_in_the_captured_backward() -> None:
     one, two = forward(0), forward(1)
     b = captured(2, (0, 1), (1, 3))
     calls = [
-        GeneratedCall(0, one, None, [], []),
-        GeneratedCall(1, two, None, [], []),
-        GeneratedCall(2, b, program({0: 4, 1: 2}, 10), [], []),
-        GeneratedCall(3, one, None, [], []),
+        GeneratedCall(0, one, None, {}),
+        GeneratedCall(1, two, None, {}),
+        GeneratedCall(2, b, program({0: 4, 1: 2}, 10), {}),
+        GeneratedCall(3, one, None, {}),
     ]
     found = ends(calls, [0, 1000, 2000, 9000], 110)
     first = found.of(calls[0], (1,), Category.ACTIVATION)
@@ -74,9 +74,9 @@ def test_the_last_part_of_a_cut_backward_releases() -> None:
     f = forward(0)
     parts = captured(1, (0, 1)), captured(2, (0, 1), frame=1)
     calls = [
-        GeneratedCall(0, f, None, [], []),
-        GeneratedCall(1, parts[0], program({0: 3}, 10), [], []),
-        GeneratedCall(2, parts[1], program({0: 3}, 10), [], []),
+        GeneratedCall(0, f, None, {}),
+        GeneratedCall(1, parts[0], program({0: 3}, 10), {}),
+        GeneratedCall(2, parts[1], program({0: 3}, 10), {}),
     ]
     end = ends(calls, [0, 1000, 2000], 100).of(calls[0], (1,), Category.ACTIVATION)
     assert end is not None

@@ -7,7 +7,8 @@ import inspect
 import torch
 
 from memprof.profiler import peak_report, profile_memory
-from memprof.profiler.dataflow.live import by_category, storages_at
+from memprof.profiler.dataflow.live import by_category
+from memprof.profiler.dataflow.to_model import storages_at
 from memprof.profiler.model import Category
 
 from .models import mlp, optimizer, profiled, train

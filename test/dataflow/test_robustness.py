@@ -17,9 +17,14 @@ from memprof.profiler.dataflow import peak_report, profile_memory
 from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
 from memprof.profiler.dataflow.corrections import ALL_RULES
 from memprof.profiler.dataflow.graph import InvalidDataFlow
-from memprof.profiler.dataflow.live import by_category, frames, live_rows, storages_at
+from memprof.profiler.dataflow.live import by_category, live_rows
 from memprof.profiler.dataflow.storages import Action
-from memprof.profiler.dataflow.to_model import data_flow_columns, failures
+from memprof.profiler.dataflow.to_model import (
+    data_flow_columns,
+    failures,
+    frames,
+    storages_at,
+)
 from memprof.profiler.model import Category, DataFlowFailure, Profile
 from memprof.profiler.report import render_text, summarize
 

@@ -2,16 +2,13 @@
 
 Note [Memory around an operation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Read at both edges: resident bytes, and each allocator's bytes and highest mark, some
-microseconds together, 50 and more where the system calls are cold. Edges with hardly anything in
-between (a parent begins and its first child, one ends and the next begins) share a reading of
-resident bytes, which change with pages that are touched, no faster than some hundred KiB in
-``_SAME_INSTANT_NS``; an allocator's count can change by any amount, and is read each time. Live
-tensors must be looked for, which takes 13 µs, and some 0.1 ms where caches are cold. Both are done
-for every operation that lasts long enough to bear it, and for others as the setting
-``operation_share`` allows: Note [Which operations are looked at] in ``ration``. What is done at the
-beginning is done at the end; where it was not the figure is unknown, never guessed, and sums say
-how many invocations are in them.
+Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are cold; resident
+bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
+lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
+operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
+and sums say how many invocations are in them. Edges with hardly anything in between (a parent
+begins and its first child, one ends and the next begins) share a reading of resident bytes, which
+change with pages that are touched, no faster than some hundred KiB in ``_SAME_INSTANT_NS``.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -19,16 +16,15 @@ operation, its new value *is* the peak. If not, the peak is somewhere between wh
 the edges, by snapshots, by operations inside) and the mark, and what was seen is noted, not exact.
 
 The operation in which a tensor was made is known where exactly one operation was the innermost
-one all the time from one look for tensors to the next, and unknown otherwise.
+one all the time from one look for tensors to the next.
 
 Note [Edges are cold]
 ~~~~~~~~~~~~~~~~~~~~~
 The user's kernels run between two edges and leave nothing of ours in the processor's caches: Python
 code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms (2 cores of an AMD
-EPYC, torch 2.13.0+cpu). So an edge only takes readings and appends to a queue, and what follows
-from them (places in the tree, sums, rows) is done by ``_digest`` for many edges together: when
-something is asked, which the tracker's thread does at each snapshot, or by the edge that finds
-``MAX_WAITING`` others waiting.
+EPYC, torch 2.13.0+cpu). So an edge only looks and appends to a queue. What follows (places in the
+tree, sums, rows) is done by ``_digest`` for many edges together: when something is asked, which the
+tracker's thread does at each snapshot, or by the edge that finds ``MAX_WAITING`` others waiting.
 """
 
 from __future__ import annotations
@@ -48,8 +44,6 @@ from .ration import Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 
-READINGS_PART = 0.2
-"""Of ``operation_share`` for resident bytes and allocators; the rest is for live tensors."""
 LOCK_WAIT_S = 0.05
 """Longest that an edge waits for the thread that takes a snapshot."""
 _SAME_INSTANT_NS = 20_000
@@ -70,17 +64,15 @@ class Operation:
     """One invocation, running or ended.
 
     Attributes:
-        log, name: whose it is, and as given to ``track_operation``.
-        owner: who ends it, None when that is done.
+        log, owner: whose it is, and who ends it; None when that is done.
         parent: the operation around it.
         start_ns, end_ns: when; -1 while it runs.
-        number: in order of start, -1 until it is digested.
-        summary: its place in the tree of operations, likewise.
+        number, summary: in order of start, and its place in the tree; -1 until it is digested.
         lane, task: where it runs; identity of its asyncio task, 0 for none.
         failed: whether an exception left it.
-        reading_ns, counting_ns: time spent on it.
+        cost_ns: time that looking at it took.
         tensors_before, tensors_after: bytes and number of live tensors.
-        before, after: what was in use at the edges; None where that could not be read.
+        before, after: what was in use at the edges; None where that is not known.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
             before; from ``before`` and ``after`` when these are digested.
     """
@@ -96,12 +88,11 @@ class Operation:
     lane: int = 0
     task: int = 0
     failed: bool = False
-    reading_ns: int = 0
-    counting_ns: int = 0
+    cost_ns: int = 0
     tensors_before: Counted = _UNKNOWN
     tensors_after: Counted = _UNKNOWN
     before: Reading | None = None
-    after: Reading | None = field(default_factory=dict)
+    after: Reading | None = None
     memory: dict[str, list[int]] = field(default_factory=dict)
 
     def saw(self, device: str, nbytes: int) -> None:
@@ -137,9 +128,8 @@ class OperationLog:
     """All operations of a tracker.
 
     Args:
-        sources: what is read at the edges.
-        limit: invocations kept one by one.
-        share: of the time, for what is read at the edges.
+        sources: what is looked at.
+        settings: how much of the time looking may take, and how many invocations are kept.
         clock: ns.
         report: told what went wrong at an edge; nothing of it reaches the user's code.
 
@@ -152,23 +142,21 @@ class OperationLog:
     def __init__(
         self,
         sources: Sources,
-        limit: int,
-        share: float = TrackerSettings().operation_share,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        report: Callable[[str], None] = lambda text: None,
+        settings: TrackerSettings,
+        clock: Callable[[], int],
+        report: Callable[[str], None],
     ) -> None:
         self.enabled = True
         self.lanes = Lanes()
         self.dropped = 0
         self.cost_ns = 0
         self._sources = sources
-        self._limit = limit
+        self._limit = limit = settings.max_operations
         self._clock = clock
         self._report = report
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
-        self._readings = Allowance(share * READINGS_PART)
-        self._counts = Allowance(share * (1 - READINGS_PART))
+        self._allowance = Allowance(settings.operation_share)
         self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
         self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
@@ -216,10 +204,8 @@ class OperationLog:
             operation.lane = parent.lane
         else:
             operation.lane = self._take_lane(task)
-        if self._counts.allows(name, entered):
-            operation.tensors_before = self._count_tensors(operation)
-        if self._readings.allows(name, entered):
-            operation.before = self._in_use(operation, entered)
+        if self._allowance.allows(name, entered):
+            operation.tensors_before, operation.before = self._look(operation, entered)
         self._waiting.append(operation)
         CURRENT.set(operation)
         self._left_at = operation.start_ns = self._clock()
@@ -233,12 +219,8 @@ class OperationLog:
         operation.owner = None
         operation.failed = failed
         if operation.before is not None:
-            operation.after = self._in_use(operation, entered)
-        if operation.tensors_before[0] >= 0:
-            operation.tensors_after = self._count_tensors(operation)
-        lasted = entered - operation.start_ns
-        self._readings.settle(operation.name, lasted, operation.reading_ns)
-        self._counts.settle(operation.name, lasted, operation.counting_ns)
+            operation.tensors_after, operation.after = self._look(operation, entered)
+        self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
         parent = operation.parent
         if operation.task and (parent is None or parent.task != operation.task):
             with self._lock:
@@ -262,46 +244,43 @@ class OperationLog:
                 lane = self.lanes.take(task)
         return lane
 
-    def _in_use(self, operation: Operation, entered: int) -> Reading | None:
-        """What each device has in use, None if it cannot be read; charged to ``operation``."""
+    def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
+        """What is alive and in use now; what it takes is charged to ``operation``."""
         begin = self._clock()
         try:
-            found = self._sources.accelerators.brief()
-            old = (
-                entered - self._left_at > _SAME_INSTANT_NS
-                or entered - self._read_at > _READING_LASTS_NS
-            )
-            if old:
-                process = self._sources.process
-                now = process.resident()
-                self._resident = None if now is None else (now, process.highest() or now)
-                self._read_at = entered
+            return self._count_tensors(), self._in_use(entered)
         except Exception as e:
             self._failed(e)
-            return None
-        if old or found:
-            operation.reading_ns += self._readings.spend(begin, self._clock())
+            return _UNKNOWN, None
+        finally:
+            operation.cost_ns += self._allowance.spend(begin, self._clock())
+
+    def _in_use(self, entered: int) -> Reading:
+        found = self._sources.accelerators.brief()
+        if (
+            entered - self._left_at > _SAME_INSTANT_NS
+            or entered - self._read_at > _READING_LASTS_NS
+        ):
+            process = self._sources.process
+            now = process.resident()
+            self._resident = None if now is None else (now, process.highest() or now)
+            self._read_at = entered
         if self._resident is not None:
             found["cpu"] = self._resident
         return found
 
-    def _count_tensors(self, operation: Operation) -> Counted:
-        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; charged
-        to ``operation``."""
-        begin, tensors = self._clock(), self._sources.tensors
+    def _count_tensors(self) -> Counted:
+        tensors = self._sources.tensors
         if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
+        found = False
         try:
-            if tensors.look(self.made_in()):
-                return tensors.sums()
-            self._edges_at_look = -1
-        except Exception as e:
-            self._edges_at_look = -1
-            self._failed(e)
+            found = tensors.look(self.made_in())
+            return tensors.sums() if found else _UNKNOWN
         finally:
+            if not found:
+                self._edges_at_look = -1
             tensors.lock.release()
-            operation.counting_ns += self._counts.spend(begin, self._clock())
-        return _UNKNOWN
 
     # --- what follows from them -----------------------------------------------------------
 
@@ -318,18 +297,15 @@ class OperationLog:
         operation.number = self._seen
         self._seen += 1
         parent = operation.parent
-        operation.summary = self._tree.place(
-            parent.summary if parent is not None else -1, operation.name
-        )
-        if operation.before is not None:
-            operation.memory = {
-                device: [now, now, now, 0, mark] for device, (now, mark) in operation.before.items()
-            }
+        around = parent.summary if parent is not None else -1
+        operation.summary = self._tree.place(around, operation.name)
+        for device, (now, mark) in (operation.before or {}).items():
+            operation.memory[device] = [now, now, now, 0, mark]
         self._running[operation.number] = operation
         self._rows.append(operation)
         self._count_edge(operation.tensors_before)
-        if len(self._rows) > 4 * self._limit + 64:
-            self._thin()  # the tracker's thread, which does it, does not get its turn
+        if len(self._rows) > self._limit + self._limit // 4 + 64:
+            self.thin()
 
     def _has_ended(self, operation: Operation) -> None:
         if operation.after is None:
@@ -344,7 +320,7 @@ class OperationLog:
                 figures[2], figures[3] = max(mark, figures[2]), 1
             elif mark == figures[4]:
                 figures[3] = int(figures[2] >= mark)
-        operation.before, operation.after = None, {}
+        operation.before = operation.after = None
         parent = operation.parent
         if parent is not None and parent.number in self._running:
             for device, figures in operation.memory.items():
@@ -363,7 +339,6 @@ class OperationLog:
         )
 
     def _count_edge(self, counted: Counted) -> None:
-        """An operation began or ended, right after tensors were looked for or not."""
         self._edges += 1
         if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
             self._edges_at_look = self._edges
@@ -385,18 +360,12 @@ class OperationLog:
         self.enabled = False
         self._lock = threading.RLock()
 
-    # --- what is kept ---------------------------------------------------------------------
-
     def thin(self) -> None:
-        """Drop what is too much, if it is much."""
+        """Drop what is more than is to be kept."""
         with self._lock:
-            if len(self._rows) > self._limit + self._limit // 8 + 8:
-                self._thin()
-
-    def _thin(self) -> None:
-        drop = operations_to_drop(self._rows, self._limit)
-        self.dropped += len(drop)
-        self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+            drop = operations_to_drop(self._rows, self._limit)
+            self.dropped += len(drop)
+            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
 
     # --- asking ---------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Note [Which operations are looked at]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-To read memory at both edges of an operation costs time, and in a loop of very short ones more than
-they do. When one begins nobody knows how long it will last. So two accounts are kept:
+In a loop of very short operations to look at both edges costs more time than they do. When one
+begins nobody knows how long it will last. So two accounts are kept:
 
 * *its name's own*: the share of the time that operations of this name last, less what was spent on
   them. A name whose operations last ``1 / share`` times as long as it takes to look at them never
@@ -32,8 +32,8 @@ was somebody else's. (The thread's CPU time would say so, for a system call more
 
 
 class Allowance:
-    """The two accounts of Note [Which operations are looked at], for one kind of look: a ``share``
-    of the time, 0 allows nothing. From ``next_ns`` on everybody's has something left."""
+    """The two accounts of Note [Which operations are looked at]; a ``share`` of 0 allows nothing.
+    From ``next_ns`` on everybody's has something left."""
 
     def __init__(self, share: float) -> None:
         self.next_ns = 0

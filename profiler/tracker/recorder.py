@@ -64,8 +64,7 @@ class Recorder:
         self.recording = False
         self.path: Path | None = None
         self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
-        limit, share = settings.max_operations, settings.operation_share
-        self.operations = OperationLog(self.sources, limit, share, clock, self.problem)
+        self.operations = OperationLog(self.sources, settings, clock, self.problem)
         self.operators = OperatorTable()
         self._operators_written = 0
         self._clock = clock
@@ -250,7 +249,6 @@ class Recorder:
                 self._write(Entry(operations=rows, summaries=summaries))
             if pace is not None:
                 pace.rest()
-        self.operations.thin()
 
     def _write(self, entry: Entry) -> None:
         if self._journal is None:
@@ -301,6 +299,7 @@ class Recorder:
         """See ``MemoryTracker.record``."""
         with self.lock:
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
+            self.operations.thin()
             return TrackerRecord(
                 self._current_metadata(call_threads),
                 list(self._snapshots),

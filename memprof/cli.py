@@ -36,8 +36,7 @@ _INSIDE = {
 
 
 class BadFile(click.ClickException):
-    """Something outside of memprof that keeps a command from its end, as a file that cannot be read
-    or written does; exits with 2."""
+    """Something outside of memprof keeps a command from its end; exits with 2."""
 
     exit_code = 2
 

@@ -38,22 +38,11 @@ _current: EagerMemory | None = None
 
 
 class EagerMemory:
-    """Follows the devices of this process from ``begin`` to ``end``.
-
-    Attributes:
-        what: what is to be known, in words.
-        accounts: after ``end``, of each device that was used, the one with most first.
-        graph_pools: after ``end``, of each device, the one with most first.
-        growth: after ``end``, what was held across steps and grew.
-        why_not: after ``end``, why there are none, in words.
-    """
+    """Follows the devices of this process from ``begin`` to ``end``, after which the lists are
+    there, what has most first; or ``why_not`` says in words why they are empty. With ``accounts``
+    it says what all is for that is reserved, with ``graphs`` what CUDA graphs hold."""
 
     def __init__(self, *, accounts: bool = True, graphs: bool = False) -> None:
-        """
-        Args:
-            accounts: say what everything is for that is reserved.
-            graphs: say what CUDA graphs hold, whoever captures them.
-        """
         self.what = "the device's memory" if accounts else "CUDA graphs"
         self.accounts: list[DeviceAccount] = []
         self.graph_pools: list[GraphPool] = []
@@ -68,11 +57,8 @@ class EagerMemory:
         self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """Follow from here on, or from where CUDA starts.
-
-        Raises:
-            RuntimeError: another session does.
-        """
+        """Follow from here on, or from where CUDA starts; raises ``RuntimeError`` if another
+        session does."""
         global _current
         with _lock:
             if _current is not None:
@@ -100,11 +86,8 @@ class EagerMemory:
             self._watch.fail(e)
 
     def end(self, error: object = None) -> None:
-        """Say what was there, and leave torch as it was.
-
-        Args:
-            error: by which the program leaves the session.
-        """
+        """Say what was there, and leave torch as it was; ``error`` is by which the program
+        leaves."""
         if self._process != os.getpid():
             return
         try:
@@ -120,7 +103,6 @@ class EagerMemory:
             log.warning("There is no account of %s: %s.", self.what, self.why_not)
 
     def cancel(self) -> None:
-        """Leave torch as it was."""
         global _current
         try:
             self._undo.close()
@@ -159,11 +141,7 @@ def _in_child() -> None:
 
 
 def check_place(path: str) -> None:
-    """Find out that a report cannot be written to ``path`` before there is one.
-
-    Raises:
-        ProfileNotWritableError: no such file can be written.
-    """
+    """Raise ``ProfileNotWritableError`` where a report could not be written to ``path``."""
     check_name(path)
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
@@ -171,12 +149,8 @@ def check_place(path: str) -> None:
 
 
 def write_to(path: str, session: Session) -> Callable[[], None]:
-    """Write the report of each failure to ``path`` from now on; what is returned ends that.
-
-    Args:
-        path: a profile file.
-        session: whose compiled calls are part of the report.
-    """
+    """Write the report of each failure, with compiled calls of ``session``, to ``path`` from now
+    on; what is returned ends that."""
     process = os.getpid()
 
     def write(account: DeviceAccount) -> str:

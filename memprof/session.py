@@ -122,8 +122,6 @@ class ProfilingSession(Views):
             RUNTIME.close_session()
 
     def _find_growth(self) -> list[Growth]:
-        """What grows, asked while the program's variables are there."""
-
         def of_compiled_code() -> list[Growth]:
             # The call log of a long session takes a second to go through.
             waits = may_wait(RUNTIME.snapshot(self._session).graphs)
@@ -227,8 +225,6 @@ class ProfilingSession(Views):
         return self._join(RUNTIME.profile(self._session, threads), threads)
 
     def _join(self, profile: Profile, threads: Mapping[int, int]) -> Profile:
-        """Adds what other parts of memprof know; ``threads`` has the numbers of threads in the
-        profile's calls, by ``threading.get_ident()``."""
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
         profile.tracker = _tracker_record(threads)
@@ -307,7 +303,6 @@ def watch_graphs(path: str | os.PathLike[str] | None = None) -> ProfilingSession
 
 
 def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
-    """What the run-time tracker has recorded, None where none runs."""
     # One that runs has been imported; importing it would make one.
     api = sys.modules.get("memprof.profiler.tracker.api")
     tracker = api.current_tracker() if api is not None else None

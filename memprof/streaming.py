@@ -62,8 +62,7 @@ class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
     Attributes:
-        path: of the file; after ``start`` another one than was given, where another session
-            writes that one.
+        path: another one than was given, after ``start``, where another session writes that one.
         failed: the file lacks something that was tried to write; it has what came before.
         threads: numbers of threads in its calls, by ``threading.get_ident()``.
     """
@@ -88,11 +87,8 @@ class Streamer:
         self._thread = threading.Thread(target=self._run, name="memprof stream", daemon=True)
 
     def start(self) -> None:
-        """Make the file, with one chunk, and go on in a thread.
-
-        Raises:
-            ProfileNotWritableError: the file cannot be made.
-        """
+        """Make the file, with one chunk, and go on in a thread; raises
+        ``ProfileNotWritableError``."""
         self._fd, path = create_for_streaming(self.path)
         if path != os.fspath(self.path):
             log.warning(
@@ -143,7 +139,7 @@ class Streamer:
                 flushed = time.monotonic()
 
     def _write(self, join: Join, *, end: bool) -> bool:
-        """Write what is new, see Note [When a stream fails]; False if it could not be collected."""
+        """False if what is new could not be collected; see Note [When a stream fails]."""
         if self._given_up or self._fd < 0:
             return True
         try:

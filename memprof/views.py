@@ -197,19 +197,14 @@ def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
 
 
 def report_data(profiles: Sequence[Profile], device: str | None = None) -> Summary | RankSummary:
-    """What ``report_text`` says, as data."""
     if len(profiles) > 1:
         return compare_ranks(profiles, device)
     return summarize(profiles[0], device)
 
 
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
-    """What ``report_text`` says, as JSON values: the figures as data, by their names, and under
-    ``sections`` all that a full report says, in its words and its order.
-
-    Raises:
-        ValueError: there is nothing on ``device``.
-    """
+    """What ``report_text`` says, as JSON values: the figures by their names, and under ``sections``
+    all that a full report says, in its words and its order."""
     found = report_data(profiles, device)
     if isinstance(found, RankSummary):
         data = {f.name: getattr(found, f.name) for f in fields(found)}
@@ -220,11 +215,8 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
 
 
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:
-    """The report of one process, or the comparison of several ranks.
-
-    Raises:
-        ValueError: there is nothing on ``device``.
-    """
+    """The report of one process, or the comparison of several ranks; raises ``ValueError`` if there
+    is nothing on ``device``."""
     return render(_sections(report_data(profiles, device), style.show, style.top), style)
 
 
@@ -235,11 +227,8 @@ def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Itera
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:
-    """How a report looks on what ``style`` is for.
-
-    Raises:
-        ValueError: ``top`` is less than 1.
-    """
+    """How a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less than
+    1."""
     if top is not None and top < 1:
         raise ValueError(f"top is {top}; it must be 1 or more")
     return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))

@@ -177,11 +177,7 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
 
 
 def _keep_other_files(output: str) -> None:
-    """Refuse to replace what is no snapshot: a program, a profile.
-
-    Raises:
-        click.BadParameter: there is such a file.
-    """
+    """Refuse to replace what is no snapshot: a program, a profile."""
     try:
         if not os.path.isfile(output):
             return
@@ -197,7 +193,6 @@ def _keep_other_files(output: str) -> None:
 
 
 def _said(done: Enriched) -> list[str]:
-    """What was named and what was not, a line each."""
     lines = []
     graphs = dict.fromkeys([*done.nbytes, *done.events, *done.frames])
     for graph in sorted(graphs, key=lambda g: (-done.nbytes[g], -done.events[g])):

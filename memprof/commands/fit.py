@@ -346,11 +346,6 @@ def advise(
 
 
 def _recorded(path: str, profile: Profile) -> tuple[str, ...]:
-    """The command of a profile.
-
-    Raises:
-        click.UsageError: it has none.
-    """
     recorded = profile.tracker.metadata.command if profile.tracker is not None else ()
     if not recorded:
         raise click.UsageError(

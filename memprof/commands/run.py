@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +22,38 @@ from memprof.profiler.tracker.settings import (
     find_file,
     parse,
     read_toml,
+    table_in,
     table_name,
-    table_of,
-    toml_document,
     toml_value,
 )
 from memprof.profiler.writing import check_writable, write_whole
 
-from ._common import BadFile, Command, json_option, print_json
+from ._common import BadFile, Command, json_option, print_json, read_by
 
-_FLAGS: tuple[tuple[str, Any, str], ...] = (
-    ("output_dir", click.Path(), "Folder of the file."),
-    ("interval", float, "Seconds between snapshots, 0.01 to 1,000,000."),
-    ("largest", int, "How many of the largest tensors a snapshot describes."),
-    ("max_snapshots", int, "How many snapshots are kept; older ones are merged."),
-    ("max_operations", int, "How many operations are kept one by one."),
-    ("operation_share", float, "Part of the time for memory at the edges of operations, 0 to 1."),
-    ("scan_at_start", bool, "Find the tensors that exist already."),
-    ("cpu_allocator", bool, "Count all CPU allocations, for 1.6 us each."),
-)
+_FLAGS = {
+    "output_dir": "Folder of the file.",
+    "interval": "Seconds between snapshots, 0.01 to 1,000,000.",
+    "largest": "How many of the largest tensors a snapshot describes.",
+    "max_snapshots": "How many snapshots are kept; older ones are merged.",
+    "max_operations": "How many operations are kept one by one.",
+    "operation_share": "Part of the time for memory at the edges of operations, 0 to 1.",
+    "scan_at_start": "Find the tensors that exist already.",
+    "cpu_allocator": "Count all CPU allocations, for 1.6 us each.",
+}
 
 
 def settings_flags(command: Command) -> Command:
-    """Add a flag for each setting; without a value it is None."""
-    for name, kind, text in reversed(_FLAGS):
-        flag = name.replace("_", "-")
+    for name, text in reversed(_FLAGS.items()):
+        flag = f"--{name.replace('_', '-')}"
+        kind: Any = type(getattr(TrackerSettings(), name))
         if kind is bool:
-            option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=text)
+            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
         else:
-            option = click.option(f"--{flag}", name, type=kind, help=text)
+            kind = click.Path() if kind is str else kind
+            checks = read_by(partial(check, name, where=""), SettingsError)
+            option = click.option(flag, name, type=kind, callback=checks, help=text)
         command = option(command)
     return command
-
-
-def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given.
-
-    Raises:
-        click.BadParameter: one cannot have its value.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
-        try:
-            check(name, value, "flag")
-        except SettingsError as e:
-            message = str(e).removeprefix("flag: ")
-            raise click.BadParameter(message, param_hint=f"--{name.replace('_', '-')}") from e
-    return given
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -94,7 +80,7 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
     # Unknown options pass, as those after -m MODULE are the module's; without -m one is a mistake.
     if module is None and command[0].startswith("-"):
         raise click.NoSuchOption(command[0].partition("=")[0])
-    given = checked(flags)
+    given = {name: value for name, value in flags.items() if value is not None}
     if graphs and given.keys() - {"output_dir"}:
         names = ", ".join(f"--{n.replace('_', '-')}" for n in given if n != "output_dir")
         raise click.UsageError(f"{names}: of the tracker, which --graphs runs without")
@@ -114,9 +100,8 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
             err=True,
         )
     what = ["-m", module, *command] if module is not None else list(command)
-    launch = [sys.executable, "-m", "memprof.profiler.tracker.launch", *what]
-    if graphs:
-        launch = [sys.executable, "-m", "memprof.graphs_launch", found.settings.output_dir, *what]
+    graphs_in = ["--graphs", found.settings.output_dir] if graphs else []
+    launch = [sys.executable, "-m", "memprof.launch", *graphs_in, *what]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, launch, environment)
@@ -163,8 +148,8 @@ def update(settings: tuple[str, ...], file: str | None) -> None:
         path = Path(file) if file else find_file() or Path(FILE_NAME)
         text = ""
         if path.exists():
-            table_of(path, read_toml(path))
-            text = path.read_text(encoding="utf-8")
+            text = read_toml(path)
+            table_in(text, path)
         for name, value in changes:
             text = changed(text, table_name(path), name, value)
         _check_text(path, text)
@@ -182,50 +167,44 @@ def _change(text: str) -> tuple[str, str | None]:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="NAME=VALUE")
     name = name.strip().replace("-", "_")
     if not value:
-        check(name, getattr(TrackerSettings(), name, None), "NAME=")
+        check(name, getattr(TrackerSettings(), name, None), "NAME=: ")
         return name, None
-    return name, toml_value(parse(name, value, text))
+    return name, toml_value(parse(name, value, f"{text}: "))
 
 
 def changed(text: str, table: str, name: str, value: str | None) -> str:
-    """TOML ``text`` with ``name`` set to ``value``, or taken out, in ``[table]``.
-
-    Only lines of that table are touched, so that comments and layout stay. A value of ours is
-    always on one line.
-    """
+    """TOML ``text`` with ``name`` set to ``value``, or taken out, in ``[table]``. Only lines of
+    that table are touched, so that comments and layout stay."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     dotted = r"\s*\.\s*".join(re.escape(part) for part in table.split("."))
     header = re.compile(rf"\s*\[\s*{dotted}\s*\]")
+    entry = re.compile(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*)(.*)")
     begin = next((i for i, line in enumerate(lines) if header.match(line)), None)
     if begin is None:
-        if value is None:
-            return text
         gap = ["\n"] if lines else []
-        return "".join([*lines, *gap, f"[{table}]\n", f"{name} = {value}\n"])
-    end = next(
-        (i for i in range(begin + 1, len(lines)) if re.match(r"\s*\[", lines[i])), len(lines)
-    )
-    entry = re.compile(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*)(.*)")
-    for i in range(begin + 1, end):
-        match = entry.match(lines[i])
-        if match:
+        new = [*gap, f"[{table}]\n", f"{name} = {value}\n"]
+        return text if value is None else "".join([*lines, *new])
+    end = begin + 1
+    while end < len(lines) and not re.match(r"\s*\[", lines[end]):
+        if match := entry.match(lines[end]):
             comment = re.search(r"\s+#[^\"']*$", match[2])
-            new = [] if value is None else [f"{match[1]}{value}{comment[0] if comment else ''}\n"]
-            return "".join([*lines[:i], *new, *lines[i + 1 :]])
-    if value is None:
-        return text
+            line = f"{match[1]}{value}{comment[0] if comment else ''}\n"
+            lines[end : end + 1] = [] if value is None else [line]
+            return "".join(lines)
+        end += 1
     while end > begin + 1 and not lines[end - 1].strip():
         end -= 1
-    return "".join([*lines[:end], f"{name} = {value}\n", *lines[end:]])
+    lines.insert(end, f"{name} = {value}\n")
+    return text if value is None else "".join(lines)
 
 
 def _check_text(path: Path, text: str) -> None:
     """Refuse to write what could not be read again, e.g. where the table is written inline."""
     try:
-        table = table_of(path, toml_document(text, path)) or {}
+        table = table_in(text, path) or {}
     except SettingsError as e:
         raise SettingsError(f"{e}: cannot be changed automatically; edit it by hand") from e
     for name, value in table.items():
-        check(name, value, str(path))
+        check(name, value, f"{path}: ")

@@ -49,7 +49,6 @@ def _seconds(value: float) -> float:
 
 
 def timeout_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--timeout``."""
     kind = click.FloatRange(0, 1e7, min_open=True)
     return click.option(
         "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
@@ -57,13 +56,11 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
 
 
 def steps_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--steps``, of the optimizer."""
     return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
 
 
 def tries_options(what: str) -> Callable[[Command], Command]:
-    """Add when a try ends, where tries are kept and how they are printed (``what`` is that which
-    ``--json`` prints), and the COMMAND."""
+    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND."""
 
     def add(command: Command) -> Command:
         for option in (
@@ -90,8 +87,7 @@ def store_at(output: str | None, command: tuple[str, ...]) -> Store:
 
 @contextmanager
 def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
-    """Refuse bad options and files before anything runs, and to run nothing: ``example`` is what to
-    write."""
+    """Refuse bad options and files before anything runs; ``example`` is what to write."""
     try:
         if not command:
             raise BadCommand(f"there is no script: {example}")
@@ -104,8 +100,8 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
 
 @contextmanager
 def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
-    """End with a line on standard error where tries of a subcommand cannot go on; ``output`` is the
-    file with those so far, if there is one."""
+    """End with a line on standard error where a subcommand cannot go on; ``output`` has tries so
+    far."""
     try:
         yield
     except KeyboardInterrupt:
@@ -321,7 +317,6 @@ def simulate(
 
 
 def _status(found: list[Simulation], limit: int | None) -> int:
-    """Exit status, and on standard error what it is for."""
     if any(s.fits is False for s in found):
         return TOO_MUCH
     for s in found:

@@ -61,11 +61,7 @@ def top(target: str, once: bool, interval: float) -> None:
 
 
 def files_of(target: str) -> list[str]:
-    """The profile files that ``target`` means.
-
-    Raises:
-        BadFile: there are none.
-    """
+    """The profile files that ``target`` means; raises ``BadFile`` if there are none."""
     if target.isdecimal() and not os.path.exists(target):
         found = sorted(_written_by(int(target)))
         if not found:
@@ -118,7 +114,6 @@ def _over(found: list[Present]) -> bool:
 
 
 def _plain(watches: list[JobFile], interval: float) -> list[Present]:
-    """A frame after the other, for what is no terminal."""
     while True:
         found = _looked(watches)
         _print(found)

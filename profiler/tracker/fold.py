@@ -53,14 +53,8 @@ Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One invocation, as a file that grows has it; what is not said here as in
-    ``OperationColumns``.
-
-    Attributes:
-        number: of the invocation, in order of start.
-        parent: number of the invocation around it, -1 if there is none.
-        memory: by device: before, after, peak, and whether the peak is exact.
-    """
+    """One invocation, as a file that grows has it: of ``parent`` the number, of ``memory`` by
+    device before, after, peak, and whether the peak is exact; else as in ``OperationColumns``."""
 
     number: Annotated[int, Meta(ge=0, le=_MOST)]
     summary: Place
@@ -123,8 +117,6 @@ class Entry:
 
 
 class TrackerFold:
-    """A record that entries are added to; see Note [Every entry stands alone]."""
-
     def __init__(self) -> None:
         self._metadata = TrackerMetadata()
         self._snapshots: list[MemorySnapshot] = []
@@ -133,11 +125,7 @@ class TrackerFold:
         self._operators = OperatorRecord()
 
     def add(self, entry: Entry) -> None:
-        """Add what an entry says.
-
-        Raises:
-            ValueError: nothing of it, since it has what no tracker writes.
-        """
+        """Add what an entry says; raises ``ValueError`` if it has what no tracker writes."""
         # Numbers are given in order of beginning.
         if any(row.parent >= row.number for row in entry.operations):
             raise ValueError("an operation inside a later one")
@@ -195,7 +183,6 @@ class TrackerFold:
 
 
 def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:
-    """``lanes``, as many as are needed, each on a thread that is there."""
     found = lanes + [Lane(LaneKind.THREAD, "(lost)", i) for i in range(len(lanes), needed)]
     return [
         lane if 0 <= lane.thread < len(found) else dataclasses.replace(lane, thread=i)
@@ -204,11 +191,8 @@ def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:
 
 
 def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
-    """``snapshots`` (in order of time) with at most ``limit`` left; the first and the last stay,
-    whatever ``limit`` is.
-
-    To be called when there are some more than ``limit``: the work is linear in their number.
-    """
+    """``snapshots`` (in order of time) with at most ``limit`` left, but for the first and the last.
+    To be called when there are some more: the work is linear in their number."""
     kept, before = list(snapshots), -1
     # A pass that merges nothing is the last one.
     while len(kept) > limit and len(kept) != before:
@@ -254,12 +238,9 @@ def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
 
 
 def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
-    """Positions in ``operations`` (anything with ``start_ns`` and ``end_ns``, in order of start) to
-    drop, so that ``limit`` are left.
-
-    Running ones (``end_ns`` -1) stay; more may be left if they are many. Passes over plain
-    numbers only: sorting 10 000 invocations by a key would hold the GIL for 50 ms.
-    """
+    """Positions in ``operations`` (in order of start) to drop, so that ``limit`` are left, and
+    those that run (``end_ns`` -1). Passes over plain numbers only: sorting 10 000 invocations by a
+    key would hold the GIL for 50 ms."""
     excess = len(operations) - limit
     if excess <= 0:
         return set()

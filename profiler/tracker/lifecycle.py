@@ -130,7 +130,7 @@ class Lifecycle:
         os.kill(os.getpid(), number)
 
     def _ended(self) -> None:
-        """The tracker has ended: let the signal that came meanwhile do what it does."""
+        """Let the signal that came meanwhile do what it does."""
         number, self._waiting = self._waiting, 0
         if number:
             os.kill(os.getpid(), number)

@@ -30,7 +30,6 @@ tracker's thread does at each snapshot, or by the edge that finds ``MAX_WAITING`
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Container
 from contextvars import ContextVar
@@ -64,14 +63,10 @@ class Operation:
     """One invocation, running or ended.
 
     Attributes:
-        log, owner: whose it is, and who ends it; None when that is done.
-        parent: the operation around it.
-        start_ns, end_ns: when; -1 while it runs.
+        owner: who ends it, None when that is done.
         number, summary: in order of start, and its place in the tree; -1 until it is digested.
         lane, task: where it runs; identity of its asyncio task, 0 for none.
-        failed: whether an exception left it.
         cost_ns: time that looking at it took.
-        tensors_before, tensors_after: bytes and number of live tensors.
         before, after: what was in use at the edges; None where that is not known.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
             before; from ``before`` and ``after`` when these are digested.
@@ -125,13 +120,8 @@ CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=
 
 
 class OperationLog:
-    """All operations of a tracker.
-
-    Args:
-        sources: what is looked at.
-        settings: how much of the time looking may take, and how many invocations are kept.
-        clock: ns.
-        report: told what went wrong at an edge; nothing of it reaches the user's code.
+    """All operations of a tracker. What goes wrong at an edge is told to ``report``, and nothing of
+    it reaches the user's code.
 
     Attributes:
         enabled: whether operations that begin are tracked.
@@ -146,14 +136,14 @@ class OperationLog:
         clock: Callable[[], int],
         report: Callable[[str], None],
     ) -> None:
+        self.sources = sources
+        self.clock = clock
+        self.report = report
         self.enabled = True
         self.lanes = Lanes()
         self.dropped = 0
         self.cost_ns = 0
-        self._sources = sources
         self._limit = limit = settings.max_operations
-        self._clock = clock
-        self._report = report
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
         self._allowance = Allowance(settings.operation_share)
@@ -183,7 +173,6 @@ class OperationLog:
             return None
 
     def end(self, operation: Operation, failed: bool) -> None:
-        """End an operation, on whatever thread its caller is."""
         try:
             self._end(operation, failed)
         except Exception as e:
@@ -191,10 +180,10 @@ class OperationLog:
             self._failed(e)
 
     def _failed(self, e: Exception) -> None:
-        self._report(f"the tracker failed: {type(e).__name__}: {e}")
+        self.report(f"the tracker failed: {type(e).__name__}: {e}")
 
     def _begin(self, owner: object, name: str) -> Operation:
-        entered = self._clock()
+        entered = self.clock()
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
@@ -208,12 +197,12 @@ class OperationLog:
             operation.tensors_before, operation.before = self._look(operation, entered)
         self._waiting.append(operation)
         CURRENT.set(operation)
-        self._left_at = operation.start_ns = self._clock()
+        self._left_at = operation.start_ns = self.clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
     def _end(self, operation: Operation, failed: bool) -> None:
-        entered = self._clock()
+        entered = self.clock()
         if operation.owner is None:
             return
         operation.owner = None
@@ -234,7 +223,7 @@ class OperationLog:
                 self._digest()
             finally:
                 self._lock.release()
-        self._left_at = self._clock()
+        self._left_at = self.clock()
         self.cost_ns += self._left_at - entered
 
     def _take_lane(self, task: int) -> int:
@@ -246,22 +235,22 @@ class OperationLog:
 
     def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
         """What is alive and in use now; what it takes is charged to ``operation``."""
-        begin = self._clock()
+        begin = self.clock()
         try:
             return self._count_tensors(), self._in_use(entered)
         except Exception as e:
             self._failed(e)
             return _UNKNOWN, None
         finally:
-            operation.cost_ns += self._allowance.spend(begin, self._clock())
+            operation.cost_ns += self._allowance.spend(begin, self.clock())
 
     def _in_use(self, entered: int) -> Reading:
-        found = self._sources.accelerators.brief()
+        found = self.sources.accelerators.brief()
         if (
             entered - self._left_at > _SAME_INSTANT_NS
             or entered - self._read_at > _READING_LASTS_NS
         ):
-            process = self._sources.process
+            process = self.sources.process
             now = process.resident()
             self._resident = None if now is None else (now, process.highest() or now)
             self._read_at = entered
@@ -270,7 +259,7 @@ class OperationLog:
         return found
 
     def _count_tensors(self) -> Counted:
-        tensors = self._sources.tensors
+        tensors = self.sources.tensors
         if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
         found = False
@@ -344,8 +333,8 @@ class OperationLog:
             self._edges_at_look = self._edges
 
     def made_in(self) -> int:
-        """Summary of the operation in which what is found now was made, -1 if that is not
-        known; see Note [Memory around an operation]. To be called right before a look."""
+        """Summary of the operation in which what is found now was made, -1 if that is not known. To
+        be called right before a look."""
         with self._lock:
             self._digest()
             known = self._edges == self._edges_at_look
@@ -371,13 +360,11 @@ class OperationLog:
 
     @property
     def seen(self) -> int:
-        """How many invocations have begun so far."""
         with self._lock:
             self._digest()
             return self._seen
 
     def path(self, summary: int) -> str:
-        """Names from the root to a summary, joined by ``/``; "" for -1."""
         return self._tree.path(summary)
 
     def running(self) -> list[Operation]:
@@ -387,7 +374,6 @@ class OperationLog:
             return list(self._running.values())
 
     def rows(self) -> list[OperationRow]:
-        """The invocations that are kept, in order of start."""
         with self._lock:
             self._digest()
             operations = list(self._rows)
@@ -400,14 +386,13 @@ class OperationLog:
         return rows
 
     def summaries(self) -> list[OperationSummary]:
-        """The tree of operations, as in the record."""
         with self._lock:
             self._digest()
             return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """What changed since it was last asked: rows, at most ``limit`` of those that have
-        ended, and summaries. Ask again until there is nothing more."""
+        """What changed since it was last asked: at most ``limit`` rows of those that have ended,
+        and summaries. Ask again until there is nothing more."""
         with self._lock:
             self._digest()
             rows: list[OperationRow] = []

@@ -64,13 +64,8 @@ class Figures(NamedTuple):
 def calls(
     events: Sequence[HostEvent], memory: Sequence[MemoryEvent]
 ) -> Iterator[tuple[HostEvent, Figures]]:
-    """Each call with its figures, in order of thread and start, asynchronous ones last; see
-    Note [Figures of operator calls].
-
-    Args:
-        events: in any order.
-        memory: in order of time.
-    """
+    """Each call with its figures, in order of thread and start, asynchronous ones last; ``memory``
+    is in order of time. See Note [Figures of operator calls]."""
     nested = sorted(
         (e for e in events if not e.asynchronous), key=lambda e: (e.thread, e.start_ns, -e.end_ns)
     )
@@ -125,8 +120,6 @@ def _nesting(events: list[HostEvent]) -> tuple[list[int], list[int]]:
 
 
 class _Bytes:
-    """Sums of allocations between two instants."""
-
     def __init__(self, memory: Sequence[MemoryEvent]) -> None:
         self._times = [m.time_ns for m in memory]
         self._host = list(accumulate((m.nbytes if m.on_host else 0 for m in memory), initial=0))
@@ -140,13 +133,8 @@ class _Bytes:
 
 
 class OperatorTable:
-    """Operator statistics added up over windows.
-
-    Attributes:
-        windows: the last ``MAX_WINDOWS``.
-        added: how many there were.
-        peak_cpu_bytes: as in the record.
-    """
+    """Operator statistics added up over windows: ``added`` of them, the last ``MAX_WINDOWS`` in
+    ``windows``."""
 
     def __init__(self) -> None:
         self.windows: list[Span] = []
@@ -160,7 +148,6 @@ class OperatorTable:
         self._shapes: dict[str, dict[Shapes, list[int]]] = {}
 
     def add(self, events: Sequence[HostEvent], memory: Sequence[MemoryEvent], window: Span) -> None:
-        """Add what ``_torch_compat.operator_events`` has of a finished window."""
         with self._lock:
             for event, figures in calls(events, memory):
                 if is_operator(event.name):
@@ -197,17 +184,13 @@ class OperatorTable:
                 ranked = sorted(shapes.items(), key=lambda item: (-item[1][0], item[0]))
                 kept = tuple(OperatorShapes(s, *times) for s, times in ranked[:MAX_SHAPES])
                 others = count - sum(s.count for s in kept) if shapes else 0
-                figures = Figures(*sums)._asdict()
-                found.append(
-                    OperatorStatistics(name, count, **figures, shapes=kept, other_shapes=others)
-                )
+                found.append(OperatorStatistics(name, count, *sums, kept, others))
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
             return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)
 
 
 def is_operator(name: str) -> bool:
-    """Whether a profiler's event is an operator: ``aten::mm``, one of the user's library, or a
-    kernel that Inductor generated."""
+    """``aten::mm``, an operator of the user's library, or a kernel that Inductor generated."""
     return ("::" in name and not name.startswith(_NOT_OPERATORS)) or name.startswith("triton_")
 
 
@@ -215,13 +198,8 @@ _ONE_WINDOW = threading.Lock()
 
 
 class OperatorWindow:
-    """One ``with tracker.track_pytorch_ops():``.
-
-    Args:
-        table: where the statistics go, asked at the end; None if they go nowhere.
-        report: told why nothing is measured, where that is so.
-        shapes, memory: whether to record input shapes and bytes.
-    """
+    """One ``with tracker.track_pytorch_ops():``. ``table`` is asked at the end, too; it is None
+    where statistics go nowhere."""
 
     def __init__(
         self,
@@ -232,8 +210,7 @@ class OperatorWindow:
     ) -> None:
         self._table = table
         self._report = report
-        self._shapes = shapes
-        self._memory = memory
+        self._wanted = {"shapes": shapes, "memory": memory}
         self._profile: Any = None
         self._start = 0
 
@@ -244,9 +221,8 @@ class OperatorWindow:
             self._report("track_pytorch_ops: another profiler is on, so nothing was measured")
             return self
         try:
-            profile = _torch_compat.kineto_profile(
-                device=_torch_compat.cuda_in_use(), shapes=self._shapes, memory=self._memory
-            )
+            cuda = _torch_compat.cuda_in_use()
+            profile = _torch_compat.kineto_profile(device=cuda, **self._wanted)
             profile.__enter__()
         except Exception as e:
             _ONE_WINDOW.release()

@@ -86,6 +86,5 @@ class Pace:
             self.rest()
 
     def rest(self) -> None:
-        """Sleep a moment, which gives the GIL away."""
         time.sleep(_BREATH)
         self._since = time.perf_counter_ns()

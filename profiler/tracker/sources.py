@@ -21,8 +21,8 @@ Note [The highest resident size]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``getrusage`` has it for 0.8 µs, but Linux keeps that mark over ``exec``: a worker that is started
 by a process that has loaded a model begins with the model's bytes in it. ``VmHWM`` of
-``/proc/self/status`` is this program's own and takes 9 µs. So the first is asked, and the second
-too for as long as the first has not gone beyond what it was when it was seen to be another's.
+``/proc/self/status`` is this program's own and takes 9 µs. So the first is asked where it says no
+more than the second at first.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -46,6 +47,11 @@ from memprof.profiler.model import DeviceMemory, PoolMemory, Source
 from . import _torch_compat
 from ._torch_compat import CpuAllocatorCount
 from .tensors import LiveTensors
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 _Answer = TypeVar("_Answer")
 
@@ -66,7 +72,6 @@ class Seldom(Generic[_Answer]):
         self.last: _Answer | None = None
 
     def ask(self) -> _Answer | None:
-        """A fresh answer, or None if it is too early."""
         begin = self._clock()
         if begin < self._next:
             return None
@@ -98,43 +103,25 @@ def _mallinfo2() -> Callable[[], int] | None:
     return allocated
 
 
-def _rusage_highest() -> Callable[[], int] | None:
-    """The highest resident bytes that ``getrusage`` knows, as a function; None on Windows."""
-    try:
-        from resource import RUSAGE_SELF, getrusage
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return lambda: getrusage(RUSAGE_SELF).ru_maxrss * unit
-
-
-_NO_FILE = -1
-
-
 class ProcessMemory:
-    """Physical memory of this process."""
-
     def __init__(self) -> None:
         self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
         self._files: dict[str, int] = {}
-        self._inherited: int | None = None  # see highest()
         question = _mallinfo2()
         self._malloc = Seldom(question) if question is not None else None
-        self._rusage_highest = _rusage_highest()
         self.total = physical_memory()
 
     def close(self) -> None:
         """Give back the files; after a fork it is still the parent's that they read."""
-        files, self._files = self._files, {"statm": _NO_FILE, "status": _NO_FILE}
+        files, self._files = self._files, {"statm": -1, "status": -1}
         for file in files.values():
             with contextlib.suppress(OSError):
                 os.close(file)
 
     def _read(self, name: str, length: int) -> bytes:
-        """The beginning of ``/proc/self/name``; empty where there is none."""
         try:
             if name not in self._files:
-                self._files[name] = _NO_FILE
+                self._files[name] = -1
                 self._files[name] = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
             return os.pread(self._files[name], length, 0)
         except OSError:
@@ -150,32 +137,30 @@ class ProcessMemory:
     def highest(self) -> int | None:
         """The highest that ``resident`` ever was, see Note [The highest resident size]; None where
         the system cannot say."""
-        if self._rusage_highest is None:
-            return None
-        peak = self._rusage_highest()
-        if self._inherited is not None and peak > self._inherited:
-            return peak
-        own = self._own_highest()
-        if self._inherited is None:
-            self._inherited = peak if own is not None and own < peak else 0
-        return own if own is not None else peak
+        return self._own_highest() if self._inherited else self._rusage_highest()
+
+    @functools.cached_property
+    def _inherited(self) -> bool:
+        rusage, own = self._rusage_highest(), self._own_highest()
+        return rusage is not None and own is not None and rusage > own
 
     def _own_highest(self) -> int | None:
         found = re.search(rb"^VmHWM:\s*(\d+) kB", self._read("status", 4096), re.MULTILINE)
         return int(found[1]) * 1024 if found else None
 
+    def _rusage_highest(self) -> int | None:
+        if resource is None:
+            return None
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
     def allocated(self) -> int | None:
-        """Bytes that malloc has handed out; None if it cannot say, or not now."""
         return self._malloc.ask() if self._malloc is not None else None
 
 
 class Accelerators:
-    """The allocators of the accelerators that are in use.
-
-    Attributes:
-        mps: whether tensors on MPS were seen. torch cannot say whether it is in use, and
-            asking for its memory would initialise it.
-    """
+    """The allocators of the accelerators that are in use. ``mps`` says whether tensors on MPS were
+    seen: torch cannot say whether it is in use, and asking for its memory would initialise it."""
 
     def __init__(self) -> None:
         self.mps = False
@@ -194,7 +179,6 @@ class Accelerators:
         return found
 
     def full(self) -> dict[str, DeviceMemory]:
-        """All that is known, for snapshots; of tensors nothing."""
         found = {}
         blocks = 0
         for i, counters in _cuda_counters():
@@ -255,16 +239,8 @@ def _cuda_pools() -> dict[str, list[PoolMemory]]:
 
 @dataclass(slots=True)
 class Sources:
-    """All that a tracker asks.
-
-    Attributes:
-        tensors: the live Python tensors.
-        process: resident memory and malloc.
-        accelerators: the allocators of devices.
-        cpu_count: torch's count of CPU allocations.
-        no_cpu_count: why that does not count, "" if it does.
-        scanned: whether tensors of before the tracker's start were looked for.
-    """
+    """All that a tracker asks. ``no_cpu_count`` is why torch's CPU allocations are not counted;
+    ``scanned``, whether tensors of before the tracker's start were looked for."""
 
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
@@ -275,8 +251,7 @@ class Sources:
 
 
 def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
-    """The sources as every record says them; ``compiled`` is whether memprof compiled something in
-    this process."""
+    """The sources as every record says them."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
     found = (

@@ -40,15 +40,17 @@ _current: EagerMemory | None = None
 class EagerMemory:
     """Follows the devices of this process from ``begin`` to ``end``, after which the lists are
     there, what has most first; or ``why_not`` says in words why they are empty. With ``accounts``
-    it says what all is for that is reserved, with ``graphs`` what CUDA graphs hold."""
+    it says what all is for that is reserved, with ``graphs`` what CUDA graphs hold; with neither it
+    does nothing."""
 
-    def __init__(self, *, accounts: bool = True, graphs: bool = False) -> None:
+    def __init__(self, *, accounts: bool, graphs: bool) -> None:
         self.what = "the device's memory" if accounts else "CUDA graphs"
         self.accounts: list[DeviceAccount] = []
         self.graph_pools: list[GraphPool] = []
         self.growth: list[Growth] = []
         self.why_not = ""
         self._accounts = accounts
+        self._wanted = accounts or graphs
         self._graphs = GraphWatch() if graphs else None
         made = self._graphs.made if self._graphs is not None else None
         self._watch = Watch(guest=True, phases=accounts, made=made)
@@ -60,6 +62,8 @@ class EagerMemory:
         """Follow from here on, or from where CUDA starts; raises ``RuntimeError`` if another
         session does."""
         global _current
+        if not self._wanted:
+            return
         with _lock:
             if _current is not None:
                 raise RuntimeError(
@@ -85,10 +89,9 @@ class EagerMemory:
         except Exception as e:
             self._watch.fail(e)
 
-    def end(self, error: object = None) -> None:
-        """Say what was there, and leave torch as it was; ``error`` is by which the program
-        leaves."""
-        if self._process != os.getpid():
+    def end(self, error: object) -> None:
+        """Say what was there, and leave torch as it was; the program leaves by ``error``."""
+        if not self._wanted or self._process != os.getpid():
             return
         try:
             if not self.why_not:
@@ -108,9 +111,8 @@ class EagerMemory:
             self._undo.close()
         except Exception as e:
             self._watch.fail(e)
-        finally:
-            with _lock:
-                _current = None
+        with _lock:
+            _current = None if _current is self else _current
 
     def _describe(self, error: object) -> None:
         if self._graphs is not None:

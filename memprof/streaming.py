@@ -5,10 +5,9 @@ Note [When a stream is written]
 Compiled calls append to the call log, written or not: the calling threads know nothing of the
 file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
 come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
-keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two looks (at 5 µs a
-call, the fastest there are, 50,000 in ``TICK_S``); those that are pushed out before we saw them are
-counted as ``CallColumns.dropped``. The thread holds the GIL while it collects (some µs a call) and
-not while it compresses and writes. A forked child has no such thread: the file is its parent's.
+keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at most, at 5 µs each);
+those that are pushed out before we saw them are counted as ``CallColumns.dropped``. The thread
+holds the GIL while it collects (some µs a call) and not while it compresses and writes.
 
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -143,29 +142,24 @@ class Streamer:
         if self._given_up or self._fd < 0:
             return True
         try:
-            data = self._collect(join, end)
+            self._unwritten += self._collect(join, end)
         except Exception as e:  # Whatever it is, the training goes on.
             self.failed = True
             self._log_once(e, "cannot collect what is new", "It is tried again")
             return False
-        self._unwritten += data
         try:
             os.lseek(self._fd, self._size, os.SEEK_SET)
             write_all(self._fd, self._unwritten)
-            self._size += len(self._unwritten)
         except Exception as e:
             self.failed = True
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            self._log_once(
-                e,
-                "cannot write the profile on",
-                "It has what was written before; the rest stays in memory: session.save(PATH)",
-            )
+            said = "It has what was written before; the rest stays in memory: session.save(PATH)"
+            self._log_once(e, "cannot write the profile on", said)
             return True
-        self._unwritten = b""
-        self.failed = False
+        self._size += len(self._unwritten)
+        self._unwritten, self.failed = b"", False
         return True
 
     def _collect(self, join: Join, end: bool) -> bytes:
@@ -173,13 +167,11 @@ class Streamer:
         # In this order: what is called is known by the time of the snapshot.
         records = self._runtime.calls.after(self._last)
         since = self._session.since_perf_ns
-        columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
         calls = CallColumns()
-        if columns:
-            graph, program, start, finish, idents = columns
+        if columns := [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]:
             number = self.threads.setdefault
-            thread = [number(ident, len(self.threads)) for ident in idents]
-            calls = CallColumns(graph, program, start, finish, thread)
+            thread = [number(ident, len(self.threads)) for ident in columns.pop()]
+            calls = CallColumns(*columns, thread)
         seen = self._seen + len(calls)
         profile = join(self._runtime.snapshot(self._session), self.threads)
         profile.totals, profile.resident = device_totals(), resident_bytes()

@@ -59,10 +59,10 @@ def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None
 
 
 def _same_file(a: str, b: str) -> bool:
-    try:
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # One is not there, or has no path that could be.
         return os.path.samefile(a, b)
-    except (OSError, ValueError):  # One is not there, or has no path that could be.
-        pass
     with contextlib.suppress(OSError, ValueError):
         return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
     return False
@@ -118,12 +118,8 @@ def no_such_calls(*profiles: Profile) -> click.BadParameter:
 def calls_option(command: Command) -> Command:
     """Add ``--calls FIRST:LAST``, from 1; the command gets a pair of indices, None for an end left
     out."""
-    return click.option(
-        "--calls",
-        callback=_calls,
-        metavar="FIRST:LAST",
-        help="Calls as reports number them, both included. Default: all.",
-    )(command)
+    help = "Calls as reports number them, both included. Default: all."
+    return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)(command)
 
 
 def output_option(help: str, *, required: bool = True) -> Callable[[Command], Command]:
@@ -138,17 +134,10 @@ exact_option = click.option("--bytes", "exact", is_flag=True, help="Bytes with a
 
 
 def table_options(command: Command) -> Command:
-    for option in (
-        exact_option,
-        click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most."),
-        click.option(
-            "--top",
-            type=click.IntRange(min=1),
-            help="Rows in each table; the rest is added up. Default: 10, of a short report 5.",
-        ),
-    ):
-        command = option(command)
-    return command
+    whose = "Whose memory, e.g. cuda:0. Default: the one with the most."
+    rows = "Rows in each table; the rest is added up. Default: 10, of a short report 5."
+    command = click.option("--device", help=whose)(exact_option(command))
+    return click.option("--top", type=click.IntRange(min=1), help=rows)(command)
 
 
 def read(path: str) -> Profile:

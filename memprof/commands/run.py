@@ -12,20 +12,7 @@ from typing import Any
 
 import click
 
-from memprof.profiler.tracker.settings import (
-    ENVIRONMENT_PREFIX,
-    FILE_NAME,
-    SettingsError,
-    TrackerSettings,
-    check,
-    configured,
-    find_file,
-    parse,
-    read_toml,
-    table_in,
-    table_name,
-    toml_value,
-)
+from memprof.profiler.tracker import settings
 from memprof.profiler.writing import check_writable, write_whole
 
 from ._common import BadFile, Command, json_option, print_json, read_by
@@ -45,12 +32,12 @@ _FLAGS = {
 def settings_flags(command: Command) -> Command:
     for name, text in reversed(_FLAGS.items()):
         flag = f"--{name.replace('_', '-')}"
-        kind: Any = type(getattr(TrackerSettings(), name))
+        kind: Any = type(getattr(settings.TrackerSettings(), name))
         if kind is bool:
             option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
         else:
             kind = click.Path() if kind is str else kind
-            checks = read_by(partial(check, name, where=""), SettingsError)
+            checks = read_by(partial(settings.check, name, where=""), settings.SettingsError)
             option = click.option(flag, name, type=kind, callback=checks, help=text)
         command = option(command)
     return command
@@ -87,12 +74,9 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
     environment = dict(os.environ)
     for name, value in given.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        environment[ENVIRONMENT_PREFIX + name.upper()] = text
-    try:
-        found = configured(environment=environment)
-        check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+        environment[settings.ENVIRONMENT_PREFIX + name.upper()] = text
+    found = settings.configured(environment=environment)
+    check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
     if not found.settings.enabled and not graphs:
         click.echo(
             f"memprof run: tracking, although {found.origin['enabled']} says enabled = false; "
@@ -116,49 +100,47 @@ def config() -> None:
 @json_option
 def show(as_json: bool) -> None:
     """Print the settings in force here, and where each comes from."""
-    try:
-        found = configured()
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+    found = settings.configured()
     if as_json:
         file = str(found.file) if found.file else None
-        origin = found.origin
-        print_json({"file": file, "settings": found.settings, "origin": origin})
+        print_json({"file": file, "settings": found.settings, "origin": found.origin})
         return
-    click.echo(f"# file: {found.file or f'none (no {FILE_NAME}, no [tool.memprof])'}")
-    for field in dataclasses.fields(TrackerSettings):
-        value = toml_value(getattr(found.settings, field.name))
+    click.echo(f"# file: {found.file or f'none (no {settings.FILE_NAME}, no [tool.memprof])'}")
+    for field in dataclasses.fields(settings.TrackerSettings):
+        value = settings.toml_value(getattr(found.settings, field.name))
         click.echo(f"{field.name} = {value}  # {found.origin.get(field.name, 'default')}")
 
 
 @config.command()
-@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument("texts", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option(
     "--file",
     type=click.Path(dir_okay=False),
-    help=f"Which file. Default: the one in force, else a new {FILE_NAME} here.",
+    help=f"Which file. Default: the one in force, else a new {settings.FILE_NAME} here.",
 )
-def update(settings: tuple[str, ...], file: str | None) -> None:
+def update(texts: tuple[str, ...], file: str | None) -> None:
     """Set settings in the TOML file; NAME= takes one out.
 
     The rest of the file, comments included, stays as it is.
     """
+    changes = [_change(text) for text in texts]
     try:
-        changes = [_change(text) for text in settings]
-        path = Path(file) if file else find_file() or Path(FILE_NAME)
-        text = ""
-        if path.exists():
-            text = read_toml(path)
-            table_in(text, path)
-        for name, value in changes:
-            text = changed(text, table_name(path), name, value)
-        _check_text(path, text)
-        write_whole(path, text.encode(), "the settings")
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+        path = Path(file) if file else settings.find_file() or Path(settings.FILE_NAME)
+        text = settings.read_toml(path) if path.exists() else ""
     except OSError as e:  # A folder above it may not even be looked into.
         raise BadFile(f"{e.filename}: cannot read it: {e.strerror}") from e
-    click.echo(f"{path}: {', '.join(settings)}")
+    settings.table_in(text, path)
+    for name, value in changes:
+        text = changed(text, settings.table_name(path), name, value)
+    # Where the table is written inline, it could not be read again.
+    try:
+        table = settings.table_in(text, path) or {}
+    except settings.SettingsError as e:
+        raise BadFile(f"{e}: cannot be changed automatically; edit it by hand") from e
+    for name, value in table.items():
+        settings.check(name, value, f"{path}: ")
+    write_whole(path, text.encode(), "the settings")
+    click.echo(f"{path}: {', '.join(texts)}")
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -167,9 +149,9 @@ def _change(text: str) -> tuple[str, str | None]:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="NAME=VALUE")
     name = name.strip().replace("-", "_")
     if not value:
-        check(name, getattr(TrackerSettings(), name, None), "NAME=: ")
+        settings.check(name, getattr(settings.TrackerSettings(), name, None), "NAME=: ")
         return name, None
-    return name, toml_value(parse(name, value, f"{text}: "))
+    return name, settings.toml_value(settings.parse(name, value, f"{text}: "))
 
 
 def changed(text: str, table: str, name: str, value: str | None) -> str:
@@ -198,13 +180,3 @@ def changed(text: str, table: str, name: str, value: str | None) -> str:
         end -= 1
     lines.insert(end, f"{name} = {value}\n")
     return text if value is None else "".join(lines)
-
-
-def _check_text(path: Path, text: str) -> None:
-    """Refuse to write what could not be read again, e.g. where the table is written inline."""
-    try:
-        table = table_in(text, path) or {}
-    except SettingsError as e:
-        raise SettingsError(f"{e}: cannot be changed automatically; edit it by hand") from e
-    for name, value in table.items():
-        check(name, value, f"{path}: ")

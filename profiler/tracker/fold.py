@@ -30,18 +30,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ..model import (
-    Lane,
-    LaneKind,
-    MemoryColumns,
-    MemorySnapshot,
-    OperationColumns,
-    OperationSummary,
-    OperatorRecord,
-    SnapshotKind,
-    TrackerMetadata,
-    TrackerRecord,
-)
+from .. import model
 from ..model.limits import LARGEST, Count, Int
 from ..model.tracker import MAX_DEVICES, MAX_LANES, MAX_NAMES
 from .settings import room
@@ -72,7 +61,7 @@ class OperationRow:
     failed: bool = False
 
 
-_PLAIN = [f.name for f in fields(OperationColumns) if f.name not in ("parent", "memory")]
+_PLAIN = [f.name for f in fields(model.OperationColumns) if f.name not in ("parent", "memory")]
 """Columns that rows have as they are."""
 
 
@@ -90,17 +79,17 @@ def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, Operatio
     return kept
 
 
-def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
+def as_columns(rows: Iterable[OperationRow]) -> model.OperationColumns:
     """``rows``, in any order, as columns in order of start."""
     ordered = sorted(rows, key=lambda r: (r.start_ns, r.number))
     position = {r.number: i for i, r in enumerate(ordered)}
-    columns = OperationColumns()
+    columns = model.OperationColumns()
     for name in _PLAIN:
         getattr(columns, name).extend(getattr(r, name) for r in ordered)
     columns.parent.extend(position.get(r.parent, -1) for r in ordered)
     for device in dict.fromkeys(d for r in ordered for d in r.memory):
         figures = (r.memory.get(device, (-1, -1, -1, False)) for r in ordered)
-        columns.memory[device] = MemoryColumns(*map(list, zip(*figures, strict=True)))
+        columns.memory[device] = model.MemoryColumns(*map(list, zip(*figures, strict=True)))
     return columns
 
 
@@ -109,20 +98,20 @@ class Entry:
     """What is added to a record; what is None or empty adds nothing. Of the same operation (by
     number), summary (by position) or other part it replaces what an earlier entry said."""
 
-    metadata: TrackerMetadata | None = None
-    snapshot: MemorySnapshot | None = None
+    metadata: model.TrackerMetadata | None = None
+    snapshot: model.MemorySnapshot | None = None
     operations: list[OperationRow] = field(default_factory=list)
-    summaries: dict[Place, OperationSummary] = field(default_factory=dict)
-    pytorch_operations: OperatorRecord | None = None
+    summaries: dict[Place, model.OperationSummary] = field(default_factory=dict)
+    pytorch_operations: model.OperatorRecord | None = None
 
 
 class TrackerFold:
     def __init__(self) -> None:
-        self._metadata = TrackerMetadata()
-        self._snapshots: list[MemorySnapshot] = []
+        self._metadata = model.TrackerMetadata()
+        self._snapshots: list[model.MemorySnapshot] = []
         self._rows: dict[int, OperationRow] = {}
-        self._summaries: dict[int, OperationSummary] = {}
-        self._operators = OperatorRecord()
+        self._summaries: dict[int, model.OperationSummary] = {}
+        self._operators = model.OperatorRecord()
 
     def add(self, entry: Entry) -> None:
         """Add what an entry says; raises ``ValueError`` if it has what no tracker writes."""
@@ -138,7 +127,7 @@ class TrackerFold:
         if entry.pytorch_operations is not None:
             self._operators = entry.pytorch_operations
 
-    def record(self) -> tuple[TrackerRecord, list[str]]:
+    def record(self) -> tuple[model.TrackerRecord, list[str]]:
         """The record that the entries so far make up, as long as the tracker keeps it; and what of
         it had to be left out, a line each."""
         m, left_out = self._metadata, []
@@ -169,28 +158,31 @@ class TrackerFold:
             pauses=pauses,
             lanes=_lanes(m.lanes, max((r.lane for r in named), default=-1) + 1),
         )
-        return TrackerRecord(
+        return model.TrackerRecord(
             metadata, snapshots, as_columns(named), summaries, self._operators
         ), left_out
 
-    def _tree(self) -> list[OperationSummary]:
+    def _tree(self) -> list[model.OperationSummary]:
         known = range(max(self._summaries, default=-1) + 1)
-        found = [self._summaries.get(i, OperationSummary("(lost)")) for i in known]
+        found = [self._summaries.get(i, model.OperationSummary("(lost)")) for i in known]
         return [
             s if -1 <= s.parent < i else dataclasses.replace(s, parent=-1)
             for i, s in enumerate(found)
         ]
 
 
-def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:
-    found = lanes + [Lane(LaneKind.THREAD, "(lost)", i) for i in range(len(lanes), needed)]
+def _lanes(lanes: list[model.Lane], needed: int) -> list[model.Lane]:
+    lost = range(len(lanes), needed)
+    found = lanes + [model.Lane(model.LaneKind.THREAD, "(lost)", i) for i in lost]
     return [
         lane if 0 <= lane.thread < len(found) else dataclasses.replace(lane, thread=i)
         for i, lane in enumerate(found)
     ]
 
 
-def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
+def thin_snapshots(
+    snapshots: Sequence[model.MemorySnapshot], limit: int
+) -> list[model.MemorySnapshot]:
     """``snapshots`` (in order of time) with at most ``limit`` left, but for the first and the last.
     To be called when there are some more: the work is linear in their number."""
     kept, before = list(snapshots), -1
@@ -201,13 +193,13 @@ def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[Memo
     return kept
 
 
-def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnapshot]:
+def _merge_some(snapshots: list[model.MemorySnapshot], excess: int) -> list[model.MemorySnapshot]:
     candidates = []
     for i in range(1, len(snapshots) - 1):
         s = snapshots[i]
         gap = snapshots[i + 1].time_ns - snapshots[i - 1].time_ns
         age = snapshots[-1].time_ns - s.time_ns
-        candidates.append((s.kind is not SnapshotKind.PERIODIC, gap / (age + 1), i))
+        candidates.append((s.kind is not model.SnapshotKind.PERIODIC, gap / (age + 1), i))
     gone: set[int] = set()
     for _, _, i in sorted(candidates):
         if len(gone) == excess:
@@ -222,7 +214,7 @@ def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnap
     ]
 
 
-def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
+def _merge(earlier: model.MemorySnapshot, later: model.MemorySnapshot) -> model.MemorySnapshot:
     devices = dict(later.devices)
     for name, memory in earlier.devices.items():
         if name in devices:

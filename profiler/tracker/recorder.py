@@ -15,19 +15,11 @@ from pathlib import Path
 
 import torch
 
+from memprof.profiler import model
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import encode_profile
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import (
-    MemorySnapshot,
-    Profile,
-    RunState,
-    SnapshotKind,
-    Span,
-    TrackerMetadata,
-    TrackerRecord,
-)
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import journal, naming
@@ -62,9 +54,9 @@ class Recorder:
         self.operators = OperatorTable()
         self._clock = clock
         self._journal: journal.Journal | None = None
-        self._snapshots: list[MemorySnapshot] = []
+        self._snapshots: list[model.MemorySnapshot] = []
         self._taken = 0
-        self._metadata = TrackerMetadata()
+        self._metadata = model.TrackerMetadata()
         # What of it is in the file.
         self._metadata_at = self._lanes_written = self._operators_written = 0
         self._problems: dict[str, None] = {}
@@ -76,7 +68,7 @@ class Recorder:
 
     def begin(self, parent_pid: int | None) -> None:
         now = self._clock()
-        self._metadata = TrackerMetadata(
+        self._metadata = model.TrackerMetadata(
             perf_origin_ns=time.time_ns() - now,
             start_ns=now,
             host=platform.node(),
@@ -120,13 +112,13 @@ class Recorder:
     def pause(self) -> None:
         """Take nothing in until ``resume``; operations that run are still ended."""
         now = self._clock()
-        self._metadata.pauses.append(Span(now, now))
+        self._metadata.pauses.append(model.Span(now, now))
         self.operations.enabled = False
         self.sources.tensors.unwatch()
 
     def resume(self) -> None:
         last = self._metadata.pauses[-1]
-        self._metadata.pauses[-1] = Span(last.start_ns, self._clock())
+        self._metadata.pauses[-1] = model.Span(last.start_ns, self._clock())
         self._look()
 
     def let_go(self) -> None:
@@ -134,7 +126,7 @@ class Recorder:
         self.recording = self.operations.enabled = False
         self.sources.tensors.unwatch()
 
-    def finish(self, state: RunState, reason: str) -> None:
+    def finish(self, state: model.RunState, reason: str) -> None:
         self.guard(self.sources.cpu_count.stop)
         self._metadata.state, self._metadata.reason = state, reason
         self.guard(self.write_file)
@@ -182,9 +174,9 @@ class Recorder:
 
     # --- adding to it ---------------------------------------------------------------------
 
-    def snapshot(self, kind: SnapshotKind, name: str = "") -> None:
+    def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
         cpu = time.thread_time_ns()
-        pace = Pace() if kind is SnapshotKind.PERIODIC else None
+        pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
         running = self.operations.running()
         snapshot = take_snapshot(self.operations, kind, name, pace or no_pause)
         if pace is not None:
@@ -213,7 +205,7 @@ class Recorder:
                 pace.rest()
         self._cost_ns += time.thread_time_ns() - cpu
 
-    def _entry(self, snapshot: MemorySnapshot, running: list[Operation]) -> Entry:
+    def _entry(self, snapshot: model.MemorySnapshot, running: list[Operation]) -> Entry:
         operators = metadata = None
         if self.operators.added != self._operators_written:
             self._operators_written = self.operators.added
@@ -248,7 +240,7 @@ class Recorder:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def _current_metadata(self) -> TrackerMetadata:
+    def _current_metadata(self) -> model.TrackerMetadata:
         known, threads = self.operations.lanes, self._call_threads
         lanes = [
             dataclasses.replace(lane, call_thread=threads.get(known.threads.get(i, -1)))
@@ -268,13 +260,13 @@ class Recorder:
             problems=list(self._problems),
         )
 
-    def record(self, call_threads: Mapping[int, int] | None) -> TrackerRecord:
+    def record(self, call_threads: Mapping[int, int] | None) -> model.TrackerRecord:
         with self.lock:
             if call_threads is not None:
                 self._call_threads = call_threads
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             self.operations.thin()
-            return TrackerRecord(
+            return model.TrackerRecord(
                 self._current_metadata(),
                 list(self._snapshots),
                 as_columns(self.operations.rows()),
@@ -282,8 +274,8 @@ class Recorder:
                 self.operators.record(),
             )
 
-    def profile(self) -> Profile:
-        profile, threads = Profile(), None
+    def profile(self) -> model.Profile:
+        profile, threads = model.Profile(), None
         try:
             if (found := naming.compiled()) is not None:
                 profile, threads = found

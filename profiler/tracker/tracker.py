@@ -186,6 +186,7 @@ class MemoryTracker:
             if self._state is not None:
                 return
             self._state = RunState.RUNNING
+            self.pid = os.getpid()
             self._recorder.begin(parent_pid)
         self._on_start(self)
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.

@@ -3,9 +3,8 @@
 
 Note [One file, the last failure]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The file is written anew for each report, whole or not at all, so that it has the failure that came
-last: the one that ends a program is the last one. What failed before is counted in it, and in the
-log with its line.
+The file is written anew for each report, so that it has the failure that came last: the one that
+ends a program. What failed before is counted in it, and in the log with its line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -25,16 +23,15 @@ from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch
-from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.file import check_name, write_profile
+from memprof.profiler.file import write_profile
 from memprof.profiler.model import DeviceAccount, GraphPool, Growth
-from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.process_hooks import ForkSafeLock
 
 log = logging.getLogger("memprof")
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _current: EagerMemory | None = None
-"""Who has the allocator's history, of which there is one."""
+"""Who has the allocator's history, of which a process has one."""
 
 
 class EagerMemory:
@@ -65,7 +62,7 @@ class EagerMemory:
         if not self._wanted:
             return
         with _lock:
-            if _current is not None:
+            if _current is not None and _current._process == os.getpid():
                 raise RuntimeError(
                     "a session with eager=True or graphs=True (watch_graphs) is open in this "
                     "process: there is one allocator, and one history of it. End that one first, "
@@ -133,21 +130,6 @@ class EagerMemory:
             self.why_not = "nothing was reserved on any device"
         elif not self._accounts and not self.graph_pools:
             self.why_not = "nothing was captured, and no pool was made"
-
-
-@on_fork
-def _in_child() -> None:
-    """The history is the parent's."""
-    global _current, _lock
-    _current, _lock = None, threading.Lock()
-
-
-def check_place(path: str) -> None:
-    """Raise ``ProfileNotWritableError`` where a report could not be written to ``path``."""
-    check_name(path)
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ProfileNotWritableError(path, "its folder is not there, or nothing can be put there")
 
 
 def write_to(path: str, session: Session) -> Callable[[], None]:

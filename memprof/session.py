@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 from .compile_backend.environment import process
 from .compile_backend.held_forwards import held_forwards, may_wait
 from .compile_backend.runtime import RUNTIME, Session
-from .eager import EagerMemory, check_place, write_to
+from .eager import EagerMemory, write_to
 from .profiler.device.present import present_accounts
 from .profiler.errors import ProfileError
 from .profiler.file import check_name, read_profile, write_profile
@@ -101,7 +101,8 @@ class ProfilingSession(Views):
         if oom is not None:
             if path is not None and os.path.abspath(oom) == os.path.abspath(path):
                 raise ValueError(f"on_oom is {oom}, which is the profile's own path; give another")
-            check_place(oom)
+            check_name(oom)
+            check_writable(oom, "the report")
         with contextlib.ExitStack() as undo:
             self._eager.begin()
             undo.callback(self._eager.cancel)
@@ -123,7 +124,10 @@ class ProfilingSession(Views):
             if self._eager.why_not:
                 reason = f"no account of {self._eager.what}: {self._eager.why_not}"
                 RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
-            self._growth = [*self._eager.growth, *_unless_it_fails(self._held, _NO_GROWTH, [])]
+            self._growth = [
+                *self._eager.growth,
+                *_unless_it_fails(self._held, _NO_GROWTH, list[Growth]()),
+            ]
             self._accounts = self._eager.accounts if self._all else _accounts_now()
             if self._streamer is not None:
                 self._streamer.finish(self._join)
@@ -333,9 +337,6 @@ class _Process(Views):
 
     def profiles(self) -> list[Profile]:
         return [current_profile()]
-
-    def _name(self) -> str:
-        return ""
 
 
 def report(

@@ -169,9 +169,9 @@ class Streamer:
         since = self._session.since_perf_ns
         calls = CallColumns()
         if columns := [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]:
-            number = self.threads.setdefault
-            thread = [number(ident, len(self.threads)) for ident in columns.pop()]
-            calls = CallColumns(*columns, thread)
+            graph, program, start, finish, idents = columns
+            thread = [self.threads.setdefault(i, len(self.threads)) for i in idents]
+            calls = CallColumns(graph, program, start, finish, thread)
         seen = self._seen + len(calls)
         profile = join(self._runtime.snapshot(self._session), self.threads)
         profile.totals, profile.resident = device_totals(), resident_bytes()

@@ -43,7 +43,7 @@ class Views:
 
     def _name(self) -> str:
         """Of the file, "" if there is none."""
-        raise NotImplementedError
+        return ""
 
     def profile(self) -> Profile:
         """The profile.

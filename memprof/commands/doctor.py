@@ -1,7 +1,6 @@
 """``memprof doctor``: what is installed here, and what will and will not work.
 
-Every probe runs by itself: one that fails says why, and the others go on. What can be
-tried is tried (a C++ file is compiled, a file is created in each cache folder), not guessed.
+Every probe runs by itself. What can be tried is tried (a C++ file is compiled), not guessed.
 """
 
 from __future__ import annotations
@@ -141,8 +140,7 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
         "",
         "memprof works here." if diagnosis.works else "memprof does not work here: see `fail`.",
     ]
-    text = "\n".join(line.rstrip() for line in out) + "\n"
-    return text.encode("ascii", "backslashreplace").decode() if style.ascii_only else text
+    return "\n".join(line.rstrip() for line in out) + "\n"
 
 
 def _probe(name: str, probe: Callable[[], str]) -> Finding:

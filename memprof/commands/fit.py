@@ -16,7 +16,6 @@ from memprof.profiler._text import visible
 from memprof.profiler.advice import Finding
 from memprof.profiler.advice import advise as find
 from memprof.profiler.frames import MAGIC
-from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.simulate import changes
@@ -268,7 +267,11 @@ def advise(
     path = click.get_current_context().meta.get("profile")
     if path is not None:
         profile = read(path)
-        command = command or _recorded(path, profile)
+        tracked = profile.tracker.metadata.command if profile.tracker is not None else ()
+        command = command or tracked
+        if not command:
+            example = f"memprof advise {path} --try -- python train.py"
+            raise click.UsageError(visible(f"{path} has no command: {example}"))
         of_findings, untried = advice.trials_of(find(profile))
         known = {t.change for t in of_findings}
         wanted = [*of_findings, *(t for t in wanted if t.change not in known)]
@@ -310,12 +313,3 @@ def advise(
     else:
         style = replace(style_of(sys.stdout), exact=exact)
         print_text(advice.render_advice(found, tries.made, tries.known, style))
-
-
-def _recorded(path: str, profile: Profile) -> tuple[str, ...]:
-    recorded = profile.tracker.metadata.command if profile.tracker is not None else ()
-    if not recorded:
-        raise click.UsageError(
-            visible(f"{path} has no command: memprof advise {path} --try -- python train.py")
-        )
-    return recorded

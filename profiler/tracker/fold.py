@@ -8,13 +8,10 @@ record is refused as it is read, by its types, and a reference to something that
 mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
 others. Every loop ends: numbers are bounded, and a parent comes before its children.
 
-Note [Thinning]
-~~~~~~~~~~~~~~~
-Snapshots: when there are more than allowed, pairs of neighbours are merged, those first that lie
-closest together for their age. What remains is dense at the end and sparser the further back,
-and always covers the whole run. A merged snapshot is the later of the two and
-keeps the higher ``highest_bytes``, so no peak that was seen is lost. Named checkpoints, the first
-and the last snapshot are merged only when they alone are too many.
+Note [Thinning] ~~~~~~~~~~~~~~~ Snapshots: pairs of neighbours are merged, those first that lie
+closest together for their age, so that what remains is dense at the end and sparser the further
+back. A merged snapshot is the later of the two and keeps the higher ``highest_bytes``. Named
+checkpoints, the first and the last snapshot are merged only when they alone are too many.
 
 Operations: of the older half those that took the shortest go first; one that is still running
 stays. ``operation_summary`` has counted all of them.
@@ -25,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -238,11 +234,5 @@ def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
         return set()
     ended = [i for i, o in enumerate(operations) if o.end_ns >= 0]
     older = ended[: max(excess, len(ended) // 2)]
-    excess = min(excess, len(older))
-    if not excess:
-        return set()
-    durations = [operations[i].end_ns - operations[i].start_ns for i in older]
-    cutoff = sorted(durations)[excess - 1]
-    drop = {i for i, d in zip(older, durations, strict=True) if d < cutoff}
-    alike = (i for i, d in zip(older, durations, strict=True) if d == cutoff)
-    return drop | set(islice(alike, excess - len(drop)))
+    durations = {i: operations[i].end_ns - operations[i].start_ns for i in older}
+    return set(sorted(older, key=durations.__getitem__)[:excess])

@@ -4,8 +4,7 @@ Note [The journal]
 ~~~~~~~~~~~~~~~~~~
 The file is a profile from its first bytes on: whoever reads it has the record so far, in state
 ``running``. A frame is handed to the system as soon as its snapshot is taken, so a process that is
-killed loses nothing of it; a machine that loses power can lose more, since nothing is synced.
-A frame that is not whole in the file (the process was killed, or the disk was full) costs itself.
+killed loses nothing of it. One that is not whole in the file costs itself.
 
 The file grows past what is kept in memory, which thins out. When it is twice as long as what
 would be written now, and ``REWRITE_AT`` bytes at least, it is written anew, whole or not at all.

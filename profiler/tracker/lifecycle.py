@@ -18,13 +18,8 @@ of the user's          one set later replaces ours. Either way the process decid
 crash in C
 =====================  ======================================================================
 
-A Python signal handler runs between two instructions of the main thread. Where that is inside a
-long call of C code the signal waits for it, where the default would have ended the process at
-once; supervisors send SIGKILL after a while, and what was recorded is there.
-
-Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
-not exist there, and two processes must not write one file. In the child the tracker is off, our
-signal handlers are gone, and calling ``track`` there starts one.
+A signal that comes inside a long call of C code waits for it. Forked children are not tracked: the
+tracker's thread does not exist there, and two processes must not write one file.
 """
 
 from __future__ import annotations

@@ -208,7 +208,9 @@ class OperationLog:
         operation.owner = None
         operation.failed = failed
         if operation.before is not None:
-            operation.tensors_after, operation.after = self._look(operation, entered)
+            counted, operation.after = self._look(operation, entered)
+            if operation.tensors_before != _UNKNOWN:
+                operation.tensors_after = counted
         self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
         parent = operation.parent
         if operation.task and (parent is None or parent.task != operation.task):
@@ -352,6 +354,7 @@ class OperationLog:
     def thin(self) -> None:
         """Drop what is more than is to be kept."""
         with self._lock:
+            self._digest()
             drop = operations_to_drop(self._rows, self._limit)
             self.dropped += len(drop)
             self._rows = [o for i, o in enumerate(self._rows) if i not in drop]

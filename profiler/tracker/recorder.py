@@ -27,7 +27,7 @@ from .fold import Entry, as_columns, thin_snapshots
 from .operations import Operation, OperationLog
 from .operators import OperatorTable
 from .ration import Pace
-from .settings import TrackerSettings
+from .settings import TrackerSettings, toml_value
 from .snapshots import take_snapshot
 from .sources import Sources, described
 from .tensors import LiveTensors, no_pause
@@ -79,7 +79,7 @@ class Recorder:
             memprof=installed_version(),
             python=platform.python_version(),
             interval_ns=round(self.settings.interval * 1e9),
-            settings=self.settings.as_text(),
+            settings={k: toml_value(v) for k, v in dataclasses.asdict(self.settings).items()},
         )
         if self.settings.cpu_allocator:
             self.sources.no_cpu_count = why = self.sources.cpu_count.start()

@@ -37,7 +37,6 @@ class TrackerSettings:
     """Settings of a tracker.
 
     Attributes:
-        enabled: whether to track at all.
         output_dir: folder of the file; must exist.
         interval: seconds between periodic snapshots, 0.01 to 1,000,000.
         largest: how many of the largest tensors a snapshot describes, at most 10,000.
@@ -61,9 +60,6 @@ class TrackerSettings:
     operation_share: float = 0.05
     scan_at_start: bool = True
     cpu_allocator: bool = False
-
-    def as_text(self) -> dict[str, str]:
-        return {f.name: toml_value(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
 _DEFAULTS: dict[str, Any] = dataclasses.asdict(TrackerSettings())

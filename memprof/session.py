@@ -124,10 +124,8 @@ class ProfilingSession(Views):
             if self._eager.why_not:
                 reason = f"no account of {self._eager.what}: {self._eager.why_not}"
                 RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
-            self._growth = [
-                *self._eager.growth,
-                *_unless_it_fails(self._held, _NO_GROWTH, list[Growth]()),
-            ]
+            held = _unless_it_fails(self._held, _NO_GROWTH) or []
+            self._growth = [*self._eager.growth, *held]
             self._accounts = self._eager.accounts if self._all else _accounts_now()
             if self._streamer is not None:
                 self._streamer.finish(self._join)
@@ -283,7 +281,7 @@ def _join_tracker(profile: Profile, threads: Mapping[int, int]) -> None:
     tracker = api.current_tracker() if api is not None else None
     if tracker is not None and tracker.started:
         said = "The tracker's record does not join the profile"
-        profile.tracker = _unless_it_fails(lambda: tracker.record(threads), said, None)
+        profile.tracker = _unless_it_fails(lambda: tracker.record(threads), said)
 
 
 def fill_path(path: str | os.PathLike[str], process: Process) -> str:
@@ -311,25 +309,25 @@ def current_profile() -> Profile:
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
     _join_tracker(found, threads)
-    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH, [])
+    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH) or []
     found.accounts = _accounts_now()
     return found
 
 
 def _accounts_now() -> list[DeviceAccount]:
-    return _unless_it_fails(present_accounts, "memprof failed to account for the device", [])
+    return _unless_it_fails(present_accounts, "memprof failed to account for the device") or []
 
 
 _NO_GROWTH = "memprof failed to look for growth"
 
 
-def _unless_it_fails(make: Callable[[], _Part], said: str, neutral: _Part) -> _Part:
+def _unless_it_fails(make: Callable[[], _Part], said: str) -> _Part | None:
     """A part of a profile, which is of more use without it than not at all."""
     try:
         return make()
     except Exception as e:
         log.error("%s: %s: %s", said, type(e).__name__, e)
-        return neutral
+        return None
 
 
 class _Process(Views):

@@ -17,28 +17,20 @@ from memprof.profiler.writing import check_writable, write_whole
 
 from ._common import BadFile, Command, json_option, print_json, read_by
 
-_FLAGS = {
-    "output_dir": "Folder of the file.",
-    "interval": "Seconds between snapshots, 0.01 to 1,000,000.",
-    "largest": "How many of the largest tensors a snapshot describes.",
-    "max_snapshots": "How many snapshots are kept; older ones are merged.",
-    "max_operations": "How many operations are kept one by one.",
-    "operation_share": "Part of the time for memory at the edges of operations, 0 to 1.",
-    "scan_at_start": "Find the tensors that exist already.",
-    "cpu_allocator": "Count all CPU allocations, for 1.6 us each.",
-}
-
 
 def settings_flags(command: Command) -> Command:
-    for name, text in reversed(_FLAGS.items()):
+    for field in reversed(dataclasses.fields(settings.TrackerSettings)):
+        if "help" not in field.metadata:
+            continue
+        name, help = field.name, field.metadata["help"]
         flag = f"--{name.replace('_', '-')}"
-        kind: Any = type(getattr(settings.TrackerSettings(), name))
+        kind: Any = type(field.default)
         if kind is bool:
-            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=help)
         else:
             kind = click.Path() if kind is str else kind
             checks = read_by(partial(settings.check, name, where=""), settings.SettingsError)
-            option = click.option(flag, name, type=kind, callback=checks, help=text)
+            option = click.option(flag, name, type=kind, callback=checks, help=help)
         command = option(command)
     return command
 

@@ -47,9 +47,8 @@ def track(
         SettingsError: an argument cannot have its value, or is no setting.
     """
     global _tracker
-    arguments: dict[str, object] = {"interval": interval, "enabled": enabled, **settings}
-    arguments["output_dir"] = os.fspath(output_dir) if output_dir is not None else None
-    found = _configured(arguments).settings
+    given = {"output_dir": output_dir, "interval": interval, "enabled": enabled, **settings}
+    found = _configured(given).settings
     with _lock:
         former = _tracker
         parent = former.pid if former is not None and former.pid != os.getpid() else None

@@ -27,8 +27,7 @@ from memprof.profiler.model.tracker import MAX_NAMES
 SAVED_NS = 10_000_000_000
 SAVED_OF_A_NAME_NS = 20_000_000
 LONGEST_NS = 2_000_000
-"""What takes longer did so because the thread was taken off its core; the rest of that time
-was somebody else's. (The thread's CPU time would say so, for a system call more.)"""
+"""What takes longer did so because the thread was taken off its core, for somebody else's sake."""
 
 
 class Allowance:
@@ -69,8 +68,7 @@ class Allowance:
 
 
 STRETCH_NS = 1_000_000
-"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms
-until this one has the GIL again: shorter pieces make long work last much longer by the clock."""
+"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms."""
 _BREATH = 0.0002
 
 

@@ -41,8 +41,7 @@ _METADATA_EVERY_NS = 60_000_000_000
 
 
 class Recorder:
-    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes, and
-    ``path`` is None before ``begin``."""
+    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
         self.settings = settings

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -32,45 +33,35 @@ class SettingsError(ValueError):
     what is allowed, and the nearest name."""
 
 
+def _setting(default: Any, help: str, least: float = -math.inf, most: float = math.inf) -> Any:
+    """``help`` is that of the flag of ``memprof run``; the bounds, of numbers, are so that no value
+    is beyond what waiting, counting or memory can take."""
+    return field(default=default, metadata={"help": help, "bounds": (least, most)})
+
+
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Settings of a tracker.
-
-    Attributes:
-        output_dir: folder of the file; must exist.
-        interval: seconds between periodic snapshots, 0.01 to 1,000,000.
-        largest: how many of the largest tensors a snapshot describes, at most 10,000.
-        max_snapshots: how many are kept, older ones merged; 10 to 100,000.
-        max_operations: how many invocations of operations are kept one by one, at most 1,000,000.
-        operation_share: the part of the time, 0 to 1, that reading memory at the edges of
-            operations may take. Each operation that lasts ``1 / operation_share`` times as long
-            as that has figures, of shorter ones as many as fit.
-        scan_at_start: find the tensors that exist already by one walk over all Python objects
-            (40 ms a million, once). Without it, only what is made from then on is known.
-        cpu_allocator: count all of torch's CPU allocations, those held by autograd alone
-            included, for 1.6 µs each.
-    """
+    """Settings of a tracker. Each operation that lasts ``1 / operation_share`` times as long as
+    looking at it has figures, of shorter ones as many as fit; docs/tracker.md says more."""
 
     enabled: bool = True
-    output_dir: str = "."
-    interval: float = 5.0
-    largest: int = 10
-    max_snapshots: int = 1_000
-    max_operations: int = 20_000
-    operation_share: float = 0.05
-    scan_at_start: bool = True
-    cpu_allocator: bool = False
+    output_dir: str = _setting(".", "Folder of the file.")
+    interval: float = _setting(
+        5.0, "Seconds between snapshots, 0.01 to 1,000,000.", 0.01, 1_000_000
+    )
+    largest: int = _setting(10, "How many of the largest tensors a snapshot describes.", 0, 10_000)
+    max_snapshots: int = _setting(
+        1_000, "How many snapshots are kept; older ones are merged.", 10, 100_000
+    )
+    max_operations: int = _setting(20_000, "How many operations are kept one by one.", 0, 1_000_000)
+    operation_share: float = _setting(
+        0.05, "Part of the time for memory at the edges of operations, 0 to 1.", 0, 1
+    )
+    scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
+    cpu_allocator: bool = _setting(False, "Count all CPU allocations, for 1.6 us each.")
 
 
-_DEFAULTS: dict[str, Any] = dataclasses.asdict(TrackerSettings())
-_BOUNDS: dict[str, tuple[float, float]] = {
-    # Upper ones so that no value is beyond what waiting, counting or memory can take.
-    "interval": (0.01, 1_000_000),
-    "largest": (0, 10_000),
-    "max_snapshots": (10, 100_000),
-    "max_operations": (0, 1_000_000),
-    "operation_share": (0, 1),
-}
+_FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
 MAX_FILE_BYTES = 256 << 10
 _MAX_SEARCHED = 16 << 20
 """Bytes of somebody's project file in which our name is looked for."""
@@ -228,8 +219,8 @@ def check(name: str, value: Any, where: str) -> Any:
     given = f"{where}{name} is {_short(_repr(value))}"
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
-    if name in _BOUNDS and isinstance(value, (int, float)):
-        least, most = _BOUNDS[name]
+    if kind in (int, float):
+        least, most = _FIELDS[name].metadata["bounds"]
         if not value >= least:  # nor is NaN
             raise SettingsError(f"{given}, it must be {least:g} or more")
         if not value <= most:
@@ -244,11 +235,11 @@ def check(name: str, value: Any, where: str) -> Any:
 def room(name: str, stated: Mapping[str, str]) -> int:
     """The whole number that a file states for setting ``name``, or the nearest one that this can
     have; its default where none is stated."""
-    least, most = _BOUNDS[name]
+    least, most = _FIELDS[name].metadata["bounds"]
     try:
         value = int(stated[name])
     except (KeyError, ValueError):
-        value = _DEFAULTS[name]
+        value = _FIELDS[name].default
     return int(min(max(value, least), most))
 
 
@@ -260,14 +251,13 @@ def _repr(value: Any) -> str:
 
 
 def _kind(name: str, where: str) -> type:
-    if name not in _DEFAULTS:
-        near = difflib.get_close_matches(name[:40], _DEFAULTS, 1)
+    if name not in _FIELDS:
+        near = difflib.get_close_matches(name[:40], _FIELDS, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
-            f"{where}there is no setting {_short(repr(name))}{hint} "
-            f"There are: {', '.join(_DEFAULTS)}"
+            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_FIELDS)}"
         )
-    return type(_DEFAULTS[name])
+    return type(_FIELDS[name].default)
 
 
 def configured(
@@ -290,7 +280,7 @@ def configured(
         for name, value in (table_in(read_toml(path), path) or {}).items():
             values[name] = check(name, value, f"{path}: [{table_name(path)}]: ")
             origin[name] = str(path)
-    for name in _DEFAULTS:
+    for name in _FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environment:
             values[name] = parse(name, environment[variable], f"{variable}: ")

@@ -2,13 +2,10 @@
 
 Note [How live tensors are found]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Every Python tensor is tracked by Python's garbage collector, and every new object enters its
-youngest generation. So it is enough to look
-
-* through the two young generations at each snapshot: some thousand objects, since a collection
-  empties them every few hundred allocations;
-* through the same two when a collection is about to move them to the oldest generation
-  (``gc.callbacks``): what it promotes has then been seen.
+Python's garbage collector tracks every tensor, and every new object enters its youngest generation.
+So it is enough to look through the two young generations (some thousand objects) at each snapshot,
+and when a collection is about to move them to the oldest one (``gc.callbacks``): what it promotes
+has then been seen.
 
 A tensor found is remembered by a weak reference that tells when it dies, so totals are kept
 by difference; a snapshot does not walk the known tensors either. The second generation changes
@@ -24,8 +21,8 @@ that stay, the worst case, takes 2 % longer. The alternatives:
 * ``TorchDispatchMode``, ``__torch_function__`` modes: microseconds an operator, and the first
   silently turns ``torch.compile`` off.
 * global module hooks, ``saved_tensors_hooks``: Dynamo compiles them into the user's graphs.
-* ``torch.profiler``'s memory events, the CPU allocator's count: all allocations of all threads,
-  and 1.6 µs or more for each. The count can be switched on (``cpu_allocator``).
+* ``torch.profiler``'s memory events, the CPU allocator's count: 1.6 µs or more an allocation. The
+  count can be switched on (``cpu_allocator``).
 
 What this does not see is in ``docs/tracker.md``. With the collector off (``gc.disable()``) the
 youngest generation grows without bound. Beyond ``MAX_YOUNG`` objects a snapshot does not look
@@ -68,7 +65,7 @@ Pause = Callable[[], None]
 
 
 def no_pause() -> None:
-    """Where nobody waits for the lock, so that it need not be given away."""
+    """Where nobody waits."""
 
 
 _Refs = list["weakref.ref[torch.Tensor]"]

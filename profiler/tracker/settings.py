@@ -239,7 +239,7 @@ def room(name: str, stated: Mapping[str, str]) -> int:
     try:
         value = int(stated[name])
     except (KeyError, ValueError):
-        value = _FIELDS[name].default
+        value = int(getattr(TrackerSettings(), name))
     return int(min(max(value, least), most))
 
 

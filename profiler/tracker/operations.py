@@ -34,6 +34,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from memprof.profiler.model import OperationSummary
+from memprof.profiler.model.tracker import path_of
 
 from .fold import OperationRow, operations_to_drop
 from .places import Counted, Lanes, OperationTree, current_task
@@ -366,7 +367,7 @@ class OperationLog:
             return self._seen
 
     def path(self, summary: int) -> str:
-        return self._tree.path(summary)
+        return path_of(self._tree.sums, summary)
 
     def running(self) -> list[Operation]:
         """Operations that have not ended, oldest first."""

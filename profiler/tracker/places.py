@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
-from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES, path_of
+from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES
 
 OTHER = "(other operations)"
 
@@ -21,17 +21,17 @@ class OperationTree:
     """Places are numbered in the order in which they were first seen; for one thread at a time."""
 
     def __init__(self) -> None:
-        self._sums: list[OperationSummary] = []
+        self.sums: list[OperationSummary] = []
         self._by_place: dict[tuple[int, str], int] = {}
         self._changed: set[int] = set()
 
     def place(self, parent: int, name: str) -> int:
         """The number of ``name`` below place ``parent``, -1 for the root."""
-        if (parent, name) not in self._by_place and len(self._sums) >= MAX_NAMES:
+        if (parent, name) not in self._by_place and len(self.sums) >= MAX_NAMES:
             parent, name = -1, OTHER
-        found = self._by_place.setdefault((parent, name), len(self._sums))
-        if found == len(self._sums):
-            self._sums.append(OperationSummary(name, parent))
+        found = self._by_place.setdefault((parent, name), len(self.sums))
+        if found == len(self.sums):
+            self.sums.append(OperationSummary(name, parent))
             self._changed.add(found)
         return found
 
@@ -46,7 +46,7 @@ class OperationTree:
     ) -> None:
         """Count an invocation that has ended; ``memory`` is by device bytes before, after and
         highest seen, and maybe more."""
-        sums = self._sums[place]
+        sums = self.sums[place]
         self._changed.add(place)
         sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
         sums.max_ns = max(sums.max_ns, took_ns)
@@ -65,15 +65,12 @@ class OperationTree:
             known.max_peak = max(known.max_peak, peak)
             known.measured += 1
 
-    def path(self, place: int) -> str:
-        return path_of(self._sums, place)
-
     def summaries(self) -> list[OperationSummary]:
-        return [_copy(s) for s in self._sums]
+        return [_copy(s) for s in self.sums]
 
     def changed(self, limit: int) -> dict[int, OperationSummary]:
         """At most ``limit`` of the places that changed since they were last returned."""
-        found = {i: _copy(self._sums[i]) for i in sorted(self._changed)[:limit]}
+        found = {i: _copy(self.sums[i]) for i in sorted(self._changed)[:limit]}
         self._changed.difference_update(found)
         return found
 

@@ -7,11 +7,7 @@ from collections.abc import Callable
 
 
 def find_cpp_compiler() -> str:
-    """The C++ compiler that Inductor would use.
-
-    Raises:
-        RuntimeError: there is none (torch's own exception type).
-    """
+    """The C++ compiler that Inductor would use; raises ``RuntimeError`` if there is none."""
     from torch._inductor import cpp_builder
 
     return str(cpp_builder.get_cpp_compiler())
@@ -26,7 +22,6 @@ def inductor_cache_dir() -> str:
 
 
 def triton_cache_dir() -> str:
-    """Where Inductor makes Triton keep kernels."""
     return os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor_cache_dir(), "triton")
 
 
@@ -70,7 +65,6 @@ def why_no_cuda_graphs() -> str | None:
 
 
 def missing_arena_hooks() -> list[str]:
-    """Functions that the CPU arena needs and this torch lacks."""
     import torch
 
     needed = ("_construct_storage_from_data_pointer", "_storage_Use_Count")
@@ -78,8 +72,8 @@ def missing_arena_hooks() -> list[str]:
 
 
 def allocate_by(settings: Callable[[], str]) -> None:
-    """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts, before
-    it has handed out anything; an empty text leaves what it has read."""
+    """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts; an empty
+    text leaves what it has read."""
     import torch
 
     def put() -> None:

@@ -20,6 +20,7 @@ import click
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.host import installed_version
+from memprof.profiler.tracker.settings import SettingsError
 
 COMMANDS = (
     *("report", "leaks", "top", "ledger", "diff", "merge", "gantt", "export", "enrich", "run"),
@@ -36,8 +37,7 @@ _INSIDE = {
 
 
 class BadFile(click.ClickException):
-    """Something outside of memprof that keeps a command from its end, as a file that cannot be read
-    or written does; exits with 2."""
+    """Something outside of memprof keeps a command from its end; exits with 2."""
 
     exit_code = 2
 
@@ -65,6 +65,8 @@ class _Commands(click.Group):
             raise BadFile(visible(f"cannot write to standard output: {e.strerror or e}")) from e
         except ProfileError as e:
             raise BadFile(str(e)) from e
+        except SettingsError as e:
+            raise BadFile(visible(str(e))) from e
         except MemoryError as e:
             raise BadFile(
                 "there is not enough memory to show this file; see MEMPROF_MAX_READ in "

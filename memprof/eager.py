@@ -3,9 +3,8 @@
 
 Note [One file, the last failure]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The file is written anew for each report, whole or not at all, so that it has the failure that came
-last: the one that ends a program is the last one. What failed before is counted in it, and in the
-log with its line.
+The file is written anew for each report, so that it has the failure that came last: the one that
+ends a program. What failed before is counted in it, and in the log with its line.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 
@@ -25,41 +23,31 @@ from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch
-from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.file import check_name, write_profile
+from memprof.profiler.file import write_profile
 from memprof.profiler.model import DeviceAccount, GraphPool, Growth
-from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.process_hooks import ForkSafeLock
 
 log = logging.getLogger("memprof")
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _current: EagerMemory | None = None
-"""Who has the allocator's history, of which there is one."""
+"""Who has the allocator's history, of which a process has one."""
 
 
 class EagerMemory:
-    """Follows the devices of this process from ``begin`` to ``end``.
+    """Follows the devices of this process from ``begin`` to ``end``, after which the lists are
+    there, what has most first; or ``why_not`` says in words why they are empty. With ``accounts``
+    it says what all is for that is reserved, with ``graphs`` what CUDA graphs hold; with neither it
+    does nothing."""
 
-    Attributes:
-        what: what is to be known, in words.
-        accounts: after ``end``, of each device that was used, the one with most first.
-        graph_pools: after ``end``, of each device, the one with most first.
-        growth: after ``end``, what was held across steps and grew.
-        why_not: after ``end``, why there are none, in words.
-    """
-
-    def __init__(self, *, accounts: bool = True, graphs: bool = False) -> None:
-        """
-        Args:
-            accounts: say what everything is for that is reserved.
-            graphs: say what CUDA graphs hold, whoever captures them.
-        """
+    def __init__(self, *, accounts: bool, graphs: bool) -> None:
         self.what = "the device's memory" if accounts else "CUDA graphs"
         self.accounts: list[DeviceAccount] = []
         self.graph_pools: list[GraphPool] = []
         self.growth: list[Growth] = []
         self.why_not = ""
         self._accounts = accounts
+        self._wanted = accounts or graphs
         self._graphs = GraphWatch() if graphs else None
         made = self._graphs.made if self._graphs is not None else None
         self._watch = Watch(guest=True, phases=accounts, made=made)
@@ -68,14 +56,13 @@ class EagerMemory:
         self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """Follow from here on, or from where CUDA starts.
-
-        Raises:
-            RuntimeError: another session does.
-        """
+        """Follow from here on, or from where CUDA starts; raises ``RuntimeError`` if another
+        session does."""
         global _current
+        if not self._wanted:
+            return
         with _lock:
-            if _current is not None:
+            if _current is not None and _current._process == os.getpid():
                 raise RuntimeError(
                     "a session with eager=True or graphs=True (watch_graphs) is open in this "
                     "process: there is one allocator, and one history of it. End that one first, "
@@ -99,13 +86,9 @@ class EagerMemory:
         except Exception as e:
             self._watch.fail(e)
 
-    def end(self, error: object = None) -> None:
-        """Say what was there, and leave torch as it was.
-
-        Args:
-            error: by which the program leaves the session.
-        """
-        if self._process != os.getpid():
+    def end(self, error: object) -> None:
+        """Say what was there, and leave torch as it was; the program leaves by ``error``."""
+        if not self._wanted or self._process != os.getpid():
             return
         try:
             if not self.why_not:
@@ -120,15 +103,13 @@ class EagerMemory:
             log.warning("There is no account of %s: %s.", self.what, self.why_not)
 
     def cancel(self) -> None:
-        """Leave torch as it was."""
         global _current
         try:
             self._undo.close()
         except Exception as e:
             self._watch.fail(e)
-        finally:
-            with _lock:
-                _current = None
+        with _lock:
+            _current = None if _current is self else _current
 
     def _describe(self, error: object) -> None:
         if self._graphs is not None:
@@ -151,32 +132,9 @@ class EagerMemory:
             self.why_not = "nothing was captured, and no pool was made"
 
 
-@on_fork
-def _in_child() -> None:
-    """The history is the parent's."""
-    global _current, _lock
-    _current, _lock = None, threading.Lock()
-
-
-def check_place(path: str) -> None:
-    """Find out that a report cannot be written to ``path`` before there is one.
-
-    Raises:
-        ProfileNotWritableError: no such file can be written.
-    """
-    check_name(path)
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ProfileNotWritableError(path, "its folder is not there, or nothing can be put there")
-
-
 def write_to(path: str, session: Session) -> Callable[[], None]:
-    """Write the report of each failure to ``path`` from now on; what is returned ends that.
-
-    Args:
-        path: a profile file.
-        session: whose compiled calls are part of the report.
-    """
+    """Write the report of each failure, with compiled calls of ``session``, to ``path`` from now
+    on; what is returned ends that."""
     process = os.getpid()
 
     def write(account: DeviceAccount) -> str:

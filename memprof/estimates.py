@@ -63,9 +63,6 @@ class Estimate(Views):
     def profiles(self) -> list[Profile]:
         return [self._profile]
 
-    def _name(self) -> str:
-        return ""
-
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
         return (

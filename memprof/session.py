@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
 
-from memprof.compile_backend.environment import process
-from memprof.compile_backend.held_forwards import held_forwards, may_wait
-from memprof.compile_backend.runtime import RUNTIME, Session
-from memprof.profiler.device.present import present_accounts
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.file import check_name, read_profile, write_profile
-from memprof.profiler.model import (
-    DataFlowColumns,
-    DeviceAccount,
-    Growth,
-    LedgerKind,
-    Process,
-    Profile,
-    TrackerRecord,
-)
-from memprof.profiler.writing import check_writable
-
-from .eager import EagerMemory, check_place, write_to
+from .compile_backend.environment import process
+from .compile_backend.held_forwards import held_forwards, may_wait
+from .compile_backend.runtime import RUNTIME, Session
+from .eager import EagerMemory, write_to
+from .profiler.device.present import present_accounts
+from .profiler.errors import ProfileError
+from .profiler.file import check_name, read_profile, write_profile
+from .profiler.model import DataFlowColumns, DeviceAccount, Growth, LedgerKind, Process, Profile
+from .profiler.writing import check_writable
 from .streaming import LOG_CALLS, Streamer
 from .views import Views
 
@@ -37,11 +29,40 @@ DEFAULT_MAX_CALLS = 1_000_000
 
 
 class ProfilingSession(Views):
-    """A span of a program whose compiled calls make one profile; see ``profile``.
+    """Context manager: profile what compiled functions do inside it.
+
+    A run-time tracker that runs in the process (``track``) is part of the
+    profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
+
+    Args:
+        path: where to write the profile, ``NAME.memprof``. It is written while the program
+            runs, so that a job that is killed leaves what it did up to a few seconds before,
+            and no call has to stay in memory. ``{rank}``, ``{local_rank}``, ``{host}`` and
+            ``{pid}`` are filled in: each process of a job needs a file of its own. The file is
+            made on entry, so that an unwritable folder is found before the training, not
+            after. If writing fails later all the same, that is logged and not raised.
+        max_calls: how many calls to keep one by one where there is no path; earlier ones are
+            only counted. A file has them all.
+        eager: follow the CUDA allocator as well, so that the profile has an account of every byte
+            that was reserved at the peak, of eager and compiled code alike (``Profile.accounts``,
+            there once the session has ended; docs/eager-memory.md). It slows a program down,
+            since each allocation costs microseconds more. Where there can be no account (no CUDA,
+            or somebody else records the allocator's history), the log and the ledger say why.
+        graphs: watch captures of CUDA graphs, whoever makes them: see ``watch_graphs``.
+        on_oom: where to write the report of the moment at which a CUDA device has no more memory,
+            ``NAME.memprof``, caught or not: what was asked for and by whom, why it did not fit, and
+            everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
+            placeholders are those of ``path``.
 
     Attributes:
         path: of the file, placeholders filled in; None if there is none. Where another process
             writes that file, it becomes the path of another one.
+
+    Raises:
+        ProfileNotWritableError: on entry, ``path`` cannot be written, or ``on_oom`` is no name of a
+            profile.
+        RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
+        ValueError: ``max_calls`` is negative, or ``on_oom`` is ``path``.
     """
 
     def __init__(
@@ -62,11 +83,11 @@ class ProfilingSession(Views):
         self._result: Profile | None = None
         self._dataflow: DataFlowColumns | None = None
         self._all = eager
-        self._eager = EagerMemory(accounts=eager, graphs=graphs) if eager or graphs else None
+        self._eager = EagerMemory(accounts=eager, graphs=graphs)
         self._on_oom = on_oom
         self._growth: list[Growth] = []
         self._accounts: list[DeviceAccount] = []
-        self._ends: list[Callable[[], None]] = []
+        self._stop_reports: Callable[[], None] = lambda: None
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -80,36 +101,32 @@ class ProfilingSession(Views):
         if oom is not None:
             if path is not None and os.path.abspath(oom) == os.path.abspath(path):
                 raise ValueError(f"on_oom is {oom}, which is the profile's own path; give another")
-            check_place(oom)
-        if self._eager is not None:
+            check_name(oom)
+            check_writable(oom, "the report")
+        with contextlib.ExitStack() as undo:
             self._eager.begin()
-        self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
-        if path is not None:
-            try:
+            undo.callback(self._eager.cancel)
+            self._session = RUNTIME.open_session(self._max_calls if path is None else LOG_CALLS)
+            undo.callback(RUNTIME.close_session)
+            if path is not None:
                 self._streamer = Streamer(RUNTIME, self._session, path)
                 self._streamer.start()
                 self.path = self._streamer.path
-            except BaseException:
-                RUNTIME.close_session()
-                if self._eager is not None:
-                    self._eager.cancel()
-                raise
-        if oom is not None:
-            self._ends.append(write_to(oom, self._session))
+            if oom is not None:
+                self._stop_reports = write_to(oom, self._session)
+            undo.pop_all()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        while self._ends:
-            self._ends.pop()()
+        self._stop_reports()
         try:
-            if self._eager is not None:
-                self._eager.end(error)
-                if self._eager.why_not:
-                    reason = f"no account of {self._eager.what}: {self._eager.why_not}"
-                    RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
-            self._growth = self._find_growth()
-            watched = self._eager if self._all else None
-            self._accounts = _accounts_now() if watched is None else watched.accounts
+            self._eager.end(error)
+            if self._eager.why_not:
+                reason = f"no account of {self._eager.what}: {self._eager.why_not}"
+                RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
+            held = _unless_it_fails(self._held, _NO_GROWTH) or []
+            self._growth = [*self._eager.growth, *held]
+            self._accounts = self._eager.accounts if self._all else _accounts_now()
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -121,16 +138,10 @@ class ProfilingSession(Views):
         finally:
             RUNTIME.close_session()
 
-    def _find_growth(self) -> list[Growth]:
-        """What grows, asked while the program's variables are there."""
-
-        def of_compiled_code() -> list[Growth]:
-            # The call log of a long session takes a second to go through.
-            waits = may_wait(RUNTIME.snapshot(self._session).graphs)
-            return held_forwards(RUNTIME.profile(self._session)) if waits else []
-
-        found = [] if self._eager is None else self._eager.growth
-        return [*found, *_unless_it_fails(of_compiled_code, _NO_GROWTH, list[Growth]())]
+    def _held(self) -> list[Growth]:
+        # The call log of a long session takes a second to go through.
+        waits = may_wait(RUNTIME.snapshot(self._session).graphs)
+        return held_forwards(RUNTIME.profile(self._session)) if waits else []
 
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
@@ -227,58 +238,16 @@ class ProfilingSession(Views):
         return self._join(RUNTIME.profile(self._session, threads), threads)
 
     def _join(self, profile: Profile, threads: Mapping[int, int]) -> Profile:
-        """Adds what other parts of memprof know; ``threads`` has the numbers of threads in the
-        profile's calls, by ``threading.get_ident()``."""
         if self._dataflow is not None:
             profile.dataflow = self._dataflow
-        profile.tracker = _tracker_record(threads)
-        if self._eager is not None:
-            profile.graph_pools = self._eager.graph_pools
+        _join_tracker(profile, threads)
+        profile.graph_pools = self._eager.graph_pools
         profile.accounts = self._accounts
         profile.growth = self._growth
         return profile
 
 
-def profile(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    max_calls: int = DEFAULT_MAX_CALLS,
-    eager: bool = False,
-    graphs: bool = False,
-    on_oom: str | os.PathLike[str] | None = None,
-) -> ProfilingSession:
-    """Context manager: profile what compiled functions do inside it.
-
-    A run-time tracker that runs in the process (``track``) is part of the
-    profile by itself; a ``torch.profiler`` run is by ``session.add_dataflow(run)``.
-
-    Args:
-        path: where to write the profile, ``NAME.memprof``. It is written while the program
-            runs, so that a job that is killed leaves what it did up to a few seconds before,
-            and no call has to stay in memory. ``{rank}``, ``{local_rank}``, ``{host}`` and
-            ``{pid}`` are filled in: each process of a job needs a file of its own. The file is
-            made on entry, so that an unwritable folder is found before the training, not
-            after. If writing fails later all the same, that is logged and not raised.
-        max_calls: how many calls to keep one by one where there is no path; earlier ones are
-            only counted. A file has them all.
-        eager: follow the CUDA allocator as well, so that the profile has an account of every byte
-            that was reserved at the peak, of eager and compiled code alike (``Profile.accounts``,
-            there once the session has ended; docs/eager-memory.md). It slows a program down,
-            since each allocation costs microseconds more. Where there can be no account (no CUDA,
-            or somebody else records the allocator's history), the log and the ledger say why.
-        graphs: watch captures of CUDA graphs, whoever makes them: see ``watch_graphs``.
-        on_oom: where to write the report of the moment at which a CUDA device has no more memory,
-            ``NAME.memprof``, caught or not: what was asked for and by whom, why it did not fit, and
-            everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
-            placeholders are those of ``path``.
-
-    Raises:
-        ProfileNotWritableError: on entry, ``path`` cannot be written, or ``on_oom`` is no name of a
-            profile.
-        RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
-        ValueError: ``max_calls`` is negative, or ``on_oom`` is ``path``.
-    """
-    return ProfilingSession(path, max_calls=max_calls, eager=eager, graphs=graphs, on_oom=on_oom)
+profile = ProfilingSession
 
 
 def watch_graphs(path: str | os.PathLike[str] | None = None) -> ProfilingSession:
@@ -303,19 +272,16 @@ def watch_graphs(path: str | os.PathLike[str] | None = None) -> ProfilingSession
         ProfileNotWritableError: on entry, ``path`` cannot be written.
         RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
     """
-    return profile(path, graphs=True)
+    return ProfilingSession(path, graphs=True)
 
 
-def _tracker_record(threads: Mapping[int, int]) -> TrackerRecord | None:
-    """What the run-time tracker has recorded, None where none runs."""
+def _join_tracker(profile: Profile, threads: Mapping[int, int]) -> None:
     # One that runs has been imported; importing it would make one.
     api = sys.modules.get("memprof.profiler.tracker.api")
     tracker = api.current_tracker() if api is not None else None
-    if tracker is None or not tracker.started:
-        return None
-    said = "The tracker's record does not join the profile"
-    record: TrackerRecord | None = _unless_it_fails(lambda: tracker.record(threads), said, None)
-    return record
+    if tracker is not None and tracker.started:
+        said = "The tracker's record does not join the profile"
+        profile.tracker = _unless_it_fails(lambda: tracker.record(threads), said)
 
 
 def fill_path(path: str | os.PathLike[str], process: Process) -> str:
@@ -342,26 +308,26 @@ def current_profile() -> Profile:
     """The profile of this process so far, without any ``with``: the last 65,536 calls."""
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
-    found.tracker = _tracker_record(threads)
-    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH, [])
+    _join_tracker(found, threads)
+    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH) or []
     found.accounts = _accounts_now()
     return found
 
 
 def _accounts_now() -> list[DeviceAccount]:
-    return _unless_it_fails(present_accounts, "memprof failed to account for the device", [])
+    return _unless_it_fails(present_accounts, "memprof failed to account for the device") or []
 
 
 _NO_GROWTH = "memprof failed to look for growth"
 
 
-def _unless_it_fails(make: Callable[[], _Part], said: str, neutral: _Part) -> _Part:
+def _unless_it_fails(make: Callable[[], _Part], said: str) -> _Part | None:
     """A part of a profile, which is of more use without it than not at all."""
     try:
         return make()
     except Exception as e:
         log.error("%s: %s: %s", said, type(e).__name__, e)
-        return neutral
+        return None
 
 
 class _Process(Views):
@@ -369,9 +335,6 @@ class _Process(Views):
 
     def profiles(self) -> list[Profile]:
         return [current_profile()]
-
-    def _name(self) -> str:
-        return ""
 
 
 def report(

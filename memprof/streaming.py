@@ -5,10 +5,9 @@ Note [When a stream is written]
 Compiled calls append to the call log, written or not: the calling threads know nothing of the
 file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
 come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
-keeps ``LOG_CALLS`` calls meanwhile, which is what a program may make between two looks (at 5 µs a
-call, the fastest there are, 50,000 in ``TICK_S``); those that are pushed out before we saw them are
-counted as ``CallColumns.dropped``. The thread holds the GIL while it collects (some µs a call) and
-not while it compresses and writes. A forked child has no such thread: the file is its parent's.
+keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at most, at 5 µs each);
+those that are pushed out before we saw them are counted as ``CallColumns.dropped``. The thread
+holds the GIL while it collects (some µs a call) and not while it compresses and writes.
 
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -62,8 +61,7 @@ class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
     Attributes:
-        path: of the file; after ``start`` another one than was given, where another session
-            writes that one.
+        path: another one than was given, after ``start``, where another session writes that one.
         failed: the file lacks something that was tried to write; it has what came before.
         threads: numbers of threads in its calls, by ``threading.get_ident()``.
     """
@@ -88,11 +86,8 @@ class Streamer:
         self._thread = threading.Thread(target=self._run, name="memprof stream", daemon=True)
 
     def start(self) -> None:
-        """Make the file, with one chunk, and go on in a thread.
-
-        Raises:
-            ProfileNotWritableError: the file cannot be made.
-        """
+        """Make the file, with one chunk, and go on in a thread; raises
+        ``ProfileNotWritableError``."""
         self._fd, path = create_for_streaming(self.path)
         if path != os.fspath(self.path):
             log.warning(
@@ -143,33 +138,28 @@ class Streamer:
                 flushed = time.monotonic()
 
     def _write(self, join: Join, *, end: bool) -> bool:
-        """Write what is new, see Note [When a stream fails]; False if it could not be collected."""
+        """False if what is new could not be collected; see Note [When a stream fails]."""
         if self._given_up or self._fd < 0:
             return True
         try:
-            data = self._collect(join, end)
+            self._unwritten += self._collect(join, end)
         except Exception as e:  # Whatever it is, the training goes on.
             self.failed = True
             self._log_once(e, "cannot collect what is new", "It is tried again")
             return False
-        self._unwritten += data
         try:
             os.lseek(self._fd, self._size, os.SEEK_SET)
             write_all(self._fd, self._unwritten)
-            self._size += len(self._unwritten)
         except Exception as e:
             self.failed = True
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            self._log_once(
-                e,
-                "cannot write the profile on",
-                "It has what was written before; the rest stays in memory: session.save(PATH)",
-            )
+            said = "It has what was written before; the rest stays in memory: session.save(PATH)"
+            self._log_once(e, "cannot write the profile on", said)
             return True
-        self._unwritten = b""
-        self.failed = False
+        self._size += len(self._unwritten)
+        self._unwritten, self.failed = b"", False
         return True
 
     def _collect(self, join: Join, end: bool) -> bytes:
@@ -177,12 +167,10 @@ class Streamer:
         # In this order: what is called is known by the time of the snapshot.
         records = self._runtime.calls.after(self._last)
         since = self._session.since_perf_ns
-        columns = [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]
         calls = CallColumns()
-        if columns:
+        if columns := [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]:
             graph, program, start, finish, idents = columns
-            number = self.threads.setdefault
-            thread = [number(ident, len(self.threads)) for ident in idents]
+            thread = [self.threads.setdefault(i, len(self.threads)) for i in idents]
             calls = CallColumns(graph, program, start, finish, thread)
         seen = self._seen + len(calls)
         profile = join(self._runtime.snapshot(self._session), self.threads)

@@ -43,7 +43,7 @@ class Views:
 
     def _name(self) -> str:
         """Of the file, "" if there is none."""
-        raise NotImplementedError
+        return ""
 
     def profile(self) -> Profile:
         """The profile.
@@ -103,10 +103,7 @@ class Views:
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
         profiles = self.profiles()
-        known = sorted({device for profile in profiles for device in known_devices(profile)})
-        for device in devices or ():
-            check_known(device, known)
-        export_profile(profiles, format, path, devices or known)
+        export_profile(profiles, format, path, devices_in(profiles, devices))
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:
         """What grew from this profile to another one.
@@ -195,21 +192,19 @@ def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
     return LoadedProfile(path, [profile] if profile is not None else [])
 
 
-def report_data(profiles: Sequence[Profile], device: str | None = None) -> Summary | RankSummary:
-    """What ``report_text`` says, as data."""
-    if len(profiles) > 1:
-        return compare_ranks(profiles, device)
-    return summarize(profiles[0], device)
+def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Sequence[str]:
+    """``wanted``, by default all that ``profiles`` have something on; raises ``ValueError`` if they
+    have nothing on one."""
+    known = sorted({device for profile in profiles for device in known_devices(profile)})
+    for device in wanted or ():
+        check_known(device, known)
+    return wanted or known
 
 
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
-    """What ``report_text`` says, as JSON values: the figures as data, by their names, and under
-    ``sections`` all that a full report says, in its words and its order.
-
-    Raises:
-        ValueError: there is nothing on ``device``.
-    """
-    found = report_data(profiles, device)
+    """What ``report_text`` says, as JSON values: the figures by their names, and under ``sections``
+    all that a full report says, in its words and its order."""
+    found = _summary(profiles, device)
     if isinstance(found, RankSummary):
         data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
@@ -219,12 +214,13 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
 
 
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:
-    """The report of one process, or the comparison of several ranks.
+    """The report of one process, or the comparison of several ranks; raises ``ValueError`` if there
+    is nothing on ``device``."""
+    return render(_sections(_summary(profiles, device), style.show, style.top), style)
 
-    Raises:
-        ValueError: there is nothing on ``device``.
-    """
-    return render(_sections(report_data(profiles, device), style.show, style.top), style)
+
+def _summary(profiles: Sequence[Profile], device: str | None) -> Summary | RankSummary:
+    return summarize(profiles[0], device) if len(profiles) == 1 else compare_ranks(profiles, device)
 
 
 def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Iterable[Section]:
@@ -234,11 +230,8 @@ def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Itera
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:
-    """How a report looks on what ``style`` is for.
-
-    Raises:
-        ValueError: ``top`` is less than 1.
-    """
+    """How a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less than
+    1."""
     if top is not None and top < 1:
         raise ValueError(f"top is {top}; it must be 1 or more")
     return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))

@@ -47,12 +47,8 @@ def read_by(
 
 
 def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
-    """Refuse to write to ``outputs``, which the parameter ``name`` gives, over what will be read.
-
-    Raises:
-        click.BadParameter: two are the same file, by whatever name: relative, linked, or in
-            letters of another case where these are the same.
-    """
+    """Refuse to write to ``outputs``, which the parameter ``name`` gives, over what will be read,
+    by whatever name: relative, linked, or in letters of another case where these are the same."""
     read = list(inputs)
     for output in outputs:
         if any(_same_file(output, path) for path in read):
@@ -63,17 +59,16 @@ def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None
 
 
 def _same_file(a: str, b: str) -> bool:
-    try:
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # One is not there, or has no path that could be.
         return os.path.samefile(a, b)
-    except (OSError, ValueError):  # One is not there, or has no path that could be.
-        pass
     with contextlib.suppress(OSError, ValueError):
         return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
     return False
 
 
 def file_argument(command: Command) -> Command:
-    """Add the FILE argument, and ``--rank``."""
     # Not click.Path(exists=True): read_profile's messages say more.
     return click.argument("file", type=click.Path())(rank_option(command))
 
@@ -93,7 +88,6 @@ _RANK = "memprof.rank"
 
 
 def chosen_rank() -> int | None:
-    """What was given as ``--rank``."""
     ctx = click.get_current_context(silent=True)
     found: int | None = ctx.meta.get(_RANK) if ctx is not None else None
     return found
@@ -116,25 +110,19 @@ def _calls(
 
 
 def no_such_calls(*profiles: Profile) -> click.BadParameter:
-    """What to say where ``--calls`` is not in the log of one of ``profiles``."""
     least = min(len(p.calls) for p in profiles)
     has = f"calls 1 to {least:,}" if least else "no calls"
     return click.BadParameter(f"the log has {has}", param_hint="--calls")
 
 
 def calls_option(command: Command) -> Command:
-    """Add ``--calls FIRST:LAST``; the command gets a pair of indices, None where an end was left
-    out. On the command line calls count from 1, as in reports."""
-    return click.option(
-        "--calls",
-        callback=_calls,
-        metavar="FIRST:LAST",
-        help="Calls as reports number them, both included. Default: all.",
-    )(command)
+    """Add ``--calls FIRST:LAST``, from 1; the command gets a pair of indices, None for an end left
+    out."""
+    help = "Calls as reports number them, both included. Default: all."
+    return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)(command)
 
 
 def output_option(help: str, *, required: bool = True) -> Callable[[Command], Command]:
-    """Add ``-o``, for what a command writes."""
     return click.option("--output", "-o", type=OutputPath(), required=required, help=help)
 
 
@@ -146,27 +134,14 @@ exact_option = click.option("--bytes", "exact", is_flag=True, help="Bytes with a
 
 
 def table_options(command: Command) -> Command:
-    """Add --top, --device and --bytes, which every printed comparison and report has."""
-    for option in (
-        exact_option,
-        click.option("--device", help="Whose memory, e.g. cuda:0. Default: the one with the most."),
-        click.option(
-            "--top",
-            type=click.IntRange(min=1),
-            help="Rows in each table; the rest is added up. Default: 10, of a short report 5.",
-        ),
-    ):
-        command = option(command)
-    return command
+    whose = "Whose memory, e.g. cuda:0. Default: the one with the most."
+    rows = "Rows in each table; the rest is added up. Default: 10, of a short report 5."
+    command = click.option("--device", help=whose)(exact_option(command))
+    return click.option("--top", type=click.IntRange(min=1), help=rows)(command)
 
 
 def read(path: str) -> Profile:
-    """The profile at ``path``; of several ranks the chosen one.
-
-    Raises:
-        BadFile: there is no such rank.
-        ProfileError: it cannot be read.
-    """
+    """The profile at ``path``; of several ranks the chosen one."""
     rank = chosen_rank()
     if rank is None:
         return read_profile(path)
@@ -188,11 +163,9 @@ def print_line(text: str) -> None:
 
 
 def print_page(path: str, nbytes: int) -> None:
-    """Say that a page was written."""
     print_line(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
     text = msgspec.json.format(to_json(value), indent=2).decode()
     click.echo(visible_json(text, getattr(sys.stdout, "encoding", None) or "utf-8"))

@@ -7,7 +7,6 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.devices import check_known, known_devices
 from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
@@ -18,6 +17,7 @@ from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
 from memprof.profiler.snapshot.named import read_names, replayed
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
+from memprof.views import devices_in
 
 from ._common import (
     BadFile,
@@ -74,18 +74,16 @@ def export(
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
     profiles = read_profiles(file) if several else [read(file)]
-    known = sorted({device for profile in profiles for device in known_devices(profile)})
-    for device in devices:
-        try:
-            check_known(device, known)
-        except ValueError as e:
-            raise click.BadParameter(str(e), param_hint="--device") from e
+    try:
+        shown = devices_in(profiles, devices)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--device") from e
     if allocated and format_ != "collapsed":
         raise click.BadParameter(
             "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
         )
     try:
-        export_profile(profiles, format_, output, devices or known, *calls, allocated=allocated)
+        export_profile(profiles, format_, output, shown, *calls, allocated=allocated)
     except IndexError as e:
         raise no_such_calls(*profiles) from e
     except ImportError as e:
@@ -179,11 +177,7 @@ def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) 
 
 
 def _keep_other_files(output: str) -> None:
-    """Refuse to replace what is no snapshot: a program, a profile.
-
-    Raises:
-        click.BadParameter: there is such a file.
-    """
+    """Refuse to replace what is no snapshot: a program, a profile."""
     try:
         if not os.path.isfile(output):
             return
@@ -199,33 +193,26 @@ def _keep_other_files(output: str) -> None:
 
 
 def _said(done: Enriched) -> list[str]:
-    """What was named and what was not, a line each."""
     lines = []
     graphs = dict.fromkeys([*done.nbytes, *done.events, *done.frames])
     for graph in sorted(graphs, key=lambda g: (-done.nbytes[g], -done.events[g])):
-        lines.append(
-            f"{graph}: {_count(done.frames[graph], 'frame')} named, in "
-            f"{_blocks(done.blocks[graph], done.nbytes[graph])} and "
-            f"{_count(done.events[graph], 'event')}"
-        )
+        frames, events = _count(done.frames[graph], "frame"), _count(done.events[graph], "event")
+        blocks = _blocks(done.blocks[graph], done.nbytes[graph])
+        lines.append(f"{graph}: {frames} named, in {blocks} and {events}")
     if not lines:
         lines.append("Nothing was named: the profiles know none of its generated code")
     files = sorted(done.unnamed_frames, key=lambda f: -done.unnamed_bytes[f])
     for file in files[:_FILES]:
-        lines.append(
-            f"not known: {_count(done.unnamed_frames[file], 'frame')} of {shorten_path(file)}, in "
-            f"{_blocks(done.unnamed_blocks[file], done.unnamed_bytes[file])}"
-        )
-    if len(files) > _FILES:
-        rest = files[_FILES:]
-        blocks = sum(done.unnamed_blocks[f] for f in rest)
-        nbytes = sum(done.unnamed_bytes[f] for f in rest)
-        lines.append(f"not known: {len(rest)} more files, in {_blocks(blocks, nbytes)}")
-    lines.append(
-        f"no generated code: {_blocks(done.eager_blocks, done.eager_bytes)}; no stack: "
-        f"{_blocks(done.bare_blocks, done.bare_bytes)}"
-    )
-    return lines
+        frames = _count(done.unnamed_frames[file], "frame")
+        blocks = _blocks(done.unnamed_blocks[file], done.unnamed_bytes[file])
+        lines.append(f"not known: {frames} of {shorten_path(file)}, in {blocks}")
+    if rest := files[_FILES:]:
+        count = sum(done.unnamed_blocks[f] for f in rest)
+        blocks = _blocks(count, sum(done.unnamed_bytes[f] for f in rest))
+        lines.append(f"not known: {len(rest)} more files, in {blocks}")
+    eager = _blocks(done.eager_blocks, done.eager_bytes)
+    bare = _blocks(done.bare_blocks, done.bare_bytes)
+    return [*lines, f"no generated code: {eager}; no stack: {bare}"]
 
 
 def _blocks(count: int, nbytes: int) -> str:

@@ -215,11 +215,7 @@ def diff(
 
 
 def _check_whole(path: str, profile: Profile) -> None:
-    """Refuse to judge a profile that lacks something, which looks smaller than it was.
-
-    Raises:
-        BadFile: it does.
-    """
+    """Refuse to judge a profile that lacks something, which looks smaller than it was."""
     if profile.left_out:
         raise BadFile(
             f"{path}: {len(profile.left_out)} parts of it cannot be used (memprof report "

@@ -6,68 +6,33 @@ import dataclasses
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from memprof.profiler.tracker.settings import (
-    ENVIRONMENT_PREFIX,
-    FILE_NAME,
-    SettingsError,
-    TrackerSettings,
-    check,
-    configured,
-    find_file,
-    parse,
-    read_toml,
-    table_name,
-    table_of,
-    toml_document,
-    toml_value,
-)
+from memprof.profiler.tracker import settings
 from memprof.profiler.writing import check_writable, write_whole
 
-from ._common import BadFile, Command, json_option, print_json
-
-_FLAGS: tuple[tuple[str, Any, str], ...] = (
-    ("output_dir", click.Path(), "Folder of the file."),
-    ("interval", float, "Seconds between snapshots, 0.01 to 1,000,000."),
-    ("largest", int, "How many of the largest tensors a snapshot describes."),
-    ("max_snapshots", int, "How many snapshots are kept; older ones are merged."),
-    ("max_operations", int, "How many operations are kept one by one."),
-    ("operation_share", float, "Part of the time for memory at the edges of operations, 0 to 1."),
-    ("scan_at_start", bool, "Find the tensors that exist already."),
-    ("cpu_allocator", bool, "Count all CPU allocations, for 1.6 us each."),
-)
+from ._common import BadFile, Command, json_option, print_json, read_by
 
 
 def settings_flags(command: Command) -> Command:
-    """Add a flag for each setting; without a value it is None."""
-    for name, kind, text in reversed(_FLAGS):
-        flag = name.replace("_", "-")
+    for field in reversed(dataclasses.fields(settings.TrackerSettings)):
+        if "help" not in field.metadata:
+            continue
+        name, help = field.name, field.metadata["help"]
+        flag = f"--{name.replace('_', '-')}"
+        kind: Any = type(field.default)
         if kind is bool:
-            option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=text)
+            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=help)
         else:
-            option = click.option(f"--{flag}", name, type=kind, help=text)
+            kind = click.Path() if kind is str else kind
+            checks = read_by(partial(settings.check, name, where=""), settings.SettingsError)
+            option = click.option(flag, name, type=kind, callback=checks, help=help)
         command = option(command)
     return command
-
-
-def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given.
-
-    Raises:
-        click.BadParameter: one cannot have its value.
-    """
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
-        try:
-            check(name, value, "flag")
-        except SettingsError as e:
-            message = str(e).removeprefix("flag: ")
-            raise click.BadParameter(message, param_hint=f"--{name.replace('_', '-')}") from e
-    return given
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -94,19 +59,16 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
     # Unknown options pass, as those after -m MODULE are the module's; without -m one is a mistake.
     if module is None and command[0].startswith("-"):
         raise click.NoSuchOption(command[0].partition("=")[0])
-    given = checked(flags)
+    given = {name: value for name, value in flags.items() if value is not None}
     if graphs and given.keys() - {"output_dir"}:
         names = ", ".join(f"--{n.replace('_', '-')}" for n in given if n != "output_dir")
         raise click.UsageError(f"{names}: of the tracker, which --graphs runs without")
     environment = dict(os.environ)
     for name, value in given.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        environment[ENVIRONMENT_PREFIX + name.upper()] = text
-    try:
-        found = configured(environment=environment)
-        check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+        environment[settings.ENVIRONMENT_PREFIX + name.upper()] = text
+    found = settings.configured(environment=environment)
+    check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
     if not found.settings.enabled and not graphs:
         click.echo(
             f"memprof run: tracking, although {found.origin['enabled']} says enabled = false; "
@@ -114,9 +76,8 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
             err=True,
         )
     what = ["-m", module, *command] if module is not None else list(command)
-    launch = [sys.executable, "-m", "memprof.profiler.tracker.launch", *what]
-    if graphs:
-        launch = [sys.executable, "-m", "memprof.graphs_launch", found.settings.output_dir, *what]
+    graphs_in = ["--graphs", found.settings.output_dir] if graphs else []
+    launch = [sys.executable, "-m", "memprof.launch", *graphs_in, *what]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, launch, environment)
@@ -131,49 +92,47 @@ def config() -> None:
 @json_option
 def show(as_json: bool) -> None:
     """Print the settings in force here, and where each comes from."""
-    try:
-        found = configured()
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+    found = settings.configured()
     if as_json:
         file = str(found.file) if found.file else None
-        origin = found.origin
-        print_json({"file": file, "settings": found.settings, "origin": origin})
+        print_json({"file": file, "settings": found.settings, "origin": found.origin})
         return
-    click.echo(f"# file: {found.file or f'none (no {FILE_NAME}, no [tool.memprof])'}")
-    for field in dataclasses.fields(TrackerSettings):
-        value = toml_value(getattr(found.settings, field.name))
+    click.echo(f"# file: {found.file or f'none (no {settings.FILE_NAME}, no [tool.memprof])'}")
+    for field in dataclasses.fields(settings.TrackerSettings):
+        value = settings.toml_value(getattr(found.settings, field.name))
         click.echo(f"{field.name} = {value}  # {found.origin.get(field.name, 'default')}")
 
 
 @config.command()
-@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument("texts", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option(
     "--file",
     type=click.Path(dir_okay=False),
-    help=f"Which file. Default: the one in force, else a new {FILE_NAME} here.",
+    help=f"Which file. Default: the one in force, else a new {settings.FILE_NAME} here.",
 )
-def update(settings: tuple[str, ...], file: str | None) -> None:
+def update(texts: tuple[str, ...], file: str | None) -> None:
     """Set settings in the TOML file; NAME= takes one out.
 
     The rest of the file, comments included, stays as it is.
     """
+    changes = [_change(text) for text in texts]
     try:
-        changes = [_change(text) for text in settings]
-        path = Path(file) if file else find_file() or Path(FILE_NAME)
-        text = ""
-        if path.exists():
-            table_of(path, read_toml(path))
-            text = path.read_text(encoding="utf-8")
-        for name, value in changes:
-            text = changed(text, table_name(path), name, value)
-        _check_text(path, text)
-        write_whole(path, text.encode(), "the settings")
-    except SettingsError as e:
-        raise BadFile(str(e)) from e
+        path = Path(file) if file else settings.find_file() or Path(settings.FILE_NAME)
+        text = settings.read_toml(path) if path.exists() else ""
     except OSError as e:  # A folder above it may not even be looked into.
         raise BadFile(f"{e.filename}: cannot read it: {e.strerror}") from e
-    click.echo(f"{path}: {', '.join(settings)}")
+    settings.table_in(text, path)
+    for name, value in changes:
+        text = changed(text, settings.table_name(path), name, value)
+    # Where the table is written inline, it could not be read again.
+    try:
+        table = settings.table_in(text, path) or {}
+    except settings.SettingsError as e:
+        raise BadFile(f"{e}: cannot be changed automatically; edit it by hand") from e
+    for name, value in table.items():
+        settings.check(name, value, f"{path}: ")
+    write_whole(path, text.encode(), "the settings")
+    click.echo(f"{path}: {', '.join(texts)}")
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -182,50 +141,34 @@ def _change(text: str) -> tuple[str, str | None]:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="NAME=VALUE")
     name = name.strip().replace("-", "_")
     if not value:
-        check(name, getattr(TrackerSettings(), name, None), "NAME=")
+        settings.check(name, getattr(settings.TrackerSettings(), name, None), "NAME=: ")
         return name, None
-    return name, toml_value(parse(name, value, text))
+    return name, settings.toml_value(settings.parse(name, value, f"{text}: "))
 
 
 def changed(text: str, table: str, name: str, value: str | None) -> str:
-    """TOML ``text`` with ``name`` set to ``value``, or taken out, in ``[table]``.
-
-    Only lines of that table are touched, so that comments and layout stay. A value of ours is
-    always on one line.
-    """
+    """TOML ``text`` with ``name`` set to ``value``, or taken out, in ``[table]``. Only lines of
+    that table are touched, so that comments and layout stay."""
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     dotted = r"\s*\.\s*".join(re.escape(part) for part in table.split("."))
     header = re.compile(rf"\s*\[\s*{dotted}\s*\]")
+    entry = re.compile(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*)(.*)")
     begin = next((i for i, line in enumerate(lines) if header.match(line)), None)
     if begin is None:
-        if value is None:
-            return text
         gap = ["\n"] if lines else []
-        return "".join([*lines, *gap, f"[{table}]\n", f"{name} = {value}\n"])
-    end = next(
-        (i for i in range(begin + 1, len(lines)) if re.match(r"\s*\[", lines[i])), len(lines)
-    )
-    entry = re.compile(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*)(.*)")
-    for i in range(begin + 1, end):
-        match = entry.match(lines[i])
-        if match:
+        new = [*gap, f"[{table}]\n", f"{name} = {value}\n"]
+        return text if value is None else "".join([*lines, *new])
+    end = begin + 1
+    while end < len(lines) and not re.match(r"\s*\[", lines[end]):
+        if match := entry.match(lines[end]):
             comment = re.search(r"\s+#[^\"']*$", match[2])
-            new = [] if value is None else [f"{match[1]}{value}{comment[0] if comment else ''}\n"]
-            return "".join([*lines[:i], *new, *lines[i + 1 :]])
-    if value is None:
-        return text
+            line = f"{match[1]}{value}{comment[0] if comment else ''}\n"
+            lines[end : end + 1] = [] if value is None else [line]
+            return "".join(lines)
+        end += 1
     while end > begin + 1 and not lines[end - 1].strip():
         end -= 1
-    return "".join([*lines[:end], f"{name} = {value}\n", *lines[end:]])
-
-
-def _check_text(path: Path, text: str) -> None:
-    """Refuse to write what could not be read again, e.g. where the table is written inline."""
-    try:
-        table = table_of(path, toml_document(text, path)) or {}
-    except SettingsError as e:
-        raise SettingsError(f"{e}: cannot be changed automatically; edit it by hand") from e
-    for name, value in table.items():
-        check(name, value, str(path))
+    lines.insert(end, f"{name} = {value}\n")
+    return text if value is None else "".join(lines)

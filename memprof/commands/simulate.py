@@ -49,21 +49,16 @@ def _seconds(value: float) -> float:
 
 
 def timeout_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--timeout``."""
-    kind = click.FloatRange(0, 1e7, min_open=True)
-    return click.option(
-        "--timeout", type=kind, callback=read_by(_seconds), metavar="SECONDS", help=help
-    )
+    kind, checks = click.FloatRange(0, 1e7, min_open=True), read_by(_seconds)
+    return click.option("--timeout", type=kind, callback=checks, metavar="SECONDS", help=help)
 
 
 def steps_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--steps``, of the optimizer."""
     return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
 
 
 def tries_options(what: str) -> Callable[[Command], Command]:
-    """Add when a try ends, where tries are kept and how they are printed (``what`` is that which
-    ``--json`` prints), and the COMMAND."""
+    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND."""
 
     def add(command: Command) -> Command:
         for option in (
@@ -90,8 +85,7 @@ def store_at(output: str | None, command: tuple[str, ...]) -> Store:
 
 @contextmanager
 def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
-    """Refuse bad options and files before anything runs, and to run nothing: ``example`` is what to
-    write."""
+    """Refuse bad options and files before anything runs; ``example`` is what to write."""
     try:
         if not command:
             raise BadCommand(f"there is no script: {example}")
@@ -102,26 +96,29 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
         raise BadFile(str(e)) from e
 
 
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(visible(line), err=True)
+
+
 @contextmanager
 def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
-    """End with a line on standard error where tries of a subcommand cannot go on; ``output`` is the
-    file with those so far, if there is one."""
+    """End with a line on standard error where a subcommand cannot go on; ``output`` has the tries
+    so far."""
     try:
         yield
     except KeyboardInterrupt:
         kept = f"; {output} has the tries so far" if output is not None else ""
-        click.echo(visible(f"memprof {name}: interrupted{kept}"), err=True)
+        _say(f"memprof {name}: interrupted{kept}")
         raise SystemExit(130) from None
     except (BadCommand, BadJob) as e:
         raise click.UsageError(visible(str(e))) from e
     except SimulationError as e:
-        for line in f"memprof {name}: {e}".splitlines():
-            click.echo(visible(line), err=True)
+        _say(f"memprof {name}: {e}")
         raise SystemExit(BadFile.exit_code) from e
     except ScriptFailed as e:
-        for line in e.trace.splitlines():
-            click.echo(visible(line), err=True)
-        click.echo(visible(f"memprof {name}: the script failed: {e}"), err=True)
+        _say(e.trace)
+        _say(f"memprof {name}: the script failed: {e}")
         raise SystemExit(FAILED) from e
     except BadStore as e:
         raise BadFile(str(e)) from e
@@ -155,12 +152,10 @@ size_option = read_by(_size, SimulationError)
 
 
 def _capability(value: str) -> tuple[int, int]:
-    known = sorted({g.capability for g in GPUS})
-    for major, minor in known:
-        if value == f"{major}.{minor}":
-            return major, minor
-    names = ", ".join(f"{a}.{b}" for a, b in known)
-    raise click.BadParameter(f"{value!r} is not simulated; there are {names}")
+    known = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in GPUS})}
+    if value not in known:
+        raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(known)}")
+    return known[value]
 
 
 def _numbers(value: str) -> tuple[int, ...]:
@@ -321,26 +316,21 @@ def simulate(
 
 
 def _status(found: list[Simulation], limit: int | None) -> int:
-    """Exit status, and on standard error what it is for."""
     if any(s.fits is False for s in found):
         return TOO_MUCH
     for s in found:
-        failure = s.outcome.failure
+        failure, status = s.outcome.failure, s.outcome.status
         if failure is not None and not failure.out_of_memory:
-            for line in failure.trace.splitlines():
-                click.echo(visible(line), err=True)
-            first = visible(failure.message.partition("\n")[0])
-            click.echo(f"memprof simulate: the script failed: {failure.kind}: {first}", err=True)
+            _say(failure.trace)
+            first = failure.message.partition("\n")[0]
+            _say(f"memprof simulate: the script failed: {failure.kind}: {visible(first)}")
             return FAILED
-        if s.account is None or s.outcome.status:
-            if s.outcome.status:
-                click.echo(f"memprof simulate: exit status {s.outcome.status}", err=True)
+        if status:
+            _say(f"memprof simulate: exit status {status}")
+        if s.account is None or status:
             return FAILED
     needed = max(s.needed for s in found)
     if limit is not None and needed > limit:
-        click.echo(
-            f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}",
-            err=True,
-        )
+        _say(f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}")
         return TOO_MUCH
     return 0

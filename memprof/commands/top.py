@@ -23,7 +23,6 @@ from memprof.profiler.writing import is_locked
 from ._common import BadFile, print_text
 
 _SUFFIX = ".memprof"
-_OVER = (Writer.ENDED, Writer.DIED)
 _TOP = 6
 """Rows of a table: a frame is to fit a small terminal."""
 
@@ -50,10 +49,10 @@ def top(target: str, once: bool, interval: float) -> None:
     watches = [JobFile(path) for path in files_of(target)]
     try:
         if once:
-            _print(_looked(watches))
+            print_text(_frame([watch.look() for watch in watches]))
             return
         show = _live if sys.stdout.isatty() else _plain
-        found = show(watches, interval)
+        found = show(_looks(watches, interval))
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
     if any(p.writer is Writer.DIED for p in found):
@@ -61,11 +60,7 @@ def top(target: str, once: bool, interval: float) -> None:
 
 
 def files_of(target: str) -> list[str]:
-    """The profile files that ``target`` means.
-
-    Raises:
-        BadFile: there are none.
-    """
+    """The profile files that ``target`` means; raises ``BadFile`` if there are none."""
     if target.isdecimal() and not os.path.exists(target):
         found = sorted(_written_by(int(target)))
         if not found:
@@ -99,44 +94,38 @@ def _written_by(pid: int) -> Iterator[str]:
             yield path
 
 
-def _looked(watches: list[JobFile]) -> list[Present]:
-    return [watch.look() for watch in watches]
-
-
 def _frame(found: list[Present]) -> str:
     style = replace(style_of(sys.stdout), top=_TOP)
     return render(of_present(found, style.show), style)
 
 
-def _print(found: list[Present]) -> None:
+def _looks(watches: list[JobFile], interval: float) -> Iterator[list[Present]]:
+    """What there is to see, until all have ended."""
+    while True:
+        found = [watch.look() for watch in watches]
+        yield found
+        if all(p.writer in (Writer.ENDED, Writer.DIED) for p in found):
+            return
+        time.sleep(interval)
+
+
+def _plain(looks: Iterator[list[Present]]) -> list[Present]:
+    """A frame after the other, for what is no terminal."""
+    found = next(looks)
     print_text(_frame(found))
     sys.stdout.flush()
+    for found in looks:
+        print_text("\n" + _frame(found))
+        sys.stdout.flush()
+    return found
 
 
-def _over(found: list[Present]) -> bool:
-    return all(p.writer in _OVER for p in found)
-
-
-def _plain(watches: list[JobFile], interval: float) -> list[Present]:
-    """A frame after the other, for what is no terminal."""
-    while True:
-        found = _looked(watches)
-        _print(found)
-        if _over(found):
-            return found
-        time.sleep(interval)
-        click.echo()
-
-
-def _live(watches: list[JobFile], interval: float) -> list[Present]:
+def _live(looks: Iterator[list[Present]]) -> list[Present]:
     """One frame that changes in its place."""
+    found = next(looks)
+    text = Text.from_ansi(_frame(found))
     console = Console(highlight=False, markup=False, emoji=False)
-    found = _looked(watches)
-    with Live(
-        Text.from_ansi(_frame(found)), console=console, auto_refresh=False, transient=False
-    ) as live:
-        while not _over(found):
-            time.sleep(interval)
-            found = _looked(watches)
+    with Live(text, console=console, auto_refresh=False, transient=False) as live:
+        for found in looks:
             live.update(Text.from_ansi(_frame(found)), refresh=True)
     return found

@@ -14,11 +14,8 @@ from torch._C._autograd import DeviceType
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Address of the tensor's StorageImpl; no Python object is made for the storage.
-
-    Raises:
-        NotImplementedError, RuntimeError: it has no storage (sparse, opaque, batched).
-    """
+    """Address of the tensor's StorageImpl, without a Python object for the storage; raises whatever
+    where it has none (sparse, opaque, batched)."""
     address: int = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
     return address
 
@@ -33,7 +30,6 @@ def stand_ins() -> tuple[type, ...]:
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether the tensor wraps others that are tensors on their own (DTensor, jagged, ...)."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     return bool(is_traceable_wrapper_subclass(tensor))
@@ -53,10 +49,8 @@ def cuda_in_use() -> bool:
 
 
 def cuda_statistics(device: int) -> dict[str, Any]:
-    """The allocator's own counters, nested; about 8 µs, no call to the driver.
-
-    ``torch.cuda.memory_stats`` flattens the same into 150 entries for ten times the time.
-    """
+    """The allocator's own counters, nested: 8 µs, no call to the driver.
+    ``torch.cuda.memory_stats`` flattens the same into 150 entries for ten times the time."""
     found: dict[str, Any] = torch._C._cuda_memoryStats(device)
     return found
 
@@ -71,16 +65,14 @@ def cuda_segments() -> list[dict[str, Any]]:
 
 
 class CpuAllocatorCount:
-    """The bytes that torch's CPU allocator has handed out, of all threads, whoever holds them.
+    """The bytes that torch's CPU allocator has handed out, of all threads, whoever holds them,
+    since ``start``.
 
     c10 has such a count (``ProfiledCPUMemoryReporter``), kept while the flag
-    ``caffe2_report_cpu_memory_usage`` is set, and no function to read it. Its place in the
-    object is that of three standard-library members before it; ``start`` tries whether the
-    number found there counts a tensor to the byte, and refuses if not.
-
-    It counts what was allocated since the flag was set. Each allocation then costs about
-    1.6 µs more, nearly all of it for a log line that is formatted and dropped, and the first
-    release of memory from before prints one warning of c10's.
+    ``caffe2_report_cpu_memory_usage`` is set, and no function to read it: ``start`` tries which
+    word of the object counts a tensor to the byte. Each allocation then costs about 1.6 µs more,
+    nearly all of it for a log line that is formatted and dropped, and the first release of memory
+    from before prints one warning of c10's.
     """
 
     def __init__(self) -> None:
@@ -121,13 +113,11 @@ class CpuAllocatorCount:
         return ""
 
     def stop(self) -> None:
-        """Stop counting; allocations cost nothing more from then on."""
         if self._flag is not None:
             self._flag.value = False
         self._flag = self._word = None
 
     def allocated(self) -> int | None:
-        """Bytes handed out and not given back since ``start``; None if it does not count."""
         return int(self._word.value) if self._word is not None else None
 
 
@@ -137,13 +127,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class HostEvent(NamedTuple):
-    """What ran on the host, operators and what surrounds them.
-
-    Attributes:
-        shapes: of its inputs.
-        kernels_ns: device time of the kernels that it launched itself.
-        asynchronous: whether it ended on another thread.
-    """
+    """What ran on the host. ``kernels_ns`` is device time of the kernels that it launched itself;
+    an ``asynchronous`` one ended on another thread."""
 
     name: str
     thread: int
@@ -171,11 +156,8 @@ def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:
 
 
 def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
-    """What ran on the host in a finished profile, and its allocations in order of time.
-
-    Kernels are linked to the event that launched them by its correlation number. So are calls
-    of the device's runtime, which run where their launcher does.
-    """
+    """What ran on the host in a finished profile, and its allocations in order of time. Kernels and
+    calls of the device's runtime are linked to the event that launched them by its number."""
     events: list[tuple[int, HostEvent]] = []
     runtime: list[tuple[int, HostEvent]] = []
     kernels: dict[int, int] = {}
@@ -233,5 +215,4 @@ def as_shapes(shapes: Any) -> Shapes:
 
 
 def profiling() -> bool:
-    """Whether a profiler of torch's is on in this thread."""
     return bool(torch._C._autograd._profiler_enabled())

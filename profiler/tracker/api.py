@@ -16,8 +16,6 @@ log = logging.getLogger("memprof")
 
 _lock = ForkSafeLock()
 _tracker: MemoryTracker | None = None
-_owner = 0
-_told = False
 
 
 def track(
@@ -48,32 +46,30 @@ def track(
     Raises:
         SettingsError: an argument cannot have its value, or is no setting.
     """
-    global _tracker, _owner, _told
-    arguments: dict[str, object] = {"interval": interval, "enabled": enabled, **settings}
-    arguments["output_dir"] = os.fspath(output_dir) if output_dir is not None else None
-    found = _configured(arguments).settings
+    global _tracker
+    given = {"output_dir": output_dir, "interval": interval, "enabled": enabled, **settings}
+    found = _configured(given).settings
     with _lock:
         former = _tracker
-        if former is not None and former.started and _owner == os.getpid():
+        parent = former.pid if former is not None and former.pid != os.getpid() else None
+        if former is not None and parent is None and former.started:
             log.warning(
                 "A memory tracker runs in this process already, into %s; it goes on as it is. Call "
                 "stop_tracking() first to start another",
                 former.path,
             )
             return former
-        parent = _owner if former is not None and _owner != os.getpid() else None
-        if former is not None and parent is None and former._fresh:
+        if former is not None and parent is None and former._state is None:
             former._on_use = lambda: None
             former._configure(found)
-            _tracker = former
+            current = former
         else:
-            _tracker = _new(found)
+            current = _tracker = _new(found)
             if former is not None:
-                former._successor = _tracker
-        _owner, _told = os.getpid(), False
+                former._successor = current
         if found.enabled:
-            _tracker.start(parent_pid=parent)
-        return _tracker
+            current.start(parent_pid=parent)
+        return current
 
 
 def _new(settings: TrackerSettings) -> MemoryTracker:
@@ -83,9 +79,11 @@ def _new(settings: TrackerSettings) -> MemoryTracker:
 
 
 def _configured(arguments: Mapping[str, object]) -> Configured:
-    # An argument is the caller's own, at this line; a file or a variable is not, and a job must
-    # not end because of one. The file may be somebody else's, in a folder above; the variables are
-    # this job's.
+    """Settings from wherever they can be read; what is wrong elsewhere is logged.
+
+    An argument is the caller's own, at this line, and raises. A file may be somebody else's, in a
+    folder above, and the variables are this job's: a job must not end because of one.
+    """
     found, takes = configured(arguments, environment={}, file=False), ""
     wrong: dict[str, None] = {}
     for file, places in (True, "files"), (False, "files and variables"):
@@ -93,14 +91,11 @@ def _configured(arguments: Mapping[str, object]) -> Configured:
             found = configured(arguments, file=file)
             break
         except Exception as e:
-            wrong[_wrong(e)], takes = None, places
+            said = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
+            wrong[said.rstrip(".")], takes = None, places
     if wrong:
         log.error("%s. The tracker takes no setting from %s", "; ".join(wrong), takes)
     return found
-
-
-def _wrong(e: Exception) -> str:
-    return str(e).rstrip(".") if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
 
 
 def current_tracker() -> MemoryTracker:
@@ -110,26 +105,30 @@ def current_tracker() -> MemoryTracker:
     first operation, checkpoint or operator window that goes through it, if none was initialized
     until then. So code that is instrumented for good is switched on without being changed.
     """
-    global _tracker, _owner, _told
+    global _tracker
     with _lock:
         if _tracker is None:
             found = _configured({})
-            _tracker, _owner = _new(found.settings), os.getpid()
+            _tracker = _new(found.settings)
             if found.settings.enabled and "enabled" in found.origin:
                 _tracker._on_use = functools.partial(_start_by_use, _tracker)
-        elif _owner != os.getpid() and not _told:
-            _told = True
-            log.warning(
-                "This process was forked from %d, whose memory is tracked; this one's is not. Call "
-                "track() here to track it",
-                _owner,
-            )
+        elif _tracker.pid != os.getpid():
+            _warn_of_fork(_tracker.pid)
         return _tracker
+
+
+@functools.cache
+def _warn_of_fork(parent: int) -> None:
+    log.warning(
+        "This process was forked from %d, whose memory is tracked; this one's is not. Call "
+        "track() here to track it",
+        parent,
+    )
 
 
 def _start_by_use(tracker: MemoryTracker) -> None:
     with _lock:
-        if tracker is _tracker and tracker._fresh and _owner == os.getpid():
+        if tracker is _tracker and tracker.pid == os.getpid():
             tracker.start()
 
 
@@ -140,8 +139,7 @@ def checkpoint(name: str) -> None:
 
 def stop_tracking() -> None:
     """Stop the tracker and write its file; nothing where none runs."""
-    with _lock:
-        tracker = _tracker if _owner == os.getpid() else None
-    if tracker is not None:
+    tracker = _tracker
+    if tracker is not None and tracker.pid == os.getpid():
         tracker.stop()
         LIFECYCLE.detach()

@@ -8,13 +8,10 @@ record is refused as it is read, by its types, and a reference to something that
 mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
 others. Every loop ends: numbers are bounded, and a parent comes before its children.
 
-Note [Thinning]
-~~~~~~~~~~~~~~~
-Snapshots: when there are more than allowed, pairs of neighbours are merged, those first that lie
-closest together for their age. What remains is dense at the end and sparser the further back,
-and always covers the whole run. A merged snapshot is the later of the two and
-keeps the higher ``highest_bytes``, so no peak that was seen is lost. Named checkpoints, the first
-and the last snapshot are merged only when they alone are too many.
+Note [Thinning] ~~~~~~~~~~~~~~~ Snapshots: pairs of neighbours are merged, those first that lie
+closest together for their age, so that what remains is dense at the end and sparser the further
+back. A merged snapshot is the later of the two and keeps the higher ``highest_bytes``. Named
+checkpoints, the first and the last snapshot are merged only when they alone are too many.
 
 Operations: of the older half those that took the shortest go first; one that is still running
 stays. ``operation_summary`` has counted all of them.
@@ -25,23 +22,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ..model import (
-    Lane,
-    LaneKind,
-    MemoryColumns,
-    MemorySnapshot,
-    OperationColumns,
-    OperationSummary,
-    OperatorRecord,
-    SnapshotKind,
-    TrackerMetadata,
-    TrackerRecord,
-)
+from .. import model
 from ..model.limits import LARGEST, Count, Int
 from ..model.tracker import MAX_DEVICES, MAX_LANES, MAX_NAMES
 from .settings import room
@@ -53,14 +38,8 @@ Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One invocation, as a file that grows has it; what is not said here as in
-    ``OperationColumns``.
-
-    Attributes:
-        number: of the invocation, in order of start.
-        parent: number of the invocation around it, -1 if there is none.
-        memory: by device: before, after, peak, and whether the peak is exact.
-    """
+    """One invocation, as a file that grows has it: of ``parent`` the number, of ``memory`` by
+    device before, after, peak, and whether the peak is exact; else as in ``OperationColumns``."""
 
     number: Annotated[int, Meta(ge=0, le=_MOST)]
     summary: Place
@@ -78,7 +57,7 @@ class OperationRow:
     failed: bool = False
 
 
-_PLAIN = [f.name for f in fields(OperationColumns) if f.name not in ("parent", "memory")]
+_PLAIN = [f.name for f in fields(model.OperationColumns) if f.name not in ("parent", "memory")]
 """Columns that rows have as they are."""
 
 
@@ -96,17 +75,17 @@ def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, Operatio
     return kept
 
 
-def as_columns(rows: Iterable[OperationRow]) -> OperationColumns:
+def as_columns(rows: Iterable[OperationRow]) -> model.OperationColumns:
     """``rows``, in any order, as columns in order of start."""
     ordered = sorted(rows, key=lambda r: (r.start_ns, r.number))
     position = {r.number: i for i, r in enumerate(ordered)}
-    columns = OperationColumns()
+    columns = model.OperationColumns()
     for name in _PLAIN:
         getattr(columns, name).extend(getattr(r, name) for r in ordered)
     columns.parent.extend(position.get(r.parent, -1) for r in ordered)
     for device in dict.fromkeys(d for r in ordered for d in r.memory):
         figures = (r.memory.get(device, (-1, -1, -1, False)) for r in ordered)
-        columns.memory[device] = MemoryColumns(*map(list, zip(*figures, strict=True)))
+        columns.memory[device] = model.MemoryColumns(*map(list, zip(*figures, strict=True)))
     return columns
 
 
@@ -115,29 +94,23 @@ class Entry:
     """What is added to a record; what is None or empty adds nothing. Of the same operation (by
     number), summary (by position) or other part it replaces what an earlier entry said."""
 
-    metadata: TrackerMetadata | None = None
-    snapshot: MemorySnapshot | None = None
+    metadata: model.TrackerMetadata | None = None
+    snapshot: model.MemorySnapshot | None = None
     operations: list[OperationRow] = field(default_factory=list)
-    summaries: dict[Place, OperationSummary] = field(default_factory=dict)
-    pytorch_operations: OperatorRecord | None = None
+    summaries: dict[Place, model.OperationSummary] = field(default_factory=dict)
+    pytorch_operations: model.OperatorRecord | None = None
 
 
 class TrackerFold:
-    """A record that entries are added to; see Note [Every entry stands alone]."""
-
     def __init__(self) -> None:
-        self._metadata = TrackerMetadata()
-        self._snapshots: list[MemorySnapshot] = []
+        self._metadata = model.TrackerMetadata()
+        self._snapshots: list[model.MemorySnapshot] = []
         self._rows: dict[int, OperationRow] = {}
-        self._summaries: dict[int, OperationSummary] = {}
-        self._operators = OperatorRecord()
+        self._summaries: dict[int, model.OperationSummary] = {}
+        self._operators = model.OperatorRecord()
 
     def add(self, entry: Entry) -> None:
-        """Add what an entry says.
-
-        Raises:
-            ValueError: nothing of it, since it has what no tracker writes.
-        """
+        """Add what an entry says; raises ``ValueError`` if it has what no tracker writes."""
         # Numbers are given in order of beginning.
         if any(row.parent >= row.number for row in entry.operations):
             raise ValueError("an operation inside a later one")
@@ -150,7 +123,7 @@ class TrackerFold:
         if entry.pytorch_operations is not None:
             self._operators = entry.pytorch_operations
 
-    def record(self) -> tuple[TrackerRecord, list[str]]:
+    def record(self) -> tuple[model.TrackerRecord, list[str]]:
         """The record that the entries so far make up, as long as the tracker keeps it; and what of
         it had to be left out, a line each."""
         m, left_out = self._metadata, []
@@ -181,34 +154,33 @@ class TrackerFold:
             pauses=pauses,
             lanes=_lanes(m.lanes, max((r.lane for r in named), default=-1) + 1),
         )
-        return TrackerRecord(
+        return model.TrackerRecord(
             metadata, snapshots, as_columns(named), summaries, self._operators
         ), left_out
 
-    def _tree(self) -> list[OperationSummary]:
+    def _tree(self) -> list[model.OperationSummary]:
         known = range(max(self._summaries, default=-1) + 1)
-        found = [self._summaries.get(i, OperationSummary("(lost)")) for i in known]
+        found = [self._summaries.get(i, model.OperationSummary("(lost)")) for i in known]
         return [
             s if -1 <= s.parent < i else dataclasses.replace(s, parent=-1)
             for i, s in enumerate(found)
         ]
 
 
-def _lanes(lanes: list[Lane], needed: int) -> list[Lane]:
-    """``lanes``, as many as are needed, each on a thread that is there."""
-    found = lanes + [Lane(LaneKind.THREAD, "(lost)", i) for i in range(len(lanes), needed)]
+def _lanes(lanes: list[model.Lane], needed: int) -> list[model.Lane]:
+    lost = range(len(lanes), needed)
+    found = lanes + [model.Lane(model.LaneKind.THREAD, "(lost)", i) for i in lost]
     return [
         lane if 0 <= lane.thread < len(found) else dataclasses.replace(lane, thread=i)
         for i, lane in enumerate(found)
     ]
 
 
-def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
-    """``snapshots`` (in order of time) with at most ``limit`` left; the first and the last stay,
-    whatever ``limit`` is.
-
-    To be called when there are some more than ``limit``: the work is linear in their number.
-    """
+def thin_snapshots(
+    snapshots: Sequence[model.MemorySnapshot], limit: int
+) -> list[model.MemorySnapshot]:
+    """``snapshots`` (in order of time) with at most ``limit`` left, but for the first and the last.
+    To be called when there are some more: the work is linear in their number."""
     kept, before = list(snapshots), -1
     # A pass that merges nothing is the last one.
     while len(kept) > limit and len(kept) != before:
@@ -217,13 +189,13 @@ def thin_snapshots(snapshots: Sequence[MemorySnapshot], limit: int) -> list[Memo
     return kept
 
 
-def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnapshot]:
+def _merge_some(snapshots: list[model.MemorySnapshot], excess: int) -> list[model.MemorySnapshot]:
     candidates = []
     for i in range(1, len(snapshots) - 1):
         s = snapshots[i]
         gap = snapshots[i + 1].time_ns - snapshots[i - 1].time_ns
         age = snapshots[-1].time_ns - s.time_ns
-        candidates.append((s.kind is not SnapshotKind.PERIODIC, gap / (age + 1), i))
+        candidates.append((s.kind is not model.SnapshotKind.PERIODIC, gap / (age + 1), i))
     gone: set[int] = set()
     for _, _, i in sorted(candidates):
         if len(gone) == excess:
@@ -238,7 +210,7 @@ def _merge_some(snapshots: list[MemorySnapshot], excess: int) -> list[MemorySnap
     ]
 
 
-def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
+def _merge(earlier: model.MemorySnapshot, later: model.MemorySnapshot) -> model.MemorySnapshot:
     devices = dict(later.devices)
     for name, memory in earlier.devices.items():
         if name in devices:
@@ -254,22 +226,13 @@ def _merge(earlier: MemorySnapshot, later: MemorySnapshot) -> MemorySnapshot:
 
 
 def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
-    """Positions in ``operations`` (anything with ``start_ns`` and ``end_ns``, in order of start) to
-    drop, so that ``limit`` are left.
-
-    Running ones (``end_ns`` -1) stay; more may be left if they are many. Passes over plain
-    numbers only: sorting 10 000 invocations by a key would hold the GIL for 50 ms.
-    """
+    """Positions in ``operations`` (in order of start) to drop, so that ``limit`` are left, and
+    those that run (``end_ns`` -1). Passes over plain numbers only: sorting 10 000 invocations by a
+    key would hold the GIL for 50 ms."""
     excess = len(operations) - limit
     if excess <= 0:
         return set()
     ended = [i for i, o in enumerate(operations) if o.end_ns >= 0]
     older = ended[: max(excess, len(ended) // 2)]
-    excess = min(excess, len(older))
-    if not excess:
-        return set()
-    durations = [operations[i].end_ns - operations[i].start_ns for i in older]
-    cutoff = sorted(durations)[excess - 1]
-    drop = {i for i, d in zip(older, durations, strict=True) if d < cutoff}
-    alike = (i for i, d in zip(older, durations, strict=True) if d == cutoff)
-    return drop | set(islice(alike, excess - len(drop)))
+    durations = {i: operations[i].end_ns - operations[i].start_ns for i in older}
+    return set(sorted(older, key=durations.__getitem__)[:excess])

@@ -4,8 +4,7 @@ Note [The journal]
 ~~~~~~~~~~~~~~~~~~
 The file is a profile from its first bytes on: whoever reads it has the record so far, in state
 ``running``. A frame is handed to the system as soon as its snapshot is taken, so a process that is
-killed loses nothing of it; a machine that loses power can lose more, since nothing is synced.
-A frame that is not whole in the file (the process was killed, or the disk was full) costs itself.
+killed loses nothing of it. One that is not whole in the file costs itself.
 
 The file grows past what is kept in memory, which thins out. When it is twice as long as what
 would be written now, and ``REWRITE_AT`` bytes at least, it is written anew, whole or not at all.
@@ -33,15 +32,8 @@ REWRITE_AT = 4 << 20
 
 
 class Journal:
-    """The file of a running tracker; locked, see Note [Files that are being written].
-
-    Args:
-        path: of the file; must not exist.
-        memprof: version that writes it.
-        everything: what is known now, as entries, for writing the file anew.
-
-    Attributes:
-        size: how many bytes are in the file.
+    """The file of a running tracker, which must not exist; locked, see Note [Files that are being
+    written]. ``everything`` is what is known now, for writing the file anew.
 
     Raises:
         OSError: it cannot be made.
@@ -85,13 +77,8 @@ class Journal:
             self._rewritten = self.size  # also where it failed: not again at every entry
 
     def finish(self, data: bytes) -> bool:
-        """Write the file anew for the last time.
-
-        Args:
-            data: all that is to be in it.
-
-        Returns:
-            False if its name is something else's by now, or nothing's: then nothing is written.
+        """Write the file anew for the last time, of ``data``. False, and nothing is written, if its
+        name is something else's by now, or nothing's.
 
         Raises:
             ProfileNotWritableError: the operating system refuses; what was there is unchanged.
@@ -108,7 +95,6 @@ class Journal:
         return ours
 
     def close(self) -> None:
-        """Let go of the file, which stays."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -160,19 +146,15 @@ def _created(path: Path) -> int:
 
 
 def names(folder: Path) -> Iterator[Path]:
-    """Names for a file in ``folder``, best first: ``memory_profile_YYYYMMDD_HHMMSS.memprof`` in
-    local time, then with the process's number, then with a count."""
+    """Names for a file in ``folder``, best first: with the local time, then with the process's
+    number, then with a count."""
     first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
     yield first
     yield from map(Path, names_beside(str(first)))
 
 
 def open_journal(folder: Path, memprof: str, everything: Callable[[], list[Entry]]) -> Journal:
-    """The file of a tracker that starts, at a path that nothing has.
-
-    Raises:
-        OSError: a file cannot be made in ``folder``.
-    """
+    """The file of a tracker that starts, at a path that nothing has."""
     for path in names(folder):
         with contextlib.suppress(FileExistsError):
             return Journal(path, memprof, everything)
@@ -180,10 +162,8 @@ def open_journal(folder: Path, memprof: str, everything: Callable[[], list[Entry
 
 
 def write_record(path: Path, data: bytes) -> Path:
-    """Write a tracker's final file at a name that nothing else has: ``path`` if it is free.
-
-    Returns:
-        The file's path.
+    """Write a tracker's final file at a name that nothing else has, ``path`` if it is free. Returns
+    it.
 
     Raises:
         ProfileNotWritableError: it cannot be written.

@@ -18,13 +18,8 @@ of the user's          one set later replaces ours. Either way the process decid
 crash in C
 =====================  ======================================================================
 
-A Python signal handler runs between two instructions of the main thread. Where that is inside a
-long call of C code the signal waits for it, where the default would have ended the process at
-once; supervisors send SIGKILL after a while, and what was recorded is there.
-
-Forked children (``DataLoader`` workers, prefork servers) are not tracked: the tracker's thread does
-not exist there, and two processes must not write one file. In the child the tracker is off, our
-signal handlers are gone, and calling ``track`` there starts one.
+A signal that comes inside a long call of C code waits for it. Forked children are not tracked: the
+tracker's thread does not exist there, and two processes must not write one file.
 """
 
 from __future__ import annotations
@@ -45,7 +40,6 @@ from memprof.profiler.process_hooks import on_fork
 from .tracker import MemoryTracker
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-_Handler = Any
 
 
 class Lifecycle:
@@ -53,7 +47,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.tracker: MemoryTracker | None = None
-        self._former: dict[int, _Handler] = {}
+        self._former: dict[int, Any] = {}
         self._hook: Callable[..., Any] | None = None
         self._reason = ""
         self._registered = False
@@ -63,46 +57,40 @@ class Lifecycle:
         """End ``tracker`` with the process, however that ends."""
         self.tracker = tracker
         tracker._on_end = self._ended
-        self.pid = os.getpid()
-        self._reason = ""
-        self._waiting = 0
+        self._reason, self._waiting = "", 0
         if not self._registered:
             self._registered = True
             atexit.register(self._at_exit)
             on_fork(self._in_child)
         if self._hook is None:
             self._hook, sys.excepthook = sys.excepthook, self._on_exception
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                self._install(number)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            former = signal.getsignal(number)
+            # None: a handler in C, which could be neither called nor put back.
+            if former in (None, signal.SIG_IGN, self._on_signal) or number in self._former:
+                continue
+            with contextlib.suppress(ValueError, OSError):  # not in the main interpreter
+                signal.signal(number, self._on_signal)
+                self._former[number] = former
 
     def detach(self) -> None:
         """Undo ``attach``, where nobody else has taken the place since."""
         self.tracker = None
-        self._restore()
-
-    def _install(self, number: int) -> None:
-        former = signal.getsignal(number)
-        # None: a handler in C, which could be neither called nor put back.
-        if former in (None, signal.SIG_IGN, self._on_signal) or number in self._former:
-            return
-        with contextlib.suppress(ValueError, OSError):  # not in the main interpreter
-            signal.signal(number, self._on_signal)
-            self._former[number] = former
-
-    def _restore(self) -> None:
         if self._hook is not None and sys.excepthook == self._on_exception:
             sys.excepthook = self._hook
             self._hook = None
-        if threading.current_thread() is threading.main_thread():
-            for number, former in list(self._former.items()):
-                if signal.getsignal(number) == self._on_signal:
-                    with contextlib.suppress(ValueError, OSError):
-                        signal.signal(number, former)
-                    del self._former[number]
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, former in list(self._former.items()):
+            if signal.getsignal(number) == self._on_signal:
+                with contextlib.suppress(ValueError, OSError):
+                    signal.signal(number, former)
+                del self._former[number]
 
     def _at_exit(self) -> None:
-        if self.tracker is not None and os.getpid() == self.pid:
+        if self.tracker is not None and os.getpid() == self.tracker.pid:
             state = RunState.EXCEPTION if self._reason else RunState.EXIT
             self.tracker._finish(state, self._reason or "the interpreter ended")
 
@@ -117,11 +105,11 @@ class Lifecycle:
         tracker = self.tracker
         name = signal.Signals(number).name
         if callable(former):
-            if tracker is not None and tracker.enabled:
+            if tracker is not None:
                 tracker.checkpoint(name)
             former(number, frame)
             return
-        if tracker is not None and os.getpid() == self.pid:
+        if tracker is not None and os.getpid() == tracker.pid:
             if tracker._ending:
                 self._waiting = number
                 return
@@ -130,7 +118,7 @@ class Lifecycle:
         os.kill(os.getpid(), number)
 
     def _ended(self) -> None:
-        """The tracker has ended: let the signal that came meanwhile do what it does."""
+        """Let the signal that came meanwhile do what it does."""
         number, self._waiting = self._waiting, 0
         if number:
             os.kill(os.getpid(), number)

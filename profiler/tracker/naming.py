@@ -15,14 +15,8 @@ from memprof.profiler.model import Category, Profile
 
 @dataclass(frozen=True, slots=True)
 class TensorOrigin:
-    """What a tensor is to a compiled graph.
-
-    Attributes:
-        graph: ``GraphRecord.id``, None if it belongs to no graph in particular.
-        node: the FX node that computed it.
-        category: what it is for.
-        name: qualified name of a parameter or buffer.
-    """
+    """What a tensor is to a compiled graph: ``GraphRecord.id`` (None if it belongs to none in
+    particular), the FX node that computed it, what it is for, the name of a parameter."""
 
     graph: int | None = None
     node: str | None = None
@@ -30,32 +24,31 @@ class TensorOrigin:
     name: str = ""
 
 
-Namer = Callable[[Any], "TensorOrigin | None"]
-"""From a ``torch.Tensor`` to its origin, None if it is not known. Called by the tracker's
-thread, for the few largest tensors of each snapshot; must not keep the tensor."""
-
-Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
-"""What this process has compiled and called, and the numbers that the profile's calls use for
-threads, by ``threading.get_ident()``."""
+Namer = Callable[[Any], TensorOrigin | None]
+Compiled = Callable[[], tuple[Profile, dict[int, int]]]
 
 _told: tuple[Namer, Compiled, Callable[[], bool]] | None = None
-"""Whom to ask, see ``register``."""
 
 
 def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
-    """Tell the tracker whom to ask what a tensor is, for the profile of what was compiled, and
-    whether anything was: that is asked with each snapshot."""
+    """Tell the tracker whom to ask.
+
+    Args:
+        namer: from a ``torch.Tensor`` to its origin, None if it is not known. Called by the
+            tracker's thread, for the few largest tensors of a snapshot; must not keep the tensor.
+        compiled: what this process has compiled and called, and the numbers that the profile's
+            calls use for threads, by ``threading.get_ident()``.
+        anything: whether anything was compiled; asked with each snapshot.
+    """
     global _told
     _told = namer, compiled, anything
 
 
 def anything_compiled() -> bool:
-    """Whether memprof has compiled something in this process."""
     return _told is not None and _told[2]()
 
 
 def origin(tensor: Any) -> TensorOrigin:
-    """What is known of ``tensor``."""
     return (_told and _told[0](tensor)) or TensorOrigin()
 
 

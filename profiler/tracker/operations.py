@@ -2,16 +2,13 @@
 
 Note [Memory around an operation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Read at both edges: resident bytes, and each allocator's bytes and highest mark, some
-microseconds together, 50 and more where the system calls are cold. Edges with hardly anything in
-between (a parent begins and its first child, one ends and the next begins) share a reading of
-resident bytes, which change with pages that are touched, no faster than some hundred KiB in
-``_SAME_INSTANT_NS``; an allocator's count can change by any amount, and is read each time. Live
-tensors must be looked for, which takes 13 µs, and some 0.1 ms where caches are cold. Both are done
-for every operation that lasts long enough to bear it, and for others as the setting
-``operation_share`` allows: Note [Which operations are looked at] in ``ration``. What is done at the
-beginning is done at the end; where it was not the figure is unknown, never guessed, and sums say
-how many invocations are in them.
+Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are cold; resident
+bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
+lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
+operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
+and sums say how many invocations are in them. Edges with hardly anything in between (a parent
+begins and its first child, one ends and the next begins) share a reading of resident bytes, which
+change with pages that are touched, no faster than some hundred KiB in ``_SAME_INSTANT_NS``.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -19,28 +16,25 @@ operation, its new value *is* the peak. If not, the peak is somewhere between wh
 the edges, by snapshots, by operations inside) and the mark, and what was seen is noted, not exact.
 
 The operation in which a tensor was made is known where exactly one operation was the innermost
-one all the time from one look for tensors to the next, and unknown otherwise.
+one all the time from one look for tensors to the next.
 
-Note [Edges are cold]
-~~~~~~~~~~~~~~~~~~~~~
-The user's kernels run between two edges and leave nothing of ours in the processor's caches: Python
-code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms (2 cores of an AMD
-EPYC, torch 2.13.0+cpu). So an edge only takes readings and appends to a queue, and what follows
-from them (places in the tree, sums, rows) is done by ``_digest`` for many edges together: when
-something is asked, which the tracker's thread does at each snapshot, or by the edge that finds
-``MAX_WAITING`` others waiting.
+Note [Edges are cold] ~~~~~~~~~~~~~~~~~~~~~ The user's kernels run between two edges and leave
+nothing of ours in the processor's caches: Python code that takes 7 µs in a loop of its own took 100
+µs between steps of 40 ms. So an edge only looks and appends to a queue. What follows (places in the
+tree, sums, rows) is done by ``_digest`` for many edges together: when something is asked, which the
+tracker's thread does at each snapshot, or by the edge that finds ``MAX_WAITING`` others waiting.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Container
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from memprof.profiler.model import OperationSummary
+from memprof.profiler.model.tracker import path_of
 
 from .fold import OperationRow, operations_to_drop
 from .places import Counted, Lanes, OperationTree, current_task
@@ -48,8 +42,6 @@ from .ration import Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 
-READINGS_PART = 0.2
-"""Of ``operation_share`` for resident bytes and allocators; the rest is for live tensors."""
 LOCK_WAIT_S = 0.05
 """Longest that an edge waits for the thread that takes a snapshot."""
 _SAME_INSTANT_NS = 20_000
@@ -70,17 +62,11 @@ class Operation:
     """One invocation, running or ended.
 
     Attributes:
-        log, name: whose it is, and as given to ``track_operation``.
         owner: who ends it, None when that is done.
-        parent: the operation around it.
-        start_ns, end_ns: when; -1 while it runs.
-        number: in order of start, -1 until it is digested.
-        summary: its place in the tree of operations, likewise.
+        number, summary: in order of start, and its place in the tree; -1 until it is digested.
         lane, task: where it runs; identity of its asyncio task, 0 for none.
-        failed: whether an exception left it.
-        reading_ns, counting_ns: time spent on it.
-        tensors_before, tensors_after: bytes and number of live tensors.
-        before, after: what was in use at the edges; None where that could not be read.
+        cost_ns: time that looking at it took.
+        before, after: what was in use at the edges; None where that is not known.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
             before; from ``before`` and ``after`` when these are digested.
     """
@@ -96,12 +82,11 @@ class Operation:
     lane: int = 0
     task: int = 0
     failed: bool = False
-    reading_ns: int = 0
-    counting_ns: int = 0
+    cost_ns: int = 0
     tensors_before: Counted = _UNKNOWN
     tensors_after: Counted = _UNKNOWN
     before: Reading | None = None
-    after: Reading | None = field(default_factory=dict)
+    after: Reading | None = None
     memory: dict[str, list[int]] = field(default_factory=dict)
 
     def saw(self, device: str, nbytes: int) -> None:
@@ -134,14 +119,8 @@ CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=
 
 
 class OperationLog:
-    """All operations of a tracker.
-
-    Args:
-        sources: what is read at the edges.
-        limit: invocations kept one by one.
-        share: of the time, for what is read at the edges.
-        clock: ns.
-        report: told what went wrong at an edge; nothing of it reaches the user's code.
+    """All operations of a tracker. What goes wrong at an edge is told to ``report``, and nothing of
+    it reaches the user's code.
 
     Attributes:
         enabled: whether operations that begin are tracked.
@@ -152,23 +131,21 @@ class OperationLog:
     def __init__(
         self,
         sources: Sources,
-        limit: int,
-        share: float = TrackerSettings().operation_share,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        report: Callable[[str], None] = lambda text: None,
+        settings: TrackerSettings,
+        clock: Callable[[], int],
+        report: Callable[[str], None],
     ) -> None:
+        self.sources = sources
+        self.clock = clock
+        self.report = report
         self.enabled = True
         self.lanes = Lanes()
         self.dropped = 0
         self.cost_ns = 0
-        self._sources = sources
-        self._limit = limit
-        self._clock = clock
-        self._report = report
+        self._limit = limit = settings.max_operations
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
-        self._readings = Allowance(share * READINGS_PART)
-        self._counts = Allowance(share * (1 - READINGS_PART))
+        self._allowance = Allowance(settings.operation_share)
         self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
         self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
@@ -195,7 +172,6 @@ class OperationLog:
             return None
 
     def end(self, operation: Operation, failed: bool) -> None:
-        """End an operation, on whatever thread its caller is."""
         try:
             self._end(operation, failed)
         except Exception as e:
@@ -203,10 +179,10 @@ class OperationLog:
             self._failed(e)
 
     def _failed(self, e: Exception) -> None:
-        self._report(f"the tracker failed: {type(e).__name__}: {e}")
+        self.report(f"the tracker failed: {type(e).__name__}: {e}")
 
     def _begin(self, owner: object, name: str) -> Operation:
-        entered = self._clock()
+        entered = self.clock()
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
@@ -216,29 +192,25 @@ class OperationLog:
             operation.lane = parent.lane
         else:
             operation.lane = self._take_lane(task)
-        if self._counts.allows(name, entered):
-            operation.tensors_before = self._count_tensors(operation)
-        if self._readings.allows(name, entered):
-            operation.before = self._in_use(operation, entered)
+        if self._allowance.allows(name, entered):
+            operation.tensors_before, operation.before = self._look(operation, entered)
         self._waiting.append(operation)
         CURRENT.set(operation)
-        self._left_at = operation.start_ns = self._clock()
+        self._left_at = operation.start_ns = self.clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
     def _end(self, operation: Operation, failed: bool) -> None:
-        entered = self._clock()
+        entered = self.clock()
         if operation.owner is None:
             return
         operation.owner = None
         operation.failed = failed
         if operation.before is not None:
-            operation.after = self._in_use(operation, entered)
-        if operation.tensors_before[0] >= 0:
-            operation.tensors_after = self._count_tensors(operation)
-        lasted = entered - operation.start_ns
-        self._readings.settle(operation.name, lasted, operation.reading_ns)
-        self._counts.settle(operation.name, lasted, operation.counting_ns)
+            counted, operation.after = self._look(operation, entered)
+            if operation.tensors_before != _UNKNOWN:
+                operation.tensors_after = counted
+        self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
         parent = operation.parent
         if operation.task and (parent is None or parent.task != operation.task):
             with self._lock:
@@ -252,7 +224,7 @@ class OperationLog:
                 self._digest()
             finally:
                 self._lock.release()
-        self._left_at = self._clock()
+        self._left_at = self.clock()
         self.cost_ns += self._left_at - entered
 
     def _take_lane(self, task: int) -> int:
@@ -262,46 +234,43 @@ class OperationLog:
                 lane = self.lanes.take(task)
         return lane
 
-    def _in_use(self, operation: Operation, entered: int) -> Reading | None:
-        """What each device has in use, None if it cannot be read; charged to ``operation``."""
-        begin = self._clock()
+    def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
+        """What is alive and in use now; what it takes is charged to ``operation``."""
+        begin = self.clock()
         try:
-            found = self._sources.accelerators.brief()
-            old = (
-                entered - self._left_at > _SAME_INSTANT_NS
-                or entered - self._read_at > _READING_LASTS_NS
-            )
-            if old:
-                process = self._sources.process
-                now = process.resident()
-                self._resident = None if now is None else (now, process.highest() or now)
-                self._read_at = entered
+            return self._count_tensors(), self._in_use(entered)
         except Exception as e:
             self._failed(e)
-            return None
-        if old or found:
-            operation.reading_ns += self._readings.spend(begin, self._clock())
+            return _UNKNOWN, None
+        finally:
+            operation.cost_ns += self._allowance.spend(begin, self.clock())
+
+    def _in_use(self, entered: int) -> Reading:
+        found = self.sources.accelerators.brief()
+        if (
+            entered - self._left_at > _SAME_INSTANT_NS
+            or entered - self._read_at > _READING_LASTS_NS
+        ):
+            process = self.sources.process
+            now = process.resident()
+            self._resident = None if now is None else (now, process.highest() or now)
+            self._read_at = entered
         if self._resident is not None:
             found["cpu"] = self._resident
         return found
 
-    def _count_tensors(self, operation: Operation) -> Counted:
-        """Bytes and number of live tensors, ``_UNKNOWN`` if they could not be looked for; charged
-        to ``operation``."""
-        begin, tensors = self._clock(), self._sources.tensors
+    def _count_tensors(self) -> Counted:
+        tensors = self.sources.tensors
         if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
+        found = False
         try:
-            if tensors.look(self.made_in()):
-                return tensors.sums()
-            self._edges_at_look = -1
-        except Exception as e:
-            self._edges_at_look = -1
-            self._failed(e)
+            found = tensors.look(self.made_in())
+            return tensors.sums() if found else _UNKNOWN
         finally:
+            if not found:
+                self._edges_at_look = -1
             tensors.lock.release()
-            operation.counting_ns += self._counts.spend(begin, self._clock())
-        return _UNKNOWN
 
     # --- what follows from them -----------------------------------------------------------
 
@@ -318,18 +287,15 @@ class OperationLog:
         operation.number = self._seen
         self._seen += 1
         parent = operation.parent
-        operation.summary = self._tree.place(
-            parent.summary if parent is not None else -1, operation.name
-        )
-        if operation.before is not None:
-            operation.memory = {
-                device: [now, now, now, 0, mark] for device, (now, mark) in operation.before.items()
-            }
+        around = parent.summary if parent is not None else -1
+        operation.summary = self._tree.place(around, operation.name)
+        for device, (now, mark) in (operation.before or {}).items():
+            operation.memory[device] = [now, now, now, 0, mark]
         self._running[operation.number] = operation
         self._rows.append(operation)
         self._count_edge(operation.tensors_before)
-        if len(self._rows) > 4 * self._limit + 64:
-            self._thin()  # the tracker's thread, which does it, does not get its turn
+        if len(self._rows) > self._limit + self._limit // 4 + 64:
+            self.thin()
 
     def _has_ended(self, operation: Operation) -> None:
         if operation.after is None:
@@ -344,7 +310,7 @@ class OperationLog:
                 figures[2], figures[3] = max(mark, figures[2]), 1
             elif mark == figures[4]:
                 figures[3] = int(figures[2] >= mark)
-        operation.before, operation.after = None, {}
+        operation.before = operation.after = None
         parent = operation.parent
         if parent is not None and parent.number in self._running:
             for device, figures in operation.memory.items():
@@ -363,14 +329,13 @@ class OperationLog:
         )
 
     def _count_edge(self, counted: Counted) -> None:
-        """An operation began or ended, right after tensors were looked for or not."""
         self._edges += 1
         if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
             self._edges_at_look = self._edges
 
     def made_in(self) -> int:
-        """Summary of the operation in which what is found now was made, -1 if that is not
-        known; see Note [Memory around an operation]. To be called right before a look."""
+        """Summary of the operation in which what is found now was made, -1 if that is not known. To
+        be called right before a look."""
         with self._lock:
             self._digest()
             known = self._edges == self._edges_at_look
@@ -385,31 +350,24 @@ class OperationLog:
         self.enabled = False
         self._lock = threading.RLock()
 
-    # --- what is kept ---------------------------------------------------------------------
-
     def thin(self) -> None:
-        """Drop what is too much, if it is much."""
+        """Drop what is more than is to be kept."""
         with self._lock:
-            if len(self._rows) > self._limit + self._limit // 8 + 8:
-                self._thin()
-
-    def _thin(self) -> None:
-        drop = operations_to_drop(self._rows, self._limit)
-        self.dropped += len(drop)
-        self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+            self._digest()
+            drop = operations_to_drop(self._rows, self._limit)
+            self.dropped += len(drop)
+            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
 
     # --- asking ---------------------------------------------------------------------------
 
     @property
     def seen(self) -> int:
-        """How many invocations have begun so far."""
         with self._lock:
             self._digest()
             return self._seen
 
     def path(self, summary: int) -> str:
-        """Names from the root to a summary, joined by ``/``; "" for -1."""
-        return self._tree.path(summary)
+        return path_of(self._tree.sums, summary)
 
     def running(self) -> list[Operation]:
         """Operations that have not ended, oldest first."""
@@ -418,7 +376,6 @@ class OperationLog:
             return list(self._running.values())
 
     def rows(self) -> list[OperationRow]:
-        """The invocations that are kept, in order of start."""
         with self._lock:
             self._digest()
             operations = list(self._rows)
@@ -431,14 +388,13 @@ class OperationLog:
         return rows
 
     def summaries(self) -> list[OperationSummary]:
-        """The tree of operations, as in the record."""
         with self._lock:
             self._digest()
             return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """What changed since it was last asked: rows, at most ``limit`` of those that have
-        ended, and summaries. Ask again until there is nothing more."""
+        """What changed since it was last asked: at most ``limit`` rows of those that have ended,
+        and summaries. Ask again until there is nothing more."""
         with self._lock:
             self._digest()
             rows: list[OperationRow] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections import deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
-from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES, path_of
+from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES
 
 OTHER = "(other operations)"
 
@@ -18,23 +18,20 @@ Counted = tuple[int, int]
 
 
 class OperationTree:
-    """Places are numbered in the order in which they were first seen; to be used by one thread
-    at a time."""
+    """Places are numbered in the order in which they were first seen; for one thread at a time."""
 
     def __init__(self) -> None:
-        self._sums: list[OperationSummary] = []
+        self.sums: list[OperationSummary] = []
         self._by_place: dict[tuple[int, str], int] = {}
         self._changed: set[int] = set()
 
     def place(self, parent: int, name: str) -> int:
         """The number of ``name`` below place ``parent``, -1 for the root."""
-        found = self._by_place.get((parent, name))
-        if found is None and len(self._sums) >= MAX_NAMES:
+        if (parent, name) not in self._by_place and len(self.sums) >= MAX_NAMES:
             parent, name = -1, OTHER
-            found = self._by_place.get((parent, name))
-        if found is None:
-            found = self._by_place[parent, name] = len(self._sums)
-            self._sums.append(OperationSummary(name, parent))
+        found = self._by_place.setdefault((parent, name), len(self.sums))
+        if found == len(self.sums):
+            self.sums.append(OperationSummary(name, parent))
             self._changed.add(found)
         return found
 
@@ -47,9 +44,9 @@ class OperationTree:
         after: Counted,
         memory: Mapping[str, Sequence[int]],
     ) -> None:
-        """Count an invocation at ``place`` that has ended; ``before`` and ``after`` are tensors at
-        its edges, ``memory`` by device bytes before, after and highest seen, and maybe more."""
-        sums = self._sums[place]
+        """Count an invocation that has ended; ``memory`` is by device bytes before, after and
+        highest seen, and maybe more."""
+        sums = self.sums[place]
         self._changed.add(place)
         sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
         sums.max_ns = max(sums.max_ns, took_ns)
@@ -68,17 +65,12 @@ class OperationTree:
             known.max_peak = max(known.max_peak, peak)
             known.measured += 1
 
-    def path(self, place: int) -> str:
-        """Names from the root to a place, joined by ``/``; "" for -1."""
-        return path_of(self._sums, place)
-
     def summaries(self) -> list[OperationSummary]:
-        """All places as they are now, by number."""
-        return [_copy(s) for s in self._sums]
+        return [_copy(s) for s in self.sums]
 
     def changed(self, limit: int) -> dict[int, OperationSummary]:
         """At most ``limit`` of the places that changed since they were last returned."""
-        found = {i: _copy(self._sums[i]) for i in sorted(self._changed)[:limit]}
+        found = {i: _copy(self.sums[i]) for i in sorted(self._changed)[:limit]}
         self._changed.difference_update(found)
         return found
 
@@ -89,20 +81,16 @@ def _copy(sums: OperationSummary) -> OperationSummary:
 
 
 class Lanes:
-    """The lanes of a record. A thread keeps its own while it lives, a task while an operation
-    runs in it; then the next of the same name, or of the same thread, takes it.
-
-    Attributes:
-        all: as in the record.
-        threads: ``threading.get_ident()`` of the first thread of a thread's lane.
-    """
+    """The lanes of a record. A thread keeps its own while it lives, a task while an operation runs
+    in it; then the next of the same name, or of the same thread, takes it. ``threads`` has
+    ``threading.get_ident()`` of the first thread of a thread's lane."""
 
     def __init__(self) -> None:
         self.all: list[Lane] = []
         self.threads: dict[int, int] = {}
         self._local = threading.local()
-        self._free_threads: deque[int] = deque()
-        self._free_tasks: deque[int] = deque()
+        # By a thread's name, or the lane of a task's thread.
+        self._free: defaultdict[str | int, set[int]] = defaultdict(set)
 
     def of_thread(self) -> int | None:
         """The lane of this thread, None if it has none yet. To be called at any time."""
@@ -114,27 +102,21 @@ class Lanes:
         called by one thread at a time."""
         if (thread := self.of_thread()) is None:
             name = threading.current_thread().name
-            thread = self._lane(LaneKind.THREAD, name, len(self.all), self._free_threads)
+            thread = self._lane(LaneKind.THREAD, name, name, len(self.all))
             self.threads.setdefault(thread, threading.get_ident())
-            self._local.holder = _Holder(self._free_threads, thread)
-        return self._lane(LaneKind.TASK, None, thread, self._free_tasks) if task else thread
+            self._local.holder = _Holder(self._free[self.all[thread].name], thread)
+        return self._lane(LaneKind.TASK, thread, "", thread) if task else thread
 
     def give_back(self, lane: int) -> None:
-        """The operation of a task has ended."""
-        self._free_tasks.append(lane)
+        self._free[self.all[lane].thread].add(lane)
 
-    def _lane(self, kind: LaneKind, name: str | None, thread: int, free: deque[int]) -> int:
-        """A free lane of this name, or without a name of this thread; else a new one."""
-        for _ in range(len(free)):
-            lane = free.popleft()
-            known = self.all[lane]
-            if known.thread == thread if name is None else known.name == name:
-                return lane
-            free.append(lane)
+    def _lane(self, kind: LaneKind, key: str | int, name: str, thread: int) -> int:
+        if free := self._free.get(key):
+            return free.pop()
         others = [i for i, lane in enumerate(self.all) if lane.kind is kind]
         if len(others) >= MAX_LANES:
             return others[-1]
-        self.all.append(Lane(kind, f"task {len(others) + 1}" if name is None else name, thread))
+        self.all.append(Lane(kind, name or f"task {len(others) + 1}", thread))
         return len(self.all) - 1
 
 
@@ -143,12 +125,12 @@ class _Holder:
 
     __slots__ = ("_free", "lane")
 
-    def __init__(self, free: deque[int], lane: int) -> None:
+    def __init__(self, free: set[int], lane: int) -> None:
         self._free = free
         self.lane = lane
 
     def __del__(self) -> None:
-        self._free.append(self.lane)
+        self._free.add(self.lane)
 
 
 def current_task() -> int:

@@ -2,8 +2,8 @@
 
 Note [Which operations are looked at]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-To read memory at both edges of an operation costs time, and in a loop of very short ones more than
-they do. When one begins nobody knows how long it will last. So two accounts are kept:
+In a loop of very short operations to look at both edges costs more time than they do. When one
+begins nobody knows how long it will last. So two accounts are kept:
 
 * *its name's own*: the share of the time that operations of this name last, less what was spent on
   them. A name whose operations last ``1 / share`` times as long as it takes to look at them never
@@ -27,13 +27,12 @@ from memprof.profiler.model.tracker import MAX_NAMES
 SAVED_NS = 10_000_000_000
 SAVED_OF_A_NAME_NS = 20_000_000
 LONGEST_NS = 2_000_000
-"""What takes longer did so because the thread was taken off its core; the rest of that time
-was somebody else's. (The thread's CPU time would say so, for a system call more.)"""
+"""What takes longer did so because the thread was taken off its core, for somebody else's sake."""
 
 
 class Allowance:
-    """The two accounts of Note [Which operations are looked at], for one kind of look: a ``share``
-    of the time, 0 allows nothing. From ``next_ns`` on everybody's has something left."""
+    """The two accounts of Note [Which operations are looked at]; a ``share`` of 0 allows nothing.
+    From ``next_ns`` on everybody's has something left."""
 
     def __init__(self, share: float) -> None:
         self.next_ns = 0
@@ -69,8 +68,7 @@ class Allowance:
 
 
 STRETCH_NS = 1_000_000
-"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms
-until this one has the GIL again: shorter pieces make long work last much longer by the clock."""
+"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms."""
 _BREATH = 0.0002
 
 
@@ -86,6 +84,5 @@ class Pace:
             self.rest()
 
     def rest(self) -> None:
-        """Sleep a moment, which gives the GIL away."""
         time.sleep(_BREATH)
         self._since = time.perf_counter_ns()

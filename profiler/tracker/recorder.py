@@ -15,30 +15,22 @@ from pathlib import Path
 
 import torch
 
+from memprof.profiler import model
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import encode_profile
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import (
-    MemorySnapshot,
-    Profile,
-    RunState,
-    SnapshotKind,
-    Span,
-    TrackerMetadata,
-    TrackerRecord,
-)
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import journal, naming
 from .fold import Entry, as_columns, thin_snapshots
-from .operations import OperationLog
+from .operations import Operation, OperationLog
 from .operators import OperatorTable
 from .ration import Pace
-from .settings import TrackerSettings
+from .settings import TrackerSettings, toml_value
 from .snapshots import take_snapshot
 from .sources import Sources, described
-from .tensors import LiveTensors
+from .tensors import LiveTensors, no_pause
 
 log = logging.getLogger("memprof")
 
@@ -49,14 +41,7 @@ _METADATA_EVERY_NS = 60_000_000_000
 
 
 class Recorder:
-    """The record of one tracker, and whatever adds to it.
-
-    Attributes:
-        lock: held while what was recorded changes.
-        recording: whether anything is still taken in.
-        path: the file that is written at the end; None before ``begin``.
-        sources, operations, operators: what is asked and what is kept.
-    """
+    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
         self.settings = settings
@@ -64,27 +49,25 @@ class Recorder:
         self.recording = False
         self.path: Path | None = None
         self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
-        limit, share = settings.max_operations, settings.operation_share
-        self.operations = OperationLog(self.sources, limit, share, clock, self.problem)
+        self.operations = OperationLog(self.sources, settings, clock, self.problem)
         self.operators = OperatorTable()
-        self._operators_written = 0
         self._clock = clock
         self._journal: journal.Journal | None = None
-        self._snapshots: list[MemorySnapshot] = []
+        self._snapshots: list[model.MemorySnapshot] = []
         self._taken = 0
-        self._metadata = TrackerMetadata()
-        self._metadata_at = self._lanes_written = 0
+        self._metadata = model.TrackerMetadata()
+        # What of it is in the file.
+        self._metadata_at = self._lanes_written = self._operators_written = 0
         self._problems: dict[str, None] = {}
         self._cost_ns = 0
         self._compiled = False
-        self._call_threads: dict[int, int] = {}
+        self._call_threads: Mapping[int, int] = {}
 
     # --- life -----------------------------------------------------------------------------
 
     def begin(self, parent_pid: int | None) -> None:
-        """Note the circumstances, open the file and look for tensors."""
         now = self._clock()
-        self._metadata = TrackerMetadata(
+        self._metadata = model.TrackerMetadata(
             perf_origin_ns=time.time_ns() - now,
             start_ns=now,
             host=platform.node(),
@@ -95,8 +78,7 @@ class Recorder:
             memprof=installed_version(),
             python=platform.python_version(),
             interval_ns=round(self.settings.interval * 1e9),
-            settings=self.settings.as_text(),
-            lanes=self.operations.lanes.all,
+            settings={k: toml_value(v) for k, v in dataclasses.asdict(self.settings).items()},
         )
         if self.settings.cpu_allocator:
             self.sources.no_cpu_count = why = self.sources.cpu_count.start()
@@ -129,24 +111,21 @@ class Recorder:
     def pause(self) -> None:
         """Take nothing in until ``resume``; operations that run are still ended."""
         now = self._clock()
-        self._metadata.pauses.append(Span(now, now))
+        self._metadata.pauses.append(model.Span(now, now))
         self.operations.enabled = False
         self.sources.tensors.unwatch()
 
     def resume(self) -> None:
-        """Go on after ``pause``."""
         last = self._metadata.pauses[-1]
-        self._metadata.pauses[-1] = Span(last.start_ns, self._clock())
+        self._metadata.pauses[-1] = model.Span(last.start_ns, self._clock())
         self._look()
 
-    def give_up(self) -> None:
-        """Take nothing more in, and write nothing."""
+    def let_go(self) -> None:
+        """Take nothing more in; operations that run are still ended."""
         self.recording = self.operations.enabled = False
         self.sources.tensors.unwatch()
 
-    def finish(self, state: RunState, reason: str) -> None:
-        """Write the file, in this state; what cannot be written is logged."""
-        self.guard(self.sources.tensors.unwatch)
+    def finish(self, state: model.RunState, reason: str) -> None:
         self.guard(self.sources.cpu_count.stop)
         self._metadata.state, self._metadata.reason = state, reason
         self.guard(self.write_file)
@@ -170,19 +149,18 @@ class Recorder:
 
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
-        self.recording = False
         self.operations.forked()
         self.sources.tensors.lock = threading.RLock()
-        self.sources.tensors.unwatch()
+        self.let_go()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
         self.sources.process.close()
 
-    def guard(self, action: Callable[[], object]) -> None:
-        """``action``, with failures noted: the tracker must not take the user's job down."""
+    def guard(self, action: Callable[..., object], *args: object) -> None:
+        """``action(*args)``, with failures noted: they must not take the user's job down."""
         try:
-            action()
+            action(*args)
         except Exception as e:
             log.debug("the tracker failed", exc_info=True)
             self.problem(f"the tracker failed: {type(e).__name__}: {e}")
@@ -195,29 +173,17 @@ class Recorder:
 
     # --- adding to it ---------------------------------------------------------------------
 
-    def snapshot(self, kind: SnapshotKind, name: str = "") -> None:
-        """Take a snapshot now, keep it and write it to the file."""
+    def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
         cpu = time.thread_time_ns()
-        pace = Pace() if kind is SnapshotKind.PERIODIC else None
+        pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
         running = self.operations.running()
-        snapshot = take_snapshot(
-            self.sources,
-            kind,
-            name,
-            operation=self.operations.made_in(),
-            running=dict.fromkeys(self.operations.path(o.summary) for o in running),
-            path=self.operations.path,
-            report=self.problem,
-            pause=pace,
-            clock=self._clock,
-        )
+        snapshot = take_snapshot(self.operations, kind, name, pace or no_pause)
         if pace is not None:
             pace.rest()
         for operation in running:
             for device, memory in snapshot.devices.items():
                 if memory.highest_bytes is not None:
                     operation.saw(device, memory.highest_bytes)
-        now = snapshot.time_ns
         with self.lock:
             if not self.recording:
                 return
@@ -227,21 +193,7 @@ class Recorder:
             limit = self.settings.max_snapshots
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
-            operators = None
-            if self.operators.added != self._operators_written:
-                self._operators_written = self.operators.added
-                operators = self.operators.record()
-            meta = None
-            lanes = len(self.operations.lanes.all)
-            if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
-                self._metadata_at, self._lanes_written = now, lanes
-                meta = self._current_metadata()
-            unfinished = [o.row() for o in running[:_ROWS]]
-            self._write(Entry(meta, snapshot, unfinished, pytorch_operations=operators))
-        self._write_operations(pace)
-        self._cost_ns += time.thread_time_ns() - cpu
-
-    def _write_operations(self, pace: Pace | None) -> None:
+            self._write(self._entry(snapshot, running))
         while True:
             with self.lock:
                 rows, summaries = self.operations.news(_ROWS)
@@ -250,7 +202,19 @@ class Recorder:
                 self._write(Entry(operations=rows, summaries=summaries))
             if pace is not None:
                 pace.rest()
-        self.operations.thin()
+        self._cost_ns += time.thread_time_ns() - cpu
+
+    def _entry(self, snapshot: model.MemorySnapshot, running: list[Operation]) -> Entry:
+        operators = metadata = None
+        if self.operators.added != self._operators_written:
+            self._operators_written = self.operators.added
+            operators = self.operators.record()
+        now, lanes = snapshot.time_ns, len(self.operations.lanes.all)
+        if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
+            self._metadata_at, self._lanes_written = now, lanes
+            metadata = self._current_metadata()
+        unfinished = [o.row() for o in running[:_ROWS]]
+        return Entry(metadata, snapshot, unfinished, pytorch_operations=operators)
 
     def _write(self, entry: Entry) -> None:
         if self._journal is None:
@@ -275,19 +239,17 @@ class Recorder:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def _current_metadata(self, call_threads: Mapping[int, int] | None = None) -> TrackerMetadata:
-        m = self._metadata
-        threads = self._call_threads if call_threads is None else call_threads
-        known = self.operations.lanes
+    def _current_metadata(self) -> model.TrackerMetadata:
+        known, threads = self.operations.lanes, self._call_threads
         lanes = [
             dataclasses.replace(lane, call_thread=threads.get(known.threads.get(i, -1)))
             for i, lane in enumerate(list(known.all))
         ]
         return dataclasses.replace(
-            m,
+            self._metadata,
             end_ns=self._clock(),
             lanes=lanes,
-            pauses=list(m.pauses),
+            pauses=list(self._metadata.pauses),
             sources=described(self.sources, compiled=self._compiled or naming.anything_compiled()),
             snapshots_taken=self._taken,
             snapshots_merged=sum(s.merged for s in self._snapshots),
@@ -297,25 +259,26 @@ class Recorder:
             problems=list(self._problems),
         )
 
-    def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """See ``MemoryTracker.record``."""
+    def record(self, call_threads: Mapping[int, int] | None) -> model.TrackerRecord:
         with self.lock:
+            if call_threads is not None:
+                self._call_threads = call_threads
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
-            return TrackerRecord(
-                self._current_metadata(call_threads),
+            self.operations.thin()
+            return model.TrackerRecord(
+                self._current_metadata(),
                 list(self._snapshots),
                 as_columns(self.operations.rows()),
                 self.operations.summaries(),
                 self.operators.record(),
             )
 
-    def profile(self) -> Profile:
-        """The record so far, in the profile of what memprof compiled meanwhile."""
-        profile = Profile()
+    def profile(self) -> model.Profile:
+        profile, threads = model.Profile(), None
         try:
             if (found := naming.compiled()) is not None:
-                profile, self._call_threads = found
+                profile, threads = found
                 self._compiled = True
         except Exception as e:
             self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
-        return profile.with_tracker(self.record())
+        return profile.with_tracker(self.record(threads))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -32,50 +33,35 @@ class SettingsError(ValueError):
     what is allowed, and the nearest name."""
 
 
+def _setting(default: Any, help: str, least: float = -math.inf, most: float = math.inf) -> Any:
+    """``help`` is that of the flag of ``memprof run``; the bounds, of numbers, are so that no value
+    is beyond what waiting, counting or memory can take."""
+    return field(default=default, metadata={"help": help, "bounds": (least, most)})
+
+
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Settings of a tracker.
-
-    Attributes:
-        enabled: whether to track at all.
-        output_dir: folder of the file; must exist.
-        interval: seconds between periodic snapshots, 0.01 to 1,000,000.
-        largest: how many of the largest tensors a snapshot describes, at most 10,000.
-        max_snapshots: how many are kept, older ones merged; 10 to 100,000.
-        max_operations: how many invocations of operations are kept one by one, at most 1,000,000.
-        operation_share: the part of the time, 0 to 1, that reading memory at the edges of
-            operations may take. Each operation that lasts ``1 / operation_share`` times as long
-            as that has figures, of shorter ones as many as fit.
-        scan_at_start: find the tensors that exist already by one walk over all Python objects
-            (40 ms a million, once). Without it, only what is made from then on is known.
-        cpu_allocator: count all of torch's CPU allocations, those held by autograd alone
-            included, for 1.6 µs each.
-    """
+    """Settings of a tracker. Each operation that lasts ``1 / operation_share`` times as long as
+    looking at it has figures, of shorter ones as many as fit; docs/tracker.md says more."""
 
     enabled: bool = True
-    output_dir: str = "."
-    interval: float = 5.0
-    largest: int = 10
-    max_snapshots: int = 1_000
-    max_operations: int = 20_000
-    operation_share: float = 0.05
-    scan_at_start: bool = True
-    cpu_allocator: bool = False
-
-    def as_text(self) -> dict[str, str]:
-        """Every setting as TOML writes it."""
-        return {f.name: toml_value(getattr(self, f.name)) for f in dataclasses.fields(self)}
+    output_dir: str = _setting(".", "Folder of the file.")
+    interval: float = _setting(
+        5.0, "Seconds between snapshots, 0.01 to 1,000,000.", 0.01, 1_000_000
+    )
+    largest: int = _setting(10, "How many of the largest tensors a snapshot describes.", 0, 10_000)
+    max_snapshots: int = _setting(
+        1_000, "How many snapshots are kept; older ones are merged.", 10, 100_000
+    )
+    max_operations: int = _setting(20_000, "How many operations are kept one by one.", 0, 1_000_000)
+    operation_share: float = _setting(
+        0.05, "Part of the time for memory at the edges of operations, 0 to 1.", 0, 1
+    )
+    scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
+    cpu_allocator: bool = _setting(False, "Count all CPU allocations, for 1.6 us each.")
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
-_BOUNDS: dict[str, tuple[float, float]] = {
-    # Upper ones so that no value is beyond what waiting, counting or memory can take.
-    "interval": (0.01, 1_000_000),
-    "largest": (0, 10_000),
-    "max_snapshots": (10, 100_000),
-    "max_operations": (0, 1_000_000),
-    "operation_share": (0, 1),
-}
 MAX_FILE_BYTES = 256 << 10
 _MAX_SEARCHED = 16 << 20
 """Bytes of somebody's project file in which our name is looked for."""
@@ -97,22 +83,20 @@ class Configured:
 def toml_value(value: object) -> str:
     """``value`` (bool, int, float or str) as TOML."""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        escaped = "".join(
-            c if c.isprintable() else f"\\u{ord(c):04X}" if ord(c) < 0x10000 else f"\\U{ord(c):08X}"
-            for c in escaped
-        )
-        return f'"{escaped}"'
-    return repr(value)
+        return str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else _escape(c) for c in escaped) + '"'
+
+
+def _escape(c: str) -> str:
+    return f"\\u{ord(c):04X}" if ord(c) < 0x10000 else f"\\U{ord(c):08X}"
 
 
 def find_file() -> Path | None:
-    """The TOML file that counts in the working folder.
-
-    ``MEMPROF_CONFIG`` if set; else the nearest of ``memprof.toml``, or ``pyproject.toml`` with
-    a table ``[tool.memprof]``, in the folder or one above it.
+    """The TOML file that counts in the working folder: ``MEMPROF_CONFIG`` if set; else the nearest
+    of ``memprof.toml``, or ``pyproject.toml`` with a table ``[tool.memprof]``, in it or one above.
 
     Raises:
         SettingsError: ``MEMPROF_CONFIG`` names no file, or a ``pyproject.toml`` that speaks of
@@ -138,19 +122,16 @@ def find_file() -> Path | None:
             # Most projects' files are not ours to judge, nor to wait for.
             with project.open("rb") as file:
                 ours = b"memprof" in file.read(_MAX_SEARCHED)
-            if ours and table_of(project, read_toml(project)) is not None:
+            if ours and table_in(read_toml(project), project) is not None:
                 return project
         except OSError:  # a folder, or a file, that may not be looked into
             continue
     return None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The document at ``path``.
-
-    Raises:
-        SettingsError: it cannot be read, is too long, or is no TOML in UTF-8; says the line.
-    """
+def read_toml(path: Path) -> str:
+    """The text at ``path``; raises ``SettingsError`` if it cannot be read, is too long or not
+    UTF-8."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise SettingsError(f"{path}: no regular file")
@@ -158,29 +139,40 @@ def read_toml(path: Path) -> dict[str, Any]:
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise SettingsError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes, so it is not read")
-        text = data.decode("utf-8").replace("\r\n", "\n")
+        return data.decode("utf-8").replace("\r\n", "\n")
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
     except UnicodeDecodeError as e:
         raise SettingsError(f"{path}: not TOML: {e}") from e
-    return toml_document(text, path)
 
 
-def toml_document(text: str, path: Path) -> dict[str, Any]:
-    """The document that ``text``, of the file ``path``, holds.
-
-    Raises:
-        SettingsError: it is no TOML, says the line; or it is nested too deeply.
-    """
+def table_in(text: str, path: Path) -> dict[str, Any] | None:
+    """Our table in ``text``, which is that of ``path``; None if it has none. Raises
+    ``SettingsError`` if it is no TOML (and says the line), is nested too deeply, or ours is no
+    table."""
     if _depth(text) > _MAX_DEPTH:
         raise SettingsError(
             f"{path}: not read: more than {_MAX_DEPTH} brackets in each other or dots in a line"
         )
+    found: Any
     try:
-        return tomllib.loads(text)
+        found = tomllib.loads(text)
     # Not only TOMLDecodeError: a number of 5,000 digits is Python's ValueError.
     except (ValueError, RecursionError, OverflowError) as e:
         raise SettingsError(f"{path}: not TOML: {_short(str(e))}") from e
+    for part in table_name(path).split("."):
+        if not isinstance(found, dict) or part not in found:
+            return None
+        found = found[part]
+    if not isinstance(found, dict):
+        given = _short(_repr(found), 60)
+        raise SettingsError(f"{path}: `{table_name(path)}` is {given}, it must be a table")
+    return found
+
+
+def table_name(path: Path) -> str:
+    """The table of ``path`` that has our settings."""
+    return "tool.memprof" if path.name == "pyproject.toml" else "memprof"
 
 
 def _depth(text: str) -> int:
@@ -194,28 +186,6 @@ def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def table_name(path: Path) -> str:
-    """The table of ``path`` that has our settings."""
-    return "tool.memprof" if path.name == "pyproject.toml" else "memprof"
-
-
-def table_of(path: Path, document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Our table in a document, None if it has none.
-
-    Raises:
-        SettingsError: it is no table.
-    """
-    found: Any = document
-    for part in table_name(path).split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return None
-        found = found[part]
-    if not isinstance(found, dict):
-        given = _short(_repr(found), 60)
-        raise SettingsError(f"{path}: `{table_name(path)}` is {given}, it must be a table")
-    return found
-
-
 _WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -224,45 +194,39 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def parse(name: str, text: str, where: str) -> Any:
-    """The value of setting ``name`` that ``text`` stands for, as in an environment variable.
-
-    Raises:
-        SettingsError: it stands for none.
-    """
+    """The value of setting ``name`` that ``text`` stands for, as in an environment variable; raises
+    ``SettingsError`` if it stands for none."""
     kind = _kind(name, where)
     word = text.strip().replace("_", "")
     try:
         value = _WORDS[word.lower()] if kind is bool else text if kind is str else kind(word)
     except (KeyError, ValueError) as e:
         raise SettingsError(
-            f"{where}: {name} is {_short(repr(text))}, it must be {_KINDS[kind]}"
+            f"{where}{name} is {_short(repr(text))}, it must be {_KINDS[kind]}"
         ) from e
     return check(name, value, where)
 
 
 def check(name: str, value: Any, where: str) -> Any:
-    """``value`` if setting ``name`` can have it.
-
-    Raises:
-        SettingsError: it cannot.
-    """
+    """``value`` if setting ``name`` can have it; else raises ``SettingsError``, which begins with
+    ``where``."""
     kind = _kind(name, where)
     if kind is float and type(value) is int:
         with contextlib.suppress(OverflowError):
             value = float(value)
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    given = f"{where}: {name} is {_short(_repr(value))}"
+    given = f"{where}{name} is {_short(_repr(value))}"
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
-    if name in _BOUNDS and isinstance(value, (int, float)):
-        least, most = _BOUNDS[name]
+    if kind in (int, float):
+        least, most = _FIELDS[name].metadata["bounds"]
         if not value >= least:  # nor is NaN
             raise SettingsError(f"{given}, it must be {least:g} or more")
         if not value <= most:
             raise SettingsError(f"{given}, it must be {most:,} at most")
-    if isinstance(value, str) and not value:
-        raise SettingsError(f"{where}: {name} is empty")
+    if value == "":
+        raise SettingsError(f"{where}{name} is empty")
     if isinstance(value, str) and "\0" in value:
         raise SettingsError(f"{given}, it must not have a null character")
     return value
@@ -271,7 +235,7 @@ def check(name: str, value: Any, where: str) -> Any:
 def room(name: str, stated: Mapping[str, str]) -> int:
     """The whole number that a file states for setting ``name``, or the nearest one that this can
     have; its default where none is stated."""
-    least, most = _BOUNDS[name]
+    least, most = _FIELDS[name].metadata["bounds"]
     try:
         value = int(stated[name])
     except (KeyError, ValueError):
@@ -287,15 +251,13 @@ def _repr(value: Any) -> str:
 
 
 def _kind(name: str, where: str) -> type:
-    field = _FIELDS.get(name)
-    if field is None:
+    if name not in _FIELDS:
         near = difflib.get_close_matches(name[:40], _FIELDS, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
-            f"{where}: there is no setting {_short(repr(name))}{hint} "
-            f"There are: {', '.join(_FIELDS)}"
+            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_FIELDS)}"
         )
-    return type(field.default)
+    return type(_FIELDS[name].default)
 
 
 def configured(
@@ -304,12 +266,8 @@ def configured(
     environment: Mapping[str, str] | None = None,
     file: bool = True,
 ) -> Configured:
-    """Settings from all places.
-
-    Args:
-        arguments: values given in a call or by flags; None stands for not given.
-        environment: default: the process's.
-        file: False looks for none.
+    """Settings from all places; with ``file=False`` from no file. Of ``arguments`` None stands for
+    not given; ``environment`` is the process's by default.
 
     Raises:
         SettingsError: something in one of the places is wrong.
@@ -319,17 +277,16 @@ def configured(
     origin: dict[str, str] = {}
     path = find_file() if file else None
     if path is not None:
-        table = table_of(path, read_toml(path)) or {}
-        for name, value in table.items():
-            values[name] = check(name, value, f"{path}: [{table_name(path)}]")
+        for name, value in (table_in(read_toml(path), path) or {}).items():
+            values[name] = check(name, value, f"{path}: [{table_name(path)}]: ")
             origin[name] = str(path)
     for name in _FIELDS:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environment:
-            values[name] = parse(name, environment[variable], variable)
+            values[name] = parse(name, environment[variable], f"{variable}: ")
             origin[name] = variable
     for name, value in (arguments or {}).items():
         if value is not None:
-            values[name] = check(name, value, "argument")
+            values[name] = check(name, value, "argument: ")
             origin[name] = "argument"
     return Configured(TrackerSettings(**values), origin, path)

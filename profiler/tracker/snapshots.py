@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
 
 from memprof.profiler.device.referrers import Referrers
 from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, TensorInfo
 
 from . import naming
+from .operations import OperationLog
 from .sources import Sources
-from .tensors import KnownStorage, Pause, no_pause
+from .tensors import KnownStorage, Pause
 
 
 def take_snapshot(
-    sources: Sources,
-    kind: SnapshotKind,
-    name: str = "",
-    *,
-    operation: int = -1,
-    running: Iterable[str] = (),
-    path: Callable[[int], str] = lambda summary: "",
-    report: Callable[[str], None] = lambda text: None,
-    pause: Pause | None = None,
-    clock: Callable[[], int] = time.perf_counter_ns,
+    operations: OperationLog, kind: SnapshotKind, name: str, pause: Pause
 ) -> MemorySnapshot:
-    """A snapshot of now.
-
-    Args:
-        sources: what to ask.
-        kind, name: why.
-        operation: summary of the operation in which new tensors were made, -1 if unknown.
-        running: paths of the operations that run.
-        path: from the position of an operation's summary to its name path.
-        report: told what went wrong, in words.
-        pause: called between slices of work, to let other threads run.
-        clock: of ``time_ns``.
-    """
+    """What the sources of ``operations`` say now, and which of these run; ``pause`` is called
+    between slices of work, to let other threads run."""
     begin = time.perf_counter_ns()
-    at = clock()
-    pause = pause or no_pause
-    complete = sources.tensors.look(operation, pause)
+    at, sources = operations.clock(), operations.sources
+    running = [operations.path(o.summary) for o in operations.running()]
+    complete = sources.tensors.look(operations.made_in(), pause)
     pause()
     sources.tensors.recheck(pause)
     pause()
     storages = sources.tensors.largest(pause)
-    largest = tuple(_described(s, path(s.operation), report) for s in storages)
+    largest = [_described(s, operations) for s in storages]
     if kind in _NAMED:
-        largest = _with_holders(largest, storages, report)
+        _find_holders(largest, storages, operations)
     pause()
     resident = sources.process.resident()
     devices = _devices(sources, resident)
@@ -61,8 +42,8 @@ def take_snapshot(
         total_tensors=tensors,
         resident_bytes=resident,
         devices=devices,
-        largest=largest,
-        operations=tuple(running),
+        largest=tuple(largest),
+        operations=tuple(dict.fromkeys(running)),
         complete=complete,
         took_ns=time.perf_counter_ns() - begin,
     )
@@ -73,24 +54,22 @@ _NAMED = frozenset({SnapshotKind.END, SnapshotKind.OUT_OF_MEMORY})
 one piece, which nobody wants at each of the others."""
 
 
-def _with_holders(
-    largest: tuple[TensorInfo, ...], storages: list[KnownStorage], report: Callable[[str], None]
-) -> tuple[TensorInfo, ...]:
-    """The same with who refers to each that has no name."""
+def _find_holders(
+    largest: list[TensorInfo], storages: list[KnownStorage], operations: OperationLog
+) -> None:
+    """Say of each that has no name who refers to it."""
     asked = [
         (i, tensor)
         for i, s in enumerate(storages)
         if not largest[i].name and (tensor := s.tensor()) is not None
     ]
-    found = list(largest)
     try:
         chains = Referrers().chains([tensor for _, tensor in asked], [asked, *asked])
     except Exception as e:
-        report(f"asking who refers to tensors failed: {type(e).__name__}: {e}")
-        return largest
+        operations.report(f"asking who refers to tensors failed: {type(e).__name__}: {e}")
+        return
     for (i, _), chain in zip(asked, chains, strict=True):
-        found[i] = dataclasses.replace(found[i], holder=chain)
-    return tuple(found)
+        largest[i] = dataclasses.replace(largest[i], holder=chain)
 
 
 def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
@@ -114,24 +93,23 @@ def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
     return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
 
 
-def _described(storage: KnownStorage, path: str, report: Callable[[str], None]) -> TensorInfo:
-    found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=path)
+def _described(storage: KnownStorage, operations: OperationLog) -> TensorInfo:
+    made_in = operations.path(storage.operation)
+    found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=made_in)
     tensor = storage.tensor()
     if tensor is None:
         return found
-    known = naming.TensorOrigin()
     try:
-        known = naming.origin(tensor)
+        found = dataclasses.replace(found, **dataclasses.asdict(naming.origin(tensor)))
     except Exception as e:
-        report(f"naming a tensor failed: {type(e).__name__}: {e}")
+        operations.report(f"naming a tensor failed: {type(e).__name__}: {e}")
     try:
         return dataclasses.replace(
             found,
             shape=tuple(map(int, tensor.shape)),
             dtype=str(tensor.dtype),
             requires_grad=bool(tensor.requires_grad),
-            **dataclasses.asdict(known),
         )
     except Exception as e:  # a subclass has properties of its own
-        report(f"describing a tensor failed: {type(e).__name__}: {e}")
+        operations.report(f"describing a tensor failed: {type(e).__name__}: {e}")
         return found

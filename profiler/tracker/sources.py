@@ -1,5 +1,4 @@
-"""Where a record's figures come from, and what each source can and cannot see: what allocators and
-the operating system say of memory, without asking the driver.
+"""What allocators and the operating system say of memory, and what each source cannot see.
 
 Note [No call to the driver]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -11,32 +10,31 @@ reason, and because of forked children, a device that is not in use yet is not t
 Note [Costly questions]
 ~~~~~~~~~~~~~~~~~~~~~~~
 glibc's ``mallinfo2`` takes 0.3 µs, or 6 ms where 100 000 chunks are free, and holds the lock of
-malloc meanwhile; the snapshot of the CUDA allocator, which has the pools, grows with the number
-of blocks and holds the GIL. ``Seldom`` asks such a thing again only when 1000 times its last
-cost has gone by, so that it never takes more than 0.1 % of the time. In between the last answer
-is given for pools, which change slowly, and none for malloc. Beyond ``MAX_BLOCKS`` pools are not
-asked for at all.
+malloc meanwhile; the snapshot of the CUDA allocator, which has the pools, holds the GIL for each
+block. ``Seldom`` asks such a thing again only when 1000 times its last cost has gone by. In between
+the last answer is given for pools, which change slowly, and none for malloc.
 
 Note [The highest resident size]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``getrusage`` has it for 0.8 µs, but Linux keeps that mark over ``exec``: a worker that is started
 by a process that has loaded a model begins with the model's bytes in it. ``VmHWM`` of
-``/proc/self/status`` is this program's own and takes 9 µs. So the first is asked, and the second
-too for as long as the first has not gone beyond what it was when it was seen to be another's.
+``/proc/self/status`` is this program's own and takes 20 µs. So the first is asked where it says no
+more than the second at first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,26 +45,26 @@ from . import _torch_compat
 from ._torch_compat import CpuAllocatorCount
 from .tensors import LiveTensors
 
-_Answer = TypeVar("_Answer")
+if sys.platform != "win32":
+    import resource
 
 MAX_BLOCKS = 200
 """Blocks of the CUDA allocator beyond which pools are not read: it holds the GIL for 12 µs each
 (measured on the simulated device)."""
 
 
-class Seldom(Generic[_Answer]):
+class Seldom:
     """Ask ``question`` no more often than its cost allows, see Note [Costly questions]."""
 
     def __init__(
-        self, question: Callable[[], _Answer], clock: Callable[[], int] = time.perf_counter_ns
+        self, question: Callable[[], Any], clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         self._question = question
         self._clock = clock
         self._next = 0
-        self.last: _Answer | None = None
+        self.last: Any = None
 
-    def ask(self) -> _Answer | None:
-        """A fresh answer, or None if it is too early."""
+    def ask(self) -> Any:
         begin = self._clock()
         if begin < self._next:
             return None
@@ -98,89 +96,64 @@ def _mallinfo2() -> Callable[[], int] | None:
     return allocated
 
 
-def _rusage_highest() -> Callable[[], int] | None:
-    """The highest resident bytes that ``getrusage`` knows, as a function; None on Windows."""
-    try:
-        from resource import RUSAGE_SELF, getrusage
-    except ImportError:
-        return None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return lambda: getrusage(RUSAGE_SELF).ru_maxrss * unit
-
-
-_NO_FILE = -1
-
-
 class ProcessMemory:
-    """Physical memory of this process."""
-
     def __init__(self) -> None:
         self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-        self._files: dict[str, int] = {}
-        self._inherited: int | None = None  # see highest()
+        self._statm: int | None = None
         question = _mallinfo2()
         self._malloc = Seldom(question) if question is not None else None
-        self._rusage_highest = _rusage_highest()
         self.total = physical_memory()
 
     def close(self) -> None:
-        """Give back the files; after a fork it is still the parent's that they read."""
-        files, self._files = self._files, {"statm": _NO_FILE, "status": _NO_FILE}
-        for file in files.values():
-            with contextlib.suppress(OSError):
-                os.close(file)
-
-    def _read(self, name: str, length: int) -> bytes:
-        """The beginning of ``/proc/self/name``; empty where there is none."""
-        try:
-            if name not in self._files:
-                self._files[name] = _NO_FILE
-                self._files[name] = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._files[name], length, 0)
-        except OSError:
-            return b""
+        """Give back the file; after a fork it is still the parent's that it reads."""
+        file, self._statm = self._statm, -1
+        if file is not None and file >= 0:
+            os.close(file)
 
     def resident(self) -> int | None:
-        """Resident bytes, 1.4 µs; None where there is no /proc."""
+        """Resident bytes, 1.4 µs; None where there is no /proc, and after ``close``."""
         try:
-            return int(self._read("statm", 128).split()[1]) * self._page
-        except (ValueError, IndexError):
+            if self._statm is None:
+                self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        except (OSError, ValueError, IndexError):
             return None
 
     def highest(self) -> int | None:
         """The highest that ``resident`` ever was, see Note [The highest resident size]; None where
         the system cannot say."""
-        if self._rusage_highest is None:
-            return None
-        peak = self._rusage_highest()
-        if self._inherited is not None and peak > self._inherited:
-            return peak
-        own = self._own_highest()
-        if self._inherited is None:
-            self._inherited = peak if own is not None and own < peak else 0
-        return own if own is not None else peak
+        return self._own_highest() if self._inherited else self._rusage_highest()
+
+    @functools.cached_property
+    def _inherited(self) -> bool:
+        rusage, own = self._rusage_highest(), self._own_highest()
+        return rusage is not None and own is not None and rusage > own
 
     def _own_highest(self) -> int | None:
-        found = re.search(rb"^VmHWM:\s*(\d+) kB", self._read("status", 4096), re.MULTILINE)
+        try:
+            status = Path("/proc/self/status").read_bytes()
+        except OSError:
+            return None
+        found = re.search(rb"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
         return int(found[1]) * 1024 if found else None
 
+    def _rusage_highest(self) -> int | None:
+        if sys.platform == "win32":
+            return None
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
     def allocated(self) -> int | None:
-        """Bytes that malloc has handed out; None if it cannot say, or not now."""
         return self._malloc.ask() if self._malloc is not None else None
 
 
 class Accelerators:
-    """The allocators of the accelerators that are in use.
-
-    Attributes:
-        mps: whether tensors on MPS were seen. torch cannot say whether it is in use, and
-            asking for its memory would initialise it.
-    """
+    """The allocators of the accelerators that are in use. ``mps`` says whether tensors on MPS were
+    seen: torch cannot say whether it is in use, and asking for its memory would initialise it."""
 
     def __init__(self) -> None:
         self.mps = False
         self._pools = Seldom(_cuda_pools)
-        self._total: dict[int, int] = {}
 
     def brief(self) -> dict[str, tuple[int, int]]:
         """By device: bytes handed out and the highest ever; for the edges of operations."""
@@ -194,7 +167,6 @@ class Accelerators:
         return found
 
     def full(self) -> dict[str, DeviceMemory]:
-        """All that is known, for snapshots; of tensors nothing."""
         found = {}
         blocks = 0
         for i, counters in _cuda_counters():
@@ -204,7 +176,8 @@ class Accelerators:
                 allocated_bytes=allocated["current"],
                 reserved_bytes=counters["reserved_bytes"]["all"]["current"],
                 peak_bytes=allocated["peak"],
-                total_bytes=self._size(i),
+                # torch has read the properties when it initialised the device.
+                total_bytes=torch.cuda.get_device_properties(i).total_memory,
                 highest_bytes=allocated["current"],
             )
         if found and blocks <= MAX_BLOCKS:
@@ -220,12 +193,6 @@ class Accelerators:
                 highest_bytes=now,
             )
         return found
-
-    def _size(self, device: int) -> int:
-        if device not in self._total:
-            # torch has read the properties when it initialised the device.
-            self._total[device] = torch.cuda.get_device_properties(device).total_memory
-        return self._total[device]
 
 
 def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -255,16 +222,8 @@ def _cuda_pools() -> dict[str, list[PoolMemory]]:
 
 @dataclass(slots=True)
 class Sources:
-    """All that a tracker asks.
-
-    Attributes:
-        tensors: the live Python tensors.
-        process: resident memory and malloc.
-        accelerators: the allocators of devices.
-        cpu_count: torch's count of CPU allocations.
-        no_cpu_count: why that does not count, "" if it does.
-        scanned: whether tensors of before the tracker's start were looked for.
-    """
+    """All that a tracker asks. ``no_cpu_count`` is why torch's CPU allocations are not counted;
+    ``scanned``, whether tensors of before the tracker's start were looked for."""
 
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
@@ -275,8 +234,7 @@ class Sources:
 
 
 def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
-    """The sources as every record says them; ``compiled`` is whether memprof compiled something in
-    this process."""
+    """The sources as every record says them."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
     found = (

@@ -2,19 +2,16 @@
 
 Note [How live tensors are found]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Every Python tensor is tracked by Python's garbage collector, and every new object enters its
-youngest generation. So it is enough to look
-
-* through the two young generations at each snapshot: some thousand objects, since a collection
-  empties them every few hundred allocations;
-* through the same two when a collection is about to move them to the oldest generation
-  (``gc.callbacks``): what it promotes has then been seen.
+Python's garbage collector tracks every tensor, and every new object enters its youngest generation.
+So it is enough to look through the two young generations (some thousand objects) at each snapshot,
+and when a collection is about to move them to the oldest one (``gc.callbacks``): what it promotes
+has then been seen.
 
 A tensor found is remembered by a weak reference that tells when it dies, so totals are kept
-by difference; a snapshot does not walk the known tensors either. Of the young generations the
-second changes only when a collection promotes into it: a look looks through it only if one has
-come since the last look, which in a training loop is every hundredth or so. Operations, which
-are looked at at both edges, cost as little as the few hundred objects of the first.
+by difference; a snapshot does not walk the known tensors either. The second generation changes
+only when a collection promotes into it, so a look looks through it only if one has come since the
+last: operations, which are looked at at both edges, cost as little as the few hundred objects of
+the first.
 
 Measured (torch 2.13, Python 3.11): a training step of 40 parameters and AdamW causes no collection
 of the second generation and costs nothing; a loop that only builds nested lists and dictionaries
@@ -24,27 +21,24 @@ that stay, the worst case, takes 2 % longer. The alternatives:
 * ``TorchDispatchMode``, ``__torch_function__`` modes: microseconds an operator, and the first
   silently turns ``torch.compile`` off.
 * global module hooks, ``saved_tensors_hooks``: Dynamo compiles them into the user's graphs.
-* ``torch.profiler``'s memory events, the CPU allocator's count: all allocations of all threads,
-  and 1.6 µs or more for each. The count can be switched on (``cpu_allocator``).
+* ``torch.profiler``'s memory events, the CPU allocator's count: 1.6 µs or more an allocation. The
+  count can be switched on (``cpu_allocator``).
 
-What this does not see: memory that no Python object refers to. Above all the activations that
-eager autograd holds between forward and backward; the resident bytes beside it have them, on
-an accelerator the allocator's bytes. Objects that ``gc.freeze()`` took before they were
-seen, and tensors that live shorter than from one look to the next.
-
-With the collector off (``gc.disable()``) the youngest generation grows without bound. Beyond
-``MAX_YOUNG`` objects a snapshot does not look through it and says so (``complete=False``); the
-next collection, also one by hand, finds what was left out.
+What this does not see is in ``docs/tracker.md``. With the collector off (``gc.disable()``) the
+youngest generation grows without bound. Beyond ``MAX_YOUNG`` objects a snapshot does not look
+through it and says so (``complete=False``); the next collection, also one by hand, finds what was
+left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import cache
 from heapq import nlargest
@@ -82,12 +76,10 @@ _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
 
 @dataclass(slots=True, eq=False)
 class KnownStorage:
-    """A storage that known tensors refer to.
+    """A storage that known tensors refer to, by the address of torch's StorageImpl.
 
     Attributes:
-        address: of torch's StorageImpl.
-        nbytes: its size when last read.
-        operation: position of an operation's summary in which it was made, -1 if unknown.
+        operation: summary of the operation in which it was made, -1 if unknown.
         tensors: how many known tensors refer to it.
         sample: one of them; None if that one has died and the next is not yet known.
     """
@@ -106,8 +98,6 @@ class KnownStorage:
 
 
 class KnownTensor(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a tensor, with what was counted for it."""
-
     __slots__ = ("key", "storage")
     key: int
     storage: KnownStorage
@@ -115,15 +105,12 @@ class KnownTensor(weakref.ref):  # type: ignore[type-arg]
 
 @dataclass(slots=True)
 class Total:
-    """Bytes of distinct storages, and the tensors that refer to them."""
-
     nbytes: int = 0
     tensors: int = 0
 
 
 class LiveTensors:
-    """The live Python tensors of this process, the ``top`` largest at hand; see Note [How live
-    tensors are found]."""
+    """The live Python tensors of this process, the ``top`` largest at hand."""
 
     def __init__(self, top: int = 10) -> None:
         self.totals: dict[str, Total] = defaultdict(Total)
@@ -146,14 +133,12 @@ class LiveTensors:
     # --- looking --------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look through young objects whenever the collector is about to promote them."""
         if not self._watching:
             self._watching = True
             self._collections_seen = -1
             gc.callbacks.append(self._on_collection)
 
     def unwatch(self) -> None:
-        """Let the collector promote objects unseen again."""
         self._watching = False
         self._collections_seen = -1
         if self._on_collection in gc.callbacks:
@@ -174,20 +159,18 @@ class LiveTensors:
     def _drop_the_dead(self) -> None:
         """Shorten what waits, each living tensor once: looks can be hours apart."""
         alive: dict[int | None, dict[int, weakref.ref[torch.Tensor]]] = {}
-        while (found := self._next_found()) is not None:
-            references, operation = found
+        for references, operation in self._all_found():
             alive.setdefault(operation, {}).update(
                 (id(r), r) for r in references if r() is not None
             )
         self._found.extend((list(refs.values()), operation) for operation, refs in alive.items())
 
-    def _next_found(self) -> tuple[_Refs, int | None] | None:
-        try:
-            return self._found.popleft()
-        except IndexError:
-            return None
+    def _all_found(self) -> Iterator[tuple[_Refs, int | None]]:
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._found.popleft()
 
-    def look(self, operation: int = -1, pause: Pause | None = None) -> bool:
+    def look(self, operation: int = -1, pause: Pause = no_pause) -> bool:
         """Take in what is new, made in ``operation``, and forget what has died; ``pause`` is called
         between slices of work. False if there were too many young objects to look through."""
         small = gc.get_count()[0] <= MAX_YOUNG
@@ -198,13 +181,13 @@ class LiveTensors:
             self._take_in(operation, pause)
         return small
 
-    def _letting_go(self, pause: Pause | None) -> Pause:
+    def _letting_go(self, pause: Pause) -> Pause:
         """``pause`` without the lock, so that whoever waits for it waits for one slice of work and
         not for all. What is half done at a pause is in ``_found`` and ``_died``, for anybody."""
-        if pause is None:
+        if pause is no_pause:
             return no_pause
 
-        def without_lock(pause: Pause = pause) -> None:
+        def without_lock() -> None:
             self.lock.release()
             try:
                 pause()
@@ -214,7 +197,6 @@ class LiveTensors:
         return without_lock
 
     def _find_young(self, pause: Pause) -> None:
-        """Find the tensors in the young generations that are not known."""
         self._bury(pause)
         for _ in range(MAX_TRIES):
             collections = self._collections
@@ -232,8 +214,7 @@ class LiveTensors:
                 break
 
     def scan(self) -> None:
-        """Look through *all* Python objects: 40 ms a million, with the GIL held, and some
-        microseconds for each tensor that is new."""
+        """Look through *all* Python objects, with the GIL held."""
         # What is remembered of many tensors would set off collections of the whole heap.
         with collector_paused():
             self._found.append((_tensors(gc.get_objects()), None))
@@ -242,8 +223,7 @@ class LiveTensors:
 
     def _take_in(self, operation: int, pause: Pause) -> None:
         with without_torch_function():
-            while (found := self._next_found()) is not None:
-                references, made_in = found
+            for references, made_in in self._all_found():
                 made_in = operation if made_in is None else made_in
                 part = references[-SLICE:]
                 del references[-SLICE:]
@@ -331,12 +311,9 @@ class LiveTensors:
 
     # --- reading again --------------------------------------------------------------------
 
-    def recheck(self, pause: Pause | None = None) -> None:
-        """Read sizes again: of the largest storages, and of some more tensors in turn.
-
-        Storages are resized (FSDP frees them so) and exchanged (``tensor.data = ...``) under
-        living tensors.
-        """
+    def recheck(self, pause: Pause = no_pause) -> None:
+        """Read sizes again, of the largest storages and of some more tensors in turn: storages are
+        resized (FSDP frees them so) and exchanged (``tensor.data = ...``) under living tensors."""
         pause = self._letting_go(pause)
         with self.lock, without_torch_function():
             if not self._to_recheck:
@@ -368,12 +345,10 @@ class LiveTensors:
     # --- asking ---------------------------------------------------------------------------
 
     def sums(self) -> tuple[int, int]:
-        """Bytes and tensors of all devices."""
         totals = list(self.totals.values())
         return sum(t.nbytes for t in totals), sum(t.tensors for t in totals)
 
-    def largest(self, pause: Pause | None = None) -> list[KnownStorage]:
-        """The largest storages, largest first."""
+    def largest(self, pause: Pause = no_pause) -> list[KnownStorage]:
         pause = self._letting_go(pause)
         with self.lock:
             wanted = min(self._top, len(self._storages))
@@ -406,8 +381,7 @@ def _name(device: torch.device) -> str:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int, torch.device]:
-    """Address, bytes and device of the storage. Where there is none, and of a subclass that has
-    properties of its own, it raises whatever."""
+    """Address, bytes and device; raises whatever where there is none, or for odd subclasses."""
     address = storage_address(tensor)
     nbytes, device = tensor.untyped_storage().nbytes(), tensor.device
     if type(nbytes) is not int or type(device) is not torch.device:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 import threading
 import time
 import weakref
@@ -29,7 +30,6 @@ log = logging.getLogger("memprof")
 _OUT_OF_MEMORY_EVERY_NS = 5_000_000_000
 """A program that tries smaller and smaller batches fails many times in a row."""
 
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -37,7 +37,7 @@ class TrackedOperation:
     """``with tracker.track_operation(name):`` and ``@tracker.track_operation(name)``.
 
     It can be nested in itself and used by several threads and tasks at once. Inside code that
-    Dynamo compiles it does nothing, so it neither breaks a graph nor appears in one.
+    Dynamo compiles it does nothing.
     """
 
     __slots__ = ("_log", "_open", "name")
@@ -116,6 +116,7 @@ class MemoryTracker:
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        self.pid = os.getpid()
         # Called when it starts, from the thread that starts it; when its file is written; and
         # once, when it is used for the first time without having been started.
         self._on_start: Callable[[MemoryTracker], None] = lambda tracker: None
@@ -135,7 +136,6 @@ class MemoryTracker:
         self._configure(settings or TrackerSettings())
 
     def _configure(self, settings: TrackerSettings) -> None:
-        """Exchange the settings of a tracker that has not started."""
         self._recorder = Recorder(settings, self._clock)
 
     @property
@@ -148,27 +148,22 @@ class MemoryTracker:
         """The file that is written at the end; None where the tracker has not started."""
         return self._recorder.path
 
-    def __repr__(self) -> str:
-        state = "not started" if self._state is None else self._state.value
-        where = f" into {self.path}" if self.path is not None else ""
-        return f"<MemoryTracker: {state}{where}>"
-
-    # --- life -----------------------------------------------------------------------------
-
     @property
     def started(self) -> bool:
         """Whether it was started and has not stopped."""
         return self._state is RunState.RUNNING
 
     @property
-    def _fresh(self) -> bool:
-        """Whether it was never started."""
-        return self._state is None
-
-    @property
     def enabled(self) -> bool:
         """Whether it records now; set by ``enable`` and ``disable``."""
         return self.started and not self._paused
+
+    def __repr__(self) -> str:
+        state = "not started" if self._state is None else self._state.value
+        where = f" into {self.path}" if self.path is not None else ""
+        return f"<MemoryTracker: {state}{where}>"
+
+    # --- life -----------------------------------------------------------------------------
 
     def start(self, *, parent_pid: int | None = None, thread: bool = True) -> None:
         """Begin to track; never raises. What fails is logged, and the tracker stays off.
@@ -184,13 +179,14 @@ class MemoryTracker:
             log.error("The memory tracker cannot start, and stays off: %s", visible(why))
             log.debug("why", exc_info=True)
             self._state = RunState.STOPPED
-            self._recorder.give_up()
+            self._recorder.let_go()
 
     def _start(self, parent_pid: int | None, thread: bool) -> None:
         with self._recorder.lock:
             if self._state is not None:
                 return
             self._state = RunState.RUNNING
+            self.pid = os.getpid()
             self._recorder.begin(parent_pid)
         self._on_start(self)
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
@@ -221,7 +217,7 @@ class MemoryTracker:
     def disable(self) -> None:
         """Record nothing until ``enable``; operations that run are still ended."""
         with self._recorder.lock:
-            if self.started and not self._paused:
+            if self.enabled:
                 self._paused = True
                 self._recorder.pause()
 
@@ -231,33 +227,28 @@ class MemoryTracker:
 
     def _finish(self, state: RunState, reason: str) -> None:
         """End in this state; never raises. What cannot be written is logged."""
-        with self._recorder.lock:
+        recorder, thread = self._recorder, self._thread
+        with recorder.lock:
             if not self.started or self._ending:
                 return
             self._ending = True
         try:
-            self._end(state, reason)
+            with recorder.lock:
+                if not self._paused:
+                    recorder.guard(self.snapshot, SnapshotKind.END)
+                self._state = state
+                recorder.let_go()
+                self._hears_no_more()
+            self._wake.set()
+            if thread is not None and thread is not threading.current_thread():
+                # It may wait for a lock that this thread holds, if a signal brought us here.
+                thread.join(timeout=2)
+            recorder.finish(state, reason)
         finally:
             self._ending = False
         self._on_end()
 
-    def _end(self, state: RunState, reason: str) -> None:
-        recorder = self._recorder
-        with recorder.lock:
-            if not self._paused:
-                recorder.guard(lambda: self.snapshot(SnapshotKind.END))
-            self._state = state
-            recorder.recording = recorder.operations.enabled = False
-            self._hears_no_more()
-        self._wake.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            # It may wait for a lock that this thread holds, if a signal brought us here.
-            thread.join(timeout=2)
-        recorder.finish(state, reason)
-
     def _forked(self) -> None:
-        """In a forked child: let go of everything that belongs to the parent."""
         self._state = RunState.STOPPED
         self._recorder.forked()
         self._thread = None
@@ -273,7 +264,7 @@ class MemoryTracker:
             if self._clock() < due:
                 continue
             if self.enabled:
-                self._recorder.guard(lambda: self.snapshot(SnapshotKind.PERIODIC))
+                self._recorder.guard(self.snapshot, SnapshotKind.PERIODIC)
             # What is late is not made up for: no bursts after the process was stopped.
             due += interval * max(1, -(-(self._clock() - due) // interval))
 
@@ -282,10 +273,9 @@ class MemoryTracker:
         self._recorder.snapshot(kind, name)
 
     def _out_of_memory(self, event: OutOfMemoryEvent) -> None:
-        """A device has no more memory: take a snapshot before everything is let go of."""
         if self.enabled and self._clock() >= self._out_of_memory_next:
             name = f"cuda:{event.device}: {event.wanted:,} bytes asked for, {event.free:,} free"
-            self._recorder.guard(lambda: self.snapshot(SnapshotKind.OUT_OF_MEMORY, name))
+            self._recorder.guard(self.snapshot, SnapshotKind.OUT_OF_MEMORY, name)
             # From its end: it may take seconds.
             self._out_of_memory_next = self._clock() + _OUT_OF_MEMORY_EVERY_NS
 
@@ -297,7 +287,7 @@ class MemoryTracker:
             return
         self._used()
         if self.enabled:
-            self._recorder.guard(lambda: self.snapshot(SnapshotKind.CHECKPOINT, str(name)))
+            self._recorder.guard(self.snapshot, SnapshotKind.CHECKPOINT, str(name))
 
     def track_operation(self, name: str) -> TrackedOperation:
         """Context manager and decorator: what runs inside is operation ``name``."""
@@ -336,7 +326,7 @@ class MemoryTracker:
 
         Args:
             call_threads: numbers of threads in the profile that the record joins, by
-                ``threading.get_ident()``; by default those of the last ``profile()``.
+                ``threading.get_ident()``; by default those that were known last.
         """
         return self._recorder.record(call_threads)
 

@@ -166,16 +166,19 @@ def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_folders(tmp_path: Path) -> None:
+    def writable(folder: str) -> Finding:
+        return doctor._probe("cache", lambda: doctor._writable(folder))
+
     (tmp_path / "file").write_text("")
-    assert doctor._writable(str(tmp_path))[0] is Status.OK
+    assert writable(str(tmp_path)).status is Status.OK
     # Folders that do not exist yet are made when they are needed, below what exists.
-    assert doctor._writable(str(tmp_path / "a" / "b"))[0] is Status.OK
+    assert writable(str(tmp_path / "a" / "b")).status is Status.OK
     assert not (tmp_path / "a").exists()
-    status, detail, advice = doctor._writable(str(tmp_path / "file" / "cache"))
-    assert status is Status.FAIL
-    assert "Not a directory" in detail
-    assert "TORCHINDUCTOR_CACHE_DIR" in advice
-    assert doctor._writable("/proc/nowhere")[0] is Status.FAIL
+    found = writable(str(tmp_path / "file" / "cache"))
+    assert found.status is Status.FAIL
+    assert "Not a directory" in found.detail
+    assert "TORCHINDUCTOR_CACHE_DIR" in found.advice
+    assert writable("/proc/nowhere").status is Status.FAIL
 
 
 def test_look() -> None:

@@ -25,7 +25,7 @@ def tracker(tmp_path: Path) -> MemoryTracker:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._recorder.operations._readings = Allowance(1e12)
+    found._recorder.operations._allowance = Allowance(1e12)
     return found
 
 

@@ -406,11 +406,11 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     tracker.start(thread=False)
     log = tracker._recorder.operations
-    log._readings, log._counts = Allowance(1e12), Allowance(1e12)
+    log._allowance = Allowance(1e12)
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
     monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
     owner, _, name = place.partition(".")
-    parts = {n: getattr(log._sources, n) for n in ("tensors", "accelerators", "process")}
+    parts = {n: getattr(log.sources, n) for n in ("tensors", "accelerators", "process")}
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")

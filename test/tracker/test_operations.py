@@ -32,10 +32,7 @@ def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     # The machine may be so busy that a reading takes all of its share of the time.
-    found._recorder.operations._readings, found._recorder.operations._counts = (
-        Allowance(1e12),
-        Allowance(1e12),
-    )
+    found._recorder.operations._allowance = Allowance(1e12)
     yield found
     found.stop()
 
@@ -297,8 +294,8 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
     sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
-    log = OperationLog(sources, 100)
-    log._readings = Allowance(1e12)
+    log = OperationLog(sources, TrackerSettings(), time.perf_counter_ns, pytest.fail)
+    log._allowance = Allowance(1e12)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):
         with tracker.track_operation("inner"):
@@ -370,7 +367,7 @@ def test_every_operation_that_lasts_has_figures(
 ) -> None:
     # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
+    monkeypatch.setattr(timed.tracker._recorder.operations._allowance, "next_ns", 1 << 62)
     # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
     kept = []
     for _ in range(60):
@@ -394,8 +391,8 @@ def test_how_long_is_long_enough_follows_from_the_share(
 ) -> None:
     # GIVEN operations that last as long as the setting asks for, and a little less than half
     timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    monkeypatch.setattr(timed.tracker._recorder.operations._counts, "next_ns", 1 << 62)
-    enough = round(100 * US / (share * (1 - operations_module.READINGS_PART))) + 1
+    monkeypatch.setattr(timed.tracker._recorder.operations._allowance, "next_ns", 1 << 62)
+    enough = round(100 * US / share) + 1
     for _ in range(200):
         with timed.operation("long enough", enough):
             pass
@@ -411,7 +408,7 @@ def test_short_operations_take_no_more_than_the_share(
 ) -> None:
     timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
     # GIVEN that what was saved is spent
-    while timed.tracker._recorder.operations._counts.next_ns <= timed.clock.now:
+    while timed.tracker._recorder.operations._allowance.next_ns <= timed.clock.now:
         with timed.operation("a", 10 * US):
             pass
     # WHEN a loop does nothing else for a second
@@ -451,9 +448,8 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
     log = timed.tracker._recorder.operations
     with timed.operation("a", MS):
         # GIVEN that everything is used up while an operation runs whose beginning was read
-        for allowance in (log._readings, log._counts):
-            monkeypatch.setattr(allowance, "next_ns", 1 << 62)
-            allowance._own["a"] = -(1 << 62)
+        monkeypatch.setattr(log._allowance, "next_ns", 1 << 62)
+        log._allowance._own["a"] = -(1 << 62)
     with timed.operation("a", MS):
         pass
     record = timed.tracker.record()
@@ -542,7 +538,7 @@ def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
 def test_where_it_cannot_be_known_it_is_not_said(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker._recorder.operations._counts, "allows", lambda *_: False)
+    monkeypatch.setattr(tracker._recorder.operations._allowance, "allows", lambda *_: False)
     with tracker.track_operation("a"):
         kept = torch.empty(40_000_000)
         tracker.snapshot()

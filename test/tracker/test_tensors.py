@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -11,9 +12,11 @@ import torch
 
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker import tensors as tensors_module
+from memprof.profiler.tracker.operations import OperationLog
+from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.snapshots import take_snapshot
 from memprof.profiler.tracker.sources import Sources
-from memprof.profiler.tracker.tensors import LiveTensors
+from memprof.profiler.tracker.tensors import LiveTensors, no_pause
 
 
 @pytest.fixture
@@ -260,7 +263,8 @@ def test_subclasses_that_raise_cost_nobody_else(live: LiveTensors, name: str) ->
     assert grown(live, before)[0] == expected + 400
     # AND a snapshot has the others
     live._top, said = 10_000, list[str]()
-    taken = take_snapshot(Sources(live), SnapshotKind.CHECKPOINT, report=said.append)
+    log = OperationLog(Sources(live), TrackerSettings(), time.perf_counter_ns, said.append)
+    taken = take_snapshot(log, SnapshotKind.CHECKPOINT, "", no_pause)
     sizes = [t.nbytes for t in taken.largest]
     assert ((4 << 20) in sizes) == (expected > 400)
     # (tensors of other tests may be there, and refuse as well)

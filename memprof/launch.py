@@ -1,0 +1,53 @@
+"""Runs a script, folder or module with a tracker, or while captures of CUDA graphs are watched.
+
+``memprof run`` replaces itself by ``python -m memprof.launch``, so that no frame of the command
+line's is around the script: exit status, signals and Ctrl+C are the script's own. Settings come in
+the environment, where the tracker reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from .profiler import run_main
+
+
+def with_tracker(arguments: list[str]) -> None:
+    """Run what ``arguments`` say as ``__main__``, with a tracker."""
+    from .profiler.tracker.api import track
+
+    # As an argument: who asks for a run with the tracker has decided, whatever a file says; and
+    # the processes that the script starts have not.
+    run_main.launch(arguments, lambda: track(enabled=True), __file__)
+
+
+def watching_graphs(folder: str, arguments: list[str]) -> None:
+    """Run what ``arguments`` say as ``__main__``, and leave a profile in ``folder``:
+    ``cuda_graphs_YYYYMMDD_HHMMSS.memprof`` in local time, or with a number behind that where
+    another process writes one of that name."""
+    from .profiler._text import visible
+    from .session import watch_graphs
+
+    name = time.strftime("cuda_graphs_%Y%m%d_%H%M%S.memprof", time.localtime())
+    session = watch_graphs(os.path.join(folder, name))
+
+    def said() -> None:
+        print(visible(f"memprof run: CUDA graphs are in {session.path}"), file=sys.stderr)
+
+    with contextlib.ExitStack() as written, contextlib.ExitStack() as inside:
+
+        def begin() -> None:
+            inside.enter_context(session)
+            written.callback(said)
+
+        run_main.launch(arguments, begin, __file__)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--graphs":
+        watching_graphs(sys.argv[2], sys.argv[3:])
+    else:
+        with_tracker(sys.argv[1:])

@@ -39,7 +39,7 @@ from .payload import ranks_payload
 
 _STYLES = ("base", "report")
 _SHARED = ("page", "table")
-_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt_lanes", "gantt", "report"]
+_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt", "report"]
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 

@@ -1,10 +1,8 @@
 // What all pictures over time share: a canvas in CSS pixels, the window in time that pointer, wheel
 // and keys move, and axes. Drawn by hand: see docs/report-page.md on why there is no library.
 
-/** The first index whose value in a sorted array is above `x`. */
-function above(sorted, x) {
-  let low = 0;
-  let high = sorted.length;
+/** The first index from `low` to `high` whose value in a sorted array is above `x`. */
+function above(sorted, x, low = 0, high = sorted.length) {
   while (low < high) {
     const middle = (low + high) >> 1;
     if (sorted[middle] <= x) low = middle + 1;
@@ -307,7 +305,8 @@ function drawLine(c, x, values, y, style, width = 1.5) {
 }
 
 /** A text, cut at its end where there is no room for it; nothing where hardly any is left. */
-function write(c, text, x, y, room, width = c.measureText(text).width) {
+function write(c, text, x, y, room) {
+  const { width } = c.measureText(text);
   // The ellipsis takes some of the room.
   const fit = Math.floor((text.length * (room - 9)) / width);
   if (width <= room) c.fillText(text, x, y);

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...attribution import Attribution, View
 from ...devices import timelines
-from ...model import Category, Profile, TrackerRecord
+from ...model import Profile, TrackerRecord
 from ...ranks import compare_ranks, ranks_of
 from ..format import format_bytes
 from ..section import Note, Section
@@ -89,7 +89,6 @@ def report_payload(
         "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
         "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
-        "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
         "graphs": _graphs(profile, texts),
@@ -98,8 +97,7 @@ def report_payload(
             placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
         "no_addresses": ledger.why_no_addresses(profile),
-        "sites": sites.columns(),  # last: everything above adds to them
-        "places": sites.places(),
+        "sites": sites.payload(),  # last: everything above adds to them
     }
 
 

@@ -52,7 +52,7 @@ function instantOf({ node, lines }, model, call, position) {
 }
 
 function addresses(state, root) {
-  const { placements, sites, templates } = state.payload;
+  const { placements, templates } = state.payload;
   const choice = el(
     "select",
     { "aria-label": "Recording or plan", on: { change: update } },
@@ -134,12 +134,13 @@ function addresses(state, root) {
   }
 
   function describe(b) {
-    const { site, nbytes, owner } = shown.blocks;
-    return state.model.describeSite(site[b], nbytes[b], owner[b], "call");
+    const { site, nbytes } = shown.blocks;
+    return { ...state.model.site(site[b]), nbytes: nbytes[b], hold: "call" };
   }
 
   function pick(b) {
-    state.showDetail([], nameOf(b), [describe(b)]);
+    const block = describe(b);
+    state.showDetail(nameOf(b), [], { ...block, graph: state.model.graphs.get(block.graph) });
   }
 
   // ---- the picture
@@ -177,7 +178,7 @@ function addresses(state, root) {
     }
     c.textAlign = "left";
     for (const [b, x, y, long, high] of boxes) {
-      const ground = categoryColor(cellAt(sites.category, site[b]));
+      const ground = categoryColor(state.model.categoryOf(site[b]));
       c.fillStyle = ground;
       c.fillRect(x, y, long, high);
       if (long > 4 && high > 3) {

@@ -6,29 +6,21 @@
 /** The program of a call that was not observed. */
 const NOTHING = { line: [], before: [], after: [] };
 
-/** What a column has at a place; one of texts has each once. */
-function cellAt(column, i) {
-  return column.of ? column.of[column.at[i]] : column[i];
-}
-
-/** What all of `columns` have at a place. */
-function rowAt(columns, i) {
-  return Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, cellAt(c, i)]));
-}
+/** What a column that has each value once has at a place. */
+const cellAt = ({ of, at }, i) => of[at[i]];
 
 /** One device of the payload. */
 class DeviceModel {
   constructor(payload, device) {
-    const { device: name, calls } = device;
-    Object.assign(this, { payload, device, name, calls, categories: payload.categories });
-    this.length = calls.step.length;
+    const { device: name, calls, items } = device;
+    Object.assign(this, { payload, device, name, calls, length: calls.step.length });
     this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
+    this.sites = items.map(([site]) => site);
+    this.nbytes = items.map(([, nbytes]) => nbytes);
     this._sums = new Map();
     this._curves = new Map();
     this._extents = [];
-    const { of, at } = payload.sites.category;
-    const categories = of.map((name) => this.categories.indexOf(name));
-    this._category = device.items.site.map((s) => categories[at[s]]);
+    this._category = this.sites.map((s) => STACK.indexOf(this.categoryOf(s)));
   }
 
   _step(k) {
@@ -86,9 +78,9 @@ class DeviceModel {
     const known = this._sums.get(list);
     if (known) return known;
     const items = this.device.lists[list];
-    const sum = new Float64Array(this.categories.length);
+    const sum = new Float64Array(STACK.length);
     for (let i = 0; i < items.length; i += 2) {
-      sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
+      sum[this._category[items[i]]] += this.nbytes[items[i]] * items[i + 1];
     }
     this._sums.set(list, sum);
     return sum;
@@ -99,21 +91,21 @@ class DeviceModel {
    * totals, and where these are highest and lowest. Calls with the same inputs share it.
    */
   _curve(step) {
-    const { units, lists, items } = this.device;
+    const { units, lists } = this.device;
     const key = step.own * (units.length + 1) + step.unit + 1;
     const known = this._curves.get(key);
     if (known) return known;
     const unit = units[step.unit] ?? NOTHING;
     const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
-    const now = new Float64Array(this.categories.length);
+    const now = new Float64Array(STACK.length);
     const totals = new Float64Array(unit.line.length + 1);
     const rows = new Float64Array(totals.length * now.length);
     const found = { rows, totals, highest: 0, lowest: 0 };
     let total = 0;
     const put = (item, sign) => {
       if (item < 0) return;
-      now[this._category[item]] += sign * items.nbytes[item];
-      total += sign * items.nbytes[item];
+      now[this._category[item]] += sign * this.nbytes[item];
+      total += sign * this.nbytes[item];
     };
     for (const item of lists[step.own]) put(item, 1);
     for (let i = 0; i < totals.length; i++) {
@@ -158,11 +150,10 @@ class DeviceModel {
 
   /** One of the payload's views of a live set, the largest part first. */
   breakdown(live, view) {
-    const { site, nbytes } = this.device.items;
-    const placeOf = this.payload.sites[`by_${view}`];
-    const found = [...Map.groupBy(live, ([item]) => placeOf[site[item]])].map(([place, of]) => ({
-      ...rowAt(this.payload.places[view], place),
-      nbytes: of.reduce((n, [item, count]) => n + nbytes[item] * count, 0),
+    const places = Map.groupBy(live, ([item]) => this._placeOf(this.sites[item], view));
+    const found = [...places].map(([place, of]) => ({
+      ...this._place(place, view),
+      nbytes: of.reduce((n, [item, count]) => n + this.nbytes[item] * count, 0),
       storages: of.reduce((n, [, count]) => n + count, 0),
       items: of.map(([item]) => item),
     }));
@@ -174,16 +165,45 @@ class DeviceModel {
     return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
   }
 
-  /** What an item is, in words. */
-  describe(item) {
-    const { site, nbytes, owner, hold } = rowAt(this.device.items, item);
-    return this.describeSite(site, nbytes, owner, hold);
+  _placeOf(site, view) {
+    return this.payload.sites.rows[site][this.payload.views.indexOf(view)];
   }
 
-  /** What memory of a site is, in words. */
-  describeSite(site, nbytes, owner, hold) {
-    const found = rowAt(this.payload.sites, site);
+  _place(place, view) {
+    const [key, graph, known, note, parts] = this.payload.sites.places[view][place];
+    return { key, graph, known, note, parts };
+  }
+
+  /** The modules that a site is in, from the root; or why it is in none. */
+  modulesOf(site) {
+    const { key, known, parts } = this._place(this._placeOf(site, "module"), "module");
+    if (!known) return [`unattributed: ${key}`];
+    return key.startsWith("(") ? [key] : parts;
+  }
+
+  /** What an item is, in words. */
+  describe(item) {
+    const [site, nbytes, owner, hold] = this.device.items[item];
+    const found = this.site(site);
     return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
+  }
+
+  categoryOf(site) {
+    const { fields, values, rows } = this.payload.sites;
+    return values[rows[site][this.payload.views.length + fields.indexOf("category")]];
+  }
+
+  /** The categories of all that is ever live, from the bottom of a stack. */
+  categories() {
+    const used = new Set(this._category);
+    return STACK.filter((_, i) => used.has(i));
+  }
+
+  /** What is known of a site, by the names that the payload has for it. */
+  site(number) {
+    const { fields, values, rows } = this.payload.sites;
+    const row = rows[number].slice(this.payload.views.length);
+    return Object.fromEntries(fields.map((name, i) => [name, values[row[i]]]));
   }
 
   /** The event that leads to a position: its line of generated code and the text of that. */
@@ -194,7 +214,7 @@ class DeviceModel {
     const [before, after] = this._items(this._step(k), [unit.before[i], unit.after[i]]);
     const line = unit.line[i];
     const statement = this.payload.texts[this.graphs.get(unit.graph).statements[line]];
-    return { kind: cellAt(unit.kind, i), line, statement, item: after >= 0 ? after : before };
+    return { before, after, line, statement };
   }
 }
 
@@ -305,7 +325,7 @@ function pixelColumns(model, axis, from, to, count) {
     }
     if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
   }
-  const categories = model.categories.map(() => new Float64Array(count));
+  const categories = STACK.map(() => new Float64Array(count));
   const row = new Float64Array(categories.length);
   for (let c = 0; c < count; c++) {
     if (high[c] < 0) continue;

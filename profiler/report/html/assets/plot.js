@@ -274,10 +274,9 @@ function steps(c, x, y, backwards = false) {
 
 /**
  * Areas of steps, one on the other: `layers` of colour and values, from the bottom. `x` are edges in
- * pixels, one more than there are values, `y` says how high a value is; `outline` is the width of a
- * line between them, 0 for none.
+ * pixels, one more than there are values, `y` says how high a value is.
  */
-function drawStack(c, x, layers, y, outline) {
+function drawStack(c, x, layers, y) {
   let below = new Float64Array(x.length - 1);
   for (const [fill, values] of layers) {
     const top = below.map((b, i) => b + values[i]);
@@ -286,11 +285,6 @@ function drawStack(c, x, layers, y, outline) {
     steps(c, x, below.map(y), true);
     c.fillStyle = fill;
     c.fill();
-    if (outline) {
-      c.strokeStyle = color("--page");
-      c.lineWidth = outline;
-      c.stroke();
-    }
     below = top;
   }
 }

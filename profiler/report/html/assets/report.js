@@ -1,12 +1,14 @@
 // The report: one chosen instant, and the views of it.
 
+const NO_DETAIL = { title: "", items: [], block: null };
+
 /** What is chosen, and who wants to know. */
 class State {
   constructor(payload) {
     this.payload = payload;
     this.models = payload.devices.map((d) => new DeviceModel(payload, d));
     this.model = this.models[0];
-    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: null });
+    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: NO_DETAIL });
     this._listeners = { select: [], device: [], detail: [] };
     this._changed = oncePerFrame(() => this._selected());
   }
@@ -16,14 +18,14 @@ class State {
     this._listeners[what].push(f);
   }
 
-  _tell(what, ...values) {
-    for (const f of this._listeners[what]) f(...values);
+  _tell(what) {
+    for (const f of this._listeners[what]) f();
   }
 
   /** Another device; its peak is chosen. */
   setDevice(model) {
     this.model = model;
-    this.detail = null;
+    this.detail = NO_DETAIL;
     this._tell("device");
     const [call, instant] = model.device.peak ?? [0, 0];
     this.select(call, instant, true);
@@ -60,10 +62,10 @@ class State {
     return this.model.lastInstant(call) + 1;
   }
 
-  /** Shows what a part of the live set is, or memory that `described` says itself. */
-  showDetail(items, title, described) {
-    this.detail = { items, title };
-    this._tell("detail", items, title, described);
+  /** Shows what a part of the live set is, or a block of the address map. */
+  showDetail(title, items, block = null) {
+    this.detail = { title, items, block };
+    this._tell("detail");
   }
 
   nameOf(call, position) {
@@ -78,9 +80,7 @@ class State {
 
   _selected() {
     this.live = this.model.live(this.call, this.position);
-    const { nbytes } = this.model.device.items;
-    this.total = 0;
-    for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
+    this.total = this.model.bytes(this.call, this.position);
     this._tell("select");
   }
 }
@@ -127,10 +127,12 @@ function eventText(model, call, position) {
   if (!model.unit(call)) return unseen;
   const event = model.eventBefore(call, position);
   if (!event) return "at the entry of the call: its inputs and what other calls left behind";
-  const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
-  const what = event.item >= 0 ? model.describe(event.item) : null;
-  const name = what ? `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ` : "";
-  return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
+  const { before, after, line, statement } = event;
+  const item = Math.max(before, after);
+  const done = after < 0 ? "freed" : before < 0 ? "allocated" : "handed over";
+  const what = item >= 0 ? model.describe(item) : null;
+  const name = what && `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ${done}`;
+  return `${name ?? "memory of another device"} at line ${line}${statement ? `: ${statement}` : ""}`;
 }
 
 function devices(state) {

@@ -12,8 +12,6 @@ function inside({ clientWidth, clientHeight }, margins) {
 
 /** Memory of the device of a `state` (report.js) by category, and the choice of its instant. */
 function timeline(state, root) {
-  const { categories } = state.payload;
-  const stacked = STACK.map((name) => [name, categories.indexOf(name)]);
   let axis = null;
   // Where compiling took most of the time, the clock would show little else.
   let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
@@ -67,17 +65,15 @@ function timeline(state, root) {
     axis = new Axis(state.model, mode);
     modes.set(mode);
     view.reset(axis.end || 1, mode === "calls" ? 1e-3 : 10);
-    const { category } = state.payload.sites;
-    const used = new Set(state.model.device.items.site.map((s) => cellAt(category, s)));
     const entry = (name) => el("li", {}, categorySwatch(name), words(name));
-    fill(legend, STACK.filter((name) => used.has(name)).map(entry));
+    fill(legend, state.model.categories().map(entry));
     refresh();
   }
 
   function draw() {
     if (!axis || !state.model.length) return;
     const box = inside(plot, PLOT);
-    const { width, height } = box;
+    const { width } = box;
     view.width = width;
     shown = pixelColumns(state.model, axis, view.from, view.to, width);
     const c = begin(picture, plot.clientWidth, plot.clientHeight);
@@ -87,18 +83,11 @@ function timeline(state, root) {
       if (mode === "time") return tick(x, span);
       return x < state.model.length && Number.isInteger(x) ? `call ${count(x + 1)}` : "";
     });
-    // Between calls a pixel or two wide the outlines would cover what they outline.
-    const calls = axis.find(view.to)[0] - axis.find(view.from)[0] + 1;
-    const outline = calls * 8 < width ? 0.6 : 0;
     const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
-    // Half a pixel: of less, the edges of steps would be all that shows.
-    const visible = most / (2 * height);
-    const layers = stacked
-      .map(([name, i]) => [categoryColor(name), shown.categories[i]])
-      .filter(([, values]) => values.some((v) => v > visible));
-    drawStack(c, edges, layers, y, outline);
+    const layers = STACK.map((name, i) => [categoryColor(name), shown.categories[i]]);
+    drawStack(c, edges, layers, y);
     if (shown.low.some((v, i) => v < shown.high[i])) {
-      c.globalAlpha = outline ? 0.65 : 0.4;
+      c.globalAlpha = 0.5;
       const low = shown.low.map((v, i) => Math.min(v, shown.high[i]));
       drawLine(c, edges, low, y, color("--text"), 1);
     }
@@ -142,10 +131,12 @@ function timeline(state, root) {
   function hover(x, _y, event) {
     const at = positionAt(x);
     if (!at) return hideTooltip();
-    const values = state.model.categoryBytes(...at, new Float64Array(categories.length));
-    const rows = stacked
-      .filter(([, i]) => values[i] > 0)
-      .map(([name, i]) => [words(name), bytes(values[i]), categoryColor(name)]);
+    const values = state.model.categoryBytes(...at, new Float64Array(STACK.length));
+    const rows = STACK.map((name, i) => [
+      words(name),
+      bytes(values[i]),
+      categoryColor(name),
+    ]).filter((_, i) => values[i] > 0);
     const total = bytes(state.model.bytes(...at));
     showTooltip(event, `${total} · ${state.nameOf(...at)}`, rows.reverse());
   }
@@ -228,7 +219,6 @@ function curve({ label, time_ns: time, peak, stacked, lines: given }) {
         edges(time),
         lines.map((l) => [color(l.variable), l.values]),
         y,
-        0,
       );
     for (const { variable, values } of stacked ? [] : lines) {
       // What a snapshot does not know is as it was.

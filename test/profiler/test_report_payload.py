@@ -68,24 +68,25 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _row(payload: dict[str, Any], items: list[Row], item: int, n: int) -> Row:
-    site, nbytes, owner, hold = items[item]
-    found = named_site(payload, site)
-    return found["category"], *places_of(payload, site), nbytes * n, owner, hold
+def _row(payload: dict[str, Any], items: dict[str, Any], item: int, n: int) -> Row:
+    site = items["site"][item]
+    category = known(payload, site, "category")
+    places = places_of(payload, site)
+    return category, *places, items["nbytes"][item] * n, items["owner"][item], items["hold"][item]
 
 
-def named_site(payload: dict[str, Any], site: int) -> dict[str, Any]:
+def known(payload: dict[str, Any], site: int, what: str) -> Any:
     sites = payload["sites"]
-    row = sites["rows"][site][len(payload["views"]) :]
-    return {f: sites["values"][n] for f, n in zip(sites["fields"], row, strict=True)}
+    return sites["values"][sites["known"][what][site]]
 
 
 def places_of(payload: dict[str, Any], site: int) -> list[tuple[Any, Any]]:
-    sites, places = payload["sites"], []
-    for i, view in enumerate(payload["views"]):
-        key, graph, known, *_ = sites["places"][view][sites["rows"][site][i]]
-        places.append((key, graph) if known else ("unattributed", key))
-    return places
+    sites, out = payload["sites"], []
+    for view in payload["views"]:
+        places, place = sites["places"][view], sites["place"][view][site]
+        key, graph = places["key"][place], places["graph"][place]
+        out.append((key, graph) if places["known"][place] else ("unattributed", key))
+    return out
 
 
 def expected(attribution: Attribution, x: LiveItem) -> Row:
@@ -232,7 +233,7 @@ def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
     payload = json.loads(json.dumps(report_payload(profile)))
     # THEN the page says so, in each view but that of categories
     (site,) = payload["placements"][0]["blocks"]["site"]
-    assert named_site(payload, site)["category"] == "output"
+    assert known(payload, site, "category") == "output"
     why = ("unattributed", "made by a graph that is not in this profile")
     by_category, *others = places_of(payload, site)
     assert by_category != why

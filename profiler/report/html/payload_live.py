@@ -16,7 +16,8 @@ Between call ``k`` and the next, ``lists[s.between]`` is live. ``Timeline.live_a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
@@ -29,8 +30,15 @@ from ..sections.about import module_name
 
 _NONE, _ENTRY = -1, -2
 """No item, and the first of those that are live when a program begins; the others are below it."""
-_FIELDS = ("category", "op", "node", "fqn", "outside", "module", "graph", "location", "function")
-"""What the page has of a site beside its ``code`` and its place in each view."""
+_KNOWN: dict[str, Callable[[Site], Any]] = {
+    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside", "graph")},
+    "category": lambda site: site.category.value,
+    "module": lambda site: module_name(site.module),
+    "location": lambda site: site.frame and f"{shorten_path(site.frame.file)}:{site.frame.line}",
+    "function": lambda site: site.frame and site.frame.function,
+    "code": lambda site: site.frame and site.frame.code.strip(),
+}
+"""What the page has of a site beside its place in each view."""
 _T = TypeVar("_T")
 
 
@@ -66,14 +74,9 @@ class Sites:
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
         if id(site) not in self._numbers:
-            known = (site.category.value, site.op, site.node, site.fqn, site.outside)
-            source: tuple[str | None, ...] = (None, None, None)
-            if f := site.frame:
-                source = (f"{shorten_path(f.file)}:{f.line}", f.function, f.code.strip())
-            values = (*known, module_name(site.module), site.graph, *source)
             places = (self._place(site, view) for view in View)
-            row = (*places, *(self._values[value] for value in values))
-            self._numbers[id(site)] = self._rows[row]
+            values = (self._values[of(site)] for of in _KNOWN.values())
+            self._numbers[id(site)] = self._rows[(*places, *values)]
         return self._numbers[id(site)]
 
     def _place(self, site: Site, view: View) -> int:
@@ -83,16 +86,21 @@ class Sites:
         return places.setdefault((key, graph, named is not None), (len(places), note))[0]
 
     def payload(self) -> dict[str, Any]:
-        """A row a site: its place in each view, then numbers of values. A row a place."""
+        """In columns, which compress much better than rows: of each site its place in each view and
+        the numbers of values that are known of it; of each place what it is."""
+        columns = list(zip(*self._rows, strict=True)) or [()] * (len(View) + len(_KNOWN))
         return {
             "values": list(self._values),
-            "fields": [*_FIELDS, "code"],
-            "rows": list(self._rows),
+            "place": dict(zip((v.value for v in View), columns, strict=False)),
+            "known": dict(zip(_KNOWN, columns[len(View) :], strict=True)),
             "places": {
-                view.value: [
-                    (key, graph, known, note, module_parts(key) if view is View.MODULE else ())
-                    for (key, graph, known), (_, note) in found.items()
-                ]
+                view.value: {
+                    "key": [key for key, _, _ in found],
+                    "graph": [graph for _, graph, _ in found],
+                    "known": [known for _, _, known in found],
+                    "note": [note for _, note in found.values()],
+                    "parts": [module_parts(k) if view is View.MODULE else () for k, _, _ in found],
+                }
                 for view, found in self._places.items()
             },
         }
@@ -103,12 +111,12 @@ class Items:
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self.rows: Each[tuple[int, int, str | None, str]] = Each()
+        self._rows: Each[tuple[int, int, str | None, str]] = Each()
         self.lists: Each[tuple[int, ...]] = Each()
 
     def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         site = self._sites.of(graph, storage, owner, line)
-        return self.rows[site, storage.nbytes, owner, hold.value]
+        return self._rows[site, storage.nbytes, owner, hold.value]
 
     def of(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
@@ -117,6 +125,10 @@ class Items:
     def pairs(self, items: Iterable[LiveItem]) -> int:
         """The number of a list of (item, count)."""
         return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
+
+    def columns(self) -> dict[str, Any]:
+        columns = list(zip(*self._rows, strict=True)) or [()] * 4
+        return dict(zip(("site", "nbytes", "owner", "hold"), columns, strict=True))
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
@@ -146,7 +158,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
         "units": [_unit(u, timeline.device, items) for u in timeline.units],
         "steps": steps,
         "lists": list(items.lists),
-        "items": list(items.rows),
+        "items": items.columns(),
         "calls": {
             "graph": calls.graph,
             "step": of_calls,

@@ -139,8 +139,7 @@ function addresses(state, root) {
   }
 
   function pick(b) {
-    const block = describe(b);
-    state.showDetail(nameOf(b), [], { ...block, graph: state.model.graphs.get(block.graph) });
+    state.showDetail(nameOf(b), [], describe(b));
   }
 
   // ---- the picture

@@ -9,14 +9,19 @@ const NOTHING = { line: [], before: [], after: [] };
 /** What a column that has each value once has at a place. */
 const cellAt = ({ of, at }, i) => of[at[i]];
 
+/** What all of `columns` have at a place. */
+function rowAt(columns, i) {
+  return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]]));
+}
+
 /** One device of the payload. */
 class DeviceModel {
   constructor(payload, device) {
     const { device: name, calls, items } = device;
     Object.assign(this, { payload, device, name, calls, length: calls.step.length });
     this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
-    this.sites = items.map(([site]) => site);
-    this.nbytes = items.map(([, nbytes]) => nbytes);
+    this.sites = items.site;
+    this.nbytes = items.nbytes;
     this._sums = new Map();
     this._curves = new Map();
     this._extents = [];
@@ -150,9 +155,10 @@ class DeviceModel {
 
   /** One of the payload's views of a live set, the largest part first. */
   breakdown(live, view) {
-    const places = Map.groupBy(live, ([item]) => this._placeOf(this.sites[item], view));
-    const found = [...places].map(([place, of]) => ({
-      ...this._place(place, view),
+    const { place: placeOf, places } = this.payload.sites;
+    const byPlace = Map.groupBy(live, ([item]) => placeOf[view][this.sites[item]]);
+    const found = [...byPlace].map(([place, of]) => ({
+      ...rowAt(places[view], place),
       nbytes: of.reduce((n, [item, count]) => n + this.nbytes[item] * count, 0),
       storages: of.reduce((n, [, count]) => n + count, 0),
       items: of.map(([item]) => item),
@@ -165,32 +171,23 @@ class DeviceModel {
     return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
   }
 
-  _placeOf(site, view) {
-    return this.payload.sites.rows[site][this.payload.views.indexOf(view)];
-  }
-
-  _place(place, view) {
-    const [key, graph, known, note, parts] = this.payload.sites.places[view][place];
-    return { key, graph, known, note, parts };
-  }
-
   /** The modules that a site is in, from the root; or why it is in none. */
   modulesOf(site) {
-    const { key, known, parts } = this._place(this._placeOf(site, "module"), "module");
+    const { place, places } = this.payload.sites;
+    const { key, known, parts } = rowAt(places.module, place.module[site]);
     if (!known) return [`unattributed: ${key}`];
     return key.startsWith("(") ? [key] : parts;
   }
 
   /** What an item is, in words. */
   describe(item) {
-    const [site, nbytes, owner, hold] = this.device.items[item];
-    const found = this.site(site);
-    return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
+    const known = rowAt(this.device.items, item);
+    return { ...this.site(known.site), ...known };
   }
 
   categoryOf(site) {
-    const { fields, values, rows } = this.payload.sites;
-    return values[rows[site][this.payload.views.length + fields.indexOf("category")]];
+    const { known, values } = this.payload.sites;
+    return values[known.category[site]];
   }
 
   /** The categories of all that is ever live, from the bottom of a stack. */
@@ -199,11 +196,12 @@ class DeviceModel {
     return STACK.filter((_, i) => used.has(i));
   }
 
-  /** What is known of a site, by the names that the payload has for it. */
-  site(number) {
-    const { fields, values, rows } = this.payload.sites;
-    const row = rows[number].slice(this.payload.views.length);
-    return Object.fromEntries(fields.map((name, i) => [name, values[row[i]]]));
+  /** What is known of a site, and its graph. */
+  site(site) {
+    const { known, values } = this.payload.sites;
+    const found = Object.entries(known).map(([name, numbers]) => [name, values[numbers[site]]]);
+    const { graph, ...all } = Object.fromEntries(found);
+    return { ...all, graph: this.graphs.get(graph) };
   }
 
   /** The event that leads to a position: its line of generated code and the text of that. */

@@ -128,7 +128,7 @@ function eventText(model, call, position) {
   const event = model.eventBefore(call, position);
   if (!event) return "at the entry of the call: its inputs and what other calls left behind";
   const { before, after, line, statement } = event;
-  const item = Math.max(before, after);
+  const item = after < 0 ? before : after;
   const done = after < 0 ? "freed" : before < 0 ? "allocated" : "handed over";
   const what = item >= 0 ? model.describe(item) : null;
   const name = what && `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ${done}`;

@@ -38,14 +38,6 @@ class Tone(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Foot:
-    """A row below the others, e.g. the total."""
-
-    cells: Row
-    tone: Tone = Tone.PLAIN
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """A sentence or a fact on a line of its own."""
 
@@ -61,7 +53,7 @@ class Table:
 
     columns: tuple[Column, ...]  # of each row
     rows: Sequence[Row] = ()  # in the order that matters most
-    foot: tuple[Foot, ...] = ()  # below them, e.g. the remainder and the total.
+    foot: Sequence[Row] = ()  # below them, e.g. the remainder and the total
     caption: str = ""  # what the table is, "" where its section's title says so
     depth: Sequence[int] = ()  # of rows that are a tree in preorder, how far each is indented
     least: int = 1  # so many rows are shown however short the text is meant to be
@@ -89,7 +81,7 @@ class Table:
             self,
             columns=tuple(self.columns[i] for i in kept),
             rows=[chosen(row) for row in self.rows],
-            foot=tuple(Foot(chosen(f.cells), f.tone) for f in self.foot),
+            foot=[chosen(row) for row in self.foot],
         )
 
     def plain(self) -> dict[str, Any]:
@@ -99,7 +91,7 @@ class Table:
         return {
             "columns": [{name: getattr(c, name) for name in of_column} for c in self.columns],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
-            "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
+            "foot": [[_plain(cell) for cell in row] for row in self.foot],
             "depth": list(self.depth),
             **{name: getattr(self, name) for name in same},
         }

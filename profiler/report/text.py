@@ -123,9 +123,8 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
         if depth:
             cells[name] = Text("  " * depth + cells[name].plain)
         table.add_row(*cells)
-    for foot in t.foot:
-        cells = [_cell(page, c, v) for c, v in zip(t.columns, foot.cells, strict=True)]
-        table.add_row(*cells, style=_STYLES.get(foot.tone, ""))
+    for row in t.foot:
+        table.add_row(*(_cell(page, c, v) for c, v in zip(t.columns, row, strict=True)))
     page.show(table)
 
 

@@ -21,7 +21,7 @@ from .. import columns as col
 from .. import failure as words
 from ..format import format_ns
 from ..parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
-from ..section import NOTHING, Foot, Note, Section, Show, Table, Tone, of_rows
+from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 6
 """Uses of memory in a short text."""
@@ -180,7 +180,7 @@ def _sum(
     return Table(
         (col.BYTES, col.share(reserved), col.Text("what")),
         [(n, n, what) for n, what in rows],
-        tuple(Foot((n, n, what)) for n, what in foot),
+        tuple((n, n, what) for n, what in foot),
         least=len(rows),
         brief=_BRIEF,
     )
@@ -296,8 +296,8 @@ def _captures(pool: GraphPool) -> Table:
     ]
     none = (None,) * 4
     foot = (
-        Foot((pool.grew_outside, *none, "outside of captures", "", None)),
-        Foot((pool.reserved, *none, "total reserved", "", None)),
+        (pool.grew_outside, *none, "outside of captures", "", None),
+        (pool.reserved, *none, "total reserved", "", None),
     )
     return Table(columns, rows, foot)
 
@@ -319,7 +319,7 @@ def _shares(pool: GraphPool) -> Section:
         (pool.unused, "in use by nobody"),
         (pool.reserved, "total reserved"),
     )
-    foot = tuple(Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1])
+    foot = tuple((n, n, None, what) for n, what in others if n or what == others[-1][1])
     return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
 
 
@@ -349,5 +349,5 @@ def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
     rows = [
         (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
     ]
-    foot = (Foot((rounding, None, "rounding", None, None, None)),) if rounding else ()
+    foot = ((rounding, None, "rounding", None, None, None),) if rounding else ()
     return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

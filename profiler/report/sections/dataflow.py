@@ -9,7 +9,7 @@ from ...attribution import View
 from .. import columns as col
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import Foot, Note, Section, Show, Table
+from ..section import Note, Section, Show, Table
 from .about import module_name
 
 _MOST = 300
@@ -40,7 +40,7 @@ def no_dataflow() -> Section:
 def _categories(p: DataFlowPeak) -> Table:
     columns = (col.BYTES, col.share(p.nbytes), col.CATEGORY)
     rows = [(n, n, category.value) for category, n in p.categories.items()]
-    foot = (Foot((p.nbytes, p.nbytes, "total")),)
+    foot = ((p.nbytes, p.nbytes, "total"),)
     return Table(columns, rows, foot, least=len(rows))
 
 
@@ -114,4 +114,4 @@ def _live(p: DataFlowPeak) -> Table:
     if rest:
         sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None))
     caption = f"Live on {p.device} at that peak"
-    return Table(columns, rows, tuple(map(Foot, sums)), caption, rest="smaller", detail=True)
+    return Table(columns, rows, tuple(sums), caption, rest="smaller", detail=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...model import GraphRecord, LedgerEntry, LedgerKind, Profile
 from ...trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
 from .. import columns as col
-from ..section import EVERY, Foot, Note, Section, Show, Table, Tone, of_rows
+from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
 _NAMED = 3
@@ -150,7 +150,7 @@ def _functions(s: Summary) -> Table:
         for f in s.trees
     ]
     foot = tuple(
-        Foot((name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes))
+        (name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes)
         for device, rest in pool_rest(s.trees, s.pools).items()
         for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
     )

@@ -8,7 +8,7 @@ from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from .. import columns as col
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
+from ..section import EVERY, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
 from .about import MEANING, VIEW_TITLES, module_name
 from .ledger import why_no_addresses
@@ -169,8 +169,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
         foot = (
-            Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
-            Foot((b.total, b.total, "", "total", *blank)),
+            (b.unattributed, b.unattributed, "", "unattributed", *blank),
+            (b.total, b.total, "", "total", *blank),
         )
         rows = [row(view, p) for p in b.parts]
         least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
@@ -182,10 +182,6 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             notes = (Note(f"{part}, have no line: compiled code did not make them"),)
         spare = 2 if view is View.LINE else 1
         yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
-
-
-def _tone(b: Breakdown) -> Tone:
-    return Tone.WARN if b.unattributed else Tone.DIM
 
 
 def _modules(b: Breakdown, root: ModuleNode) -> Table:
@@ -204,11 +200,11 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
     add(root, 0)
     whole = col.Share("share", whole=b.total)
     columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
-    outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
+    outside = [("", p.nbytes, p.nbytes, p.key) for p in b.parts if p.key.startswith("(")]
     foot = (
         *outside,
-        Foot(("", b.unattributed, b.unattributed, "unattributed"), _tone(b)),
-        Foot(("", b.total, b.total, "total")),
+        ("", b.unattributed, b.unattributed, "unattributed"),
+        ("", b.total, b.total, "total"),
     )
     return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
 
@@ -229,7 +225,7 @@ def saved(s: Summary, show: Show) -> Section:
         )
         for a in s.saved
     ]
-    foot = (Foot((total, "", "", "total", "", "", "")),) if rows else ()
+    foot = ((total, "", "", "total", "", "", ""),) if rows else ()
     said = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
     said += "held long is what recomputing or offloading it saves most on."
     notes = (Note(said, only="page"),) if rows else ()

@@ -238,7 +238,7 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
     state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
   );
   const sections = state.payload.sections.map((data) => sectionOf(state, data));
-  append(main, [ranks && job(ranks, chosen), header(state), nav, devices(state), sections]);
+  fill(main, ranks && job(ranks, chosen), header(state), nav, devices(state), sections);
   if (state.model.length) {
     document.getElementById("live-set").before(bar);
     instantBar(state, bar);

@@ -10,20 +10,15 @@ const NOTES = { warn: "p.notice", error: "p.notice.error" };
 /** How a page draws the interactive views that sections name. */
 const views = { draw: null };
 
-/** The day of a time in nanoseconds since 1970, and the time of that day, both in UTC. */
-const day = (time) => new Date(time / 1e6).toISOString().slice(0, 10);
-const clock = (time) => new Date(time / 1e6).toISOString().slice(11, 23);
-
-/** Numbers by the unit of their column, others are counts. */
+/** Numbers by the unit of their column, others are counts; times are ns since 1970, in UTC. */
 const IN_WORDS = {
   bytes,
   ns,
   share: (value, { whole }) => share(value, whole),
   address: (value, { relative }) => formatAddress(value, relative),
-  time: (value) => `${day(value)} ${clock(value)}`,
+  time: (value) => new Date(value / 1e6).toISOString().slice(0, 23).replace("T", " "),
 };
 
-/** The text of a cell. */
 function cellText(column, value) {
   if (missing(value)) return value === "" ? "" : "-";
   if (Array.isArray(value)) return `${value[0]}:${value[1]}`;
@@ -46,7 +41,7 @@ function showCell(column, value) {
     case "category":
       return [categorySwatch(value), said];
     case "time":
-      return el("span.num", { title: said }, column.dated ? said : clock(value));
+      return el("span.num.nowrap", {}, said);
     case "path":
       // Of a long one the end: the file name says most.
       return el("span.code", { title: said }, said.length > 36 ? `…${said.slice(-35)}` : said);
@@ -85,11 +80,6 @@ function table(data, options = {}) {
     return root;
   }
   const groups = withBelow(data.columns);
-  const days = new Set();
-  data.columns.forEach((c, i) => {
-    if (c.unit === "time") for (const r of rows) days.add(day(r[i]));
-    c.dated = days.size > 1;
-  });
   const main = groups.find(([c, , below]) => c.fold || below.length)?.[0];
   const name = groups.find(([c]) => !NUMBERS.has(c.unit))?.[0];
   const wide = main ?? name;
@@ -102,7 +92,8 @@ function table(data, options = {}) {
   const heads = groups.map(([column, i]) => head(column, i));
   const more = el("p.table-more");
   const feet = foot.map((cells) => el("tr", {}, groups.map(cell(cells, 0))));
-  append(root, [
+  fill(
+    root,
     data.filtered !== null && filters(),
     el(
       "table.data",
@@ -113,7 +104,7 @@ function table(data, options = {}) {
       feet.length > 0 && el("tfoot", {}, feet),
     ),
     more,
-  ]);
+  );
   draw();
   return root;
 

@@ -4,7 +4,7 @@ const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
 const CURVE = { left: 70, right: 24, top: 20, bottom: 28 };
 const LINES = ["accent", "cat-temporary", "cat-gradient", "cat-output", "cat-activation"];
 
-/** The area of a box of the page that is left inside of these margins, in whole pixels. */
+/** What margins leave of a box of the page, in whole pixels. */
 function inside({ clientWidth, clientHeight }, margins) {
   const width = Math.max(50, Math.floor(clientWidth - margins.left - margins.right));
   return { ...margins, width, height: clientHeight - margins.top - margins.bottom };
@@ -36,13 +36,11 @@ function timeline(state, root) {
     mode = value;
     rebuild();
   });
-  const zooms = el(
-    "div.tabs",
-    { role: "group", "aria-label": "Zoom" },
+  const zooms = [
     button("Whole run", () => view.whole()),
     button("This call", () => zoomToCalls(0)),
     button("± 5 calls", () => zoomToCalls(5)),
-  );
+  ];
   const legend = el("ul.legend", { "aria-label": "Categories" });
   fill(
     root,
@@ -201,9 +199,8 @@ function curve({ label, time_ns: time, peak, stacked, lines: given }) {
   const first = time[0];
   const view = new View(Math.max(1, time.at(-1) - first));
   const sums = time.map((_, i) => lines.reduce((n, l) => n + l.values[i], 0));
-  const most = (stacked ? [sums] : lines.map((l) => l.values))
-    .flat()
-    .reduce((a, b) => Math.max(a, b), 0);
+  const heights = stacked ? sums : lines.flatMap((l) => l.values);
+  const most = heights.reduce((a, b) => Math.max(a, b), 0);
 
   drawn(box, () => {
     const area = inside(box, CURVE);
@@ -212,26 +209,10 @@ function curve({ label, time_ns: time, peak, stacked, lines: given }) {
     const y = byteAxis(c, area, most);
     timeAxis(c, area, view, (t, span) => tick(t + first, span));
     const x = (t) => CURVE.left + view.x(t - first);
-    const edges = (times) => [...times, times.at(-1)].map(x);
-    if (stacked)
-      drawStack(
-        c,
-        edges(time),
-        lines.map((l) => [color(l.variable), l.values]),
-        y,
-      );
-    for (const { variable, values } of stacked ? [] : lines) {
-      // What a snapshot does not know is as it was.
-      const known = [...values.keys()].filter((i) => values[i] !== null);
-      const at = edges(known.map((i) => time[i]));
-      drawLine(
-        c,
-        at,
-        known.map((i) => values[i]),
-        y,
-        color(variable),
-      );
-    }
+    const edges = [...time, time.at(-1)].map(x);
+    const drawings = lines.map((l) => [color(l.variable), l.values]);
+    if (stacked) drawStack(c, edges, drawings, y);
+    else for (const [style, values] of drawings) drawLine(c, edges, values, y, style);
     if (peak === null) return;
     c.fillStyle = color("--accent");
     c.fillRect(x(peak), CURVE.top, 1, area.height);

@@ -71,8 +71,6 @@ class DataFlowPeak:
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """All invocations of one tracked operation at one place."""
-
     path: str  # names from the root, joined by ``/``
     count: int  # invocations that ended; ``failed`` of them with an exception
     failed: int
@@ -83,8 +81,6 @@ class OperationRow:
 
 @dataclass(frozen=True, slots=True)
 class TrackerSummary:
-    """What the run-time tracker saw."""
-
     # state, reason: how it ended
     state: str
     reason: str
@@ -100,7 +96,6 @@ class TrackerSummary:
 
 
 def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
-    """One entry a device that had bytes."""
     out = []
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
@@ -131,7 +126,6 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
 
 
 def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
-    """None if there is no record."""
     if record is None:
         return None
     devices: dict[str, int | None] = {}
@@ -188,7 +182,6 @@ class DevicePeak:
 
     @property
     def named(self) -> tuple[tuple[str, int], ...]:
-        """What ``reserved`` is made of, in words and bytes, but for what has no name."""
         rest = ((EAGER, self.eager), (ROUNDING, self.rounding), (FREE, self.free))
         return (*self.parts, *(part for part in rest if part[1]))
 

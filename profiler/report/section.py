@@ -49,8 +49,6 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells."""
-
     columns: tuple[Column, ...]  # of each row
     rows: Sequence[Row] = ()  # in the order that matters most
     foot: Sequence[Row] = ()  # below them, e.g. the remainder and the total

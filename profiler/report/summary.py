@@ -97,8 +97,6 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why memprof did or declined something, how often, for which graphs."""
-
     reason: str
     count: int
     graphs: tuple[str, ...]
@@ -214,7 +212,6 @@ def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) ->
 
 
 def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
-    """What a report says of one device."""
     at = timeline.peak()
     live = timeline.live_at(at.call, at.instant) if at else ()
     views = {view: attribution.breakdown(live, view) for view in View}
@@ -321,7 +318,6 @@ def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[Sav
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:
-    """One row a graph, in the order of the profile; bytes are those of its most called program."""
     reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
     times: defaultdict[int, list[int]] = defaultdict(list)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import cast
 
 from rich.text import Text
 
-from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, Profile, SourceFrame
-from . import sections
+from ..model import SourceFrame
 from .columns import Cell, Column, Unit
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .parts import DevicePeak
 from .section import EVERY, Section, Table, Tone
-from .sections.diff import of_diff
-from .summary import Summary
 
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
@@ -27,29 +21,6 @@ _NAMES = 6
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
-
-
-def render_text(summary: Summary, style: Style = PLAIN) -> str:
-    """What a report says of compiled code as text, ending in a newline."""
-    return render(sections.of_report(summary, style.show), style)
-
-
-def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
-    """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
-    dates if it is of more than one day."""
-    return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
-
-
-def render_accounts(
-    accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
-) -> str:
-    """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
-    return render(sections.account.of_accounts(accounts, style.show, peaks), style)
-
-
-def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
-    """The comparison of two profiles as text."""
-    return render(of_diff(diff), style)
 
 
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from rendering import render_diff
 from torch import Tensor, nn
 
 import memprof
@@ -17,7 +18,6 @@ from memprof.profiler.diff_model import SavedKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.report.sections.diff import of_diff
-from memprof.profiler.report.text import render_diff
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from profile_builder import ProgramBuilder, calls
+from rendering import render_accounts
 from torch.torch_version import TorchVersion
 
 from memprof.profiler.device.holders import Holders
@@ -28,7 +29,6 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.report.parts import device_peak
 from memprof.profiler.report.summary import summarize
-from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from expecttest import TestCase
 from profile_builder import MIB, ProgramBuilder, calls, node, training
-from rendering import render_tracker_record
+from rendering import render_ledger, render_text, render_tracker_record
 
 from memprof.profiler.attribution import View
 from memprof.profiler.model import (
@@ -25,7 +25,7 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
-from memprof.profiler.report import Style, render_ledger, render_text, summarize
+from memprof.profiler.report import Style, summarize
 from memprof.profiler.report.format import (
     fit_path,
     format_bytes,

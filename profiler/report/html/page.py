@@ -43,8 +43,6 @@ _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page is made of."""
-
     title: str  # in the tab and the first heading
     payload: Any  # JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them
     # names in ``assets/``, after those that every page has, in order of need: they are the parts of

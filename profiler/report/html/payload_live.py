@@ -138,7 +138,8 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
     kinds: Each[Any] = Each()
-    of_calls, steps = [], []
+    of_calls: list[int] = []
+    steps: list[dict[str, int]] = []
     for k in range(len(timeline)):
         of_calls.append(kinds[timeline.kind(k)])
         if len(kinds) == len(steps):

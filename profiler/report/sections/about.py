@@ -59,18 +59,15 @@ _REASON = (col.Bytes("", adds=True), col.TEXT)
 
 
 def words() -> Section:
-    """What the words of reports mean, said where somebody meets them first."""
     table = Table((col.Text(""), col.Text("", fold=True)), _WORDS, lines=True, least=EVERY)
     return Section("words", "Words", tables=(table,), detail=True, name="words")
 
 
 def module_name(path: str | None) -> str | None:
-    """A module's path as people read it."""
     return "(root)" if path == "" else path
 
 
 def header(s: Summary) -> Section:
-    """Versions, machine, rank; what was left out and what ran out of memory."""
     p, m, of = s.profile, s.profile.machine, s.profile.process
     where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
     where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else "", *m.accelerators]
@@ -203,7 +200,6 @@ _SEEN = {
 
 
 def advice(s: Summary, show: Show) -> Section:
-    """What could be changed, most bytes first."""
     parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
     return Section("advice", "What to change", () if parts else (none,), parts=parts)
@@ -228,7 +224,6 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
 
 
 def not_counted(s: Summary, show: Show) -> Section:
-    """What is not in the figures, and why."""
     c = s.coverage
     # Whoever follows the allocator counts these, too.
     counted = any(a.device == s.device for a in s.profile.accounts)

@@ -32,7 +32,6 @@ _AUTOGRAD = "(no Python was running: autograd)"
 def of_accounts(
     accounts: Iterable[DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
 ) -> tuple[Section, ...]:
-    """Accounts, each with the peak of its device if there is one."""
     of = {p.device: p for p in peaks}
     sections = [_of_account(a, show, of.get(a.device)) for a in accounts]
     # The one with most comes first.
@@ -40,7 +39,6 @@ def of_accounts(
 
 
 def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
-    """One device; with its ``peak``, if ``a`` is of the present and more is known of the peak."""
     every: tuple[Section, ...] = (_purposes(a), _outside(a))
     if peak is not None:
         now = replace(_purposes(a), detail=True, name="what is reserved now")
@@ -100,7 +98,6 @@ def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
 
 
 def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
-    """Title and notes about the allocation that failed."""
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
     if f.doing:
@@ -175,7 +172,6 @@ def _purposes(a: DeviceAccount) -> Section:
 def _sum(
     reserved: int, rows: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]
 ) -> Table:
-    """What ``reserved`` is made of, as bytes and of what, with a foot of what has no name."""
     foot = (*others, (reserved, "total reserved"))
     return Table(
         (col.BYTES, col.share(reserved), col.Text("what")),
@@ -203,7 +199,6 @@ def _holders(a: DeviceAccount) -> Section:
 
 
 def _when(a: DeviceAccount) -> str:
-    """The instant that the account is of."""
     if a.present:
         return "now"
     if a.snapshot:
@@ -233,7 +228,6 @@ def _location(r: AccountRow) -> str:
 
 
 def _nowhere(r: AccountRow) -> str:
-    """What to say of a row without a line."""
     return r.holder or (f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD)
 
 
@@ -257,7 +251,6 @@ def _host_reads(a: DeviceAccount) -> Section:
 
 
 def of_graph_pool(pool: GraphPool, show: Show) -> Section:
-    """One pool, and the graphs that were captured into it."""
     outside = (_rows(pool.outside),) if pool.outside else ()
     parts = (
         *(_shares(pool), _left(pool, show), _at_peak(pool, show)),

@@ -17,7 +17,6 @@ _MOST = 300
 
 
 def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
-    """The peak of each device, and what was live then."""
     parts = []
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
@@ -32,7 +31,6 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
 
 
 def no_dataflow() -> Section:
-    """Of a run without memory events."""
     none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
     return Section("dataflow", "Data flow, eager code included", (none,))
 

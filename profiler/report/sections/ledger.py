@@ -45,7 +45,6 @@ def _why(entry: LedgerEntry, graph: GraphRecord | None, show: Show) -> str:
 
 
 def ledger_counts(s: Summary) -> Section:
-    """How often what was done, and the reasons of everything that did not go to plan."""
     c = s.ledger.counts
     done = (
         f"compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
@@ -72,7 +71,6 @@ def ledger_counts(s: Summary) -> Section:
 
 
 def trees(s: Summary, show: Show) -> Section:
-    """The recordings, the functions that they are of, and what did not go the straight way."""
     notes = []
     if s.pools:
         pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))

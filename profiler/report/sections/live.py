@@ -23,7 +23,6 @@ _CODE = 100
 
 
 def peak(s: Summary, show: Show) -> Section:
-    """When live memory was highest and what ran then."""
     p = s.peak
     if p is None:
         none = "No call of a compiled graph was recorded, so there is no peak."
@@ -58,7 +57,6 @@ def peak(s: Summary, show: Show) -> Section:
 
 
 def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
-    """The numbers that a page begins with: what, how much, and a remark."""
     if s.peak is None:
         return [("Peak", "-", "no call of a compiled graph was recorded")]
     total, line = s.peak.nbytes, s.views[View.LINE].unattributed
@@ -84,7 +82,6 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
 
 
 def of_instant(profile: Profile) -> Iterator[Section]:
-    """What a page shows of the instant that is chosen, or why there is none."""
     if not len(profile.calls):
         none = "No call of a compiled graph was recorded: nothing that torch.compile made ran "
         none += "while the profile was taken."
@@ -118,7 +115,6 @@ _NAMES = {
 
 
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
-    """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
     return (col.BYTES, col.share(total), col.Count("storages", adds=True), *_NAMES[view])
 
 
@@ -168,10 +164,10 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         if view is View.CATEGORY:
             columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
-        foot = (
+        foot: list[col.Row] = [
             (b.unattributed, b.unattributed, "", "unattributed", *blank),
             (b.total, b.total, "", "total", *blank),
-        )
+        ]
         rows = [row(view, p) for p in b.parts]
         least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
         tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
@@ -210,7 +206,6 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
 
 
 def saved(s: Summary, show: Show) -> Section:
-    """Activations that forwards leave for their backwards."""
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
@@ -236,7 +231,6 @@ def saved(s: Summary, show: Show) -> Section:
 
 
 def graphs(s: Summary) -> Section:
-    """One row a compiled graph, and which calls were not observed."""
     columns = (
         *(col.Code("graph"), col.Count("calls", adds=True)),
         col.Ns("median", help="Duration of a call on the host"),
@@ -268,7 +262,6 @@ def _unobserved(s: Summary) -> Table:
 
 
 def _others(graphs: Sequence[GraphRow]) -> Table:
-    """What calls do with memory that is not theirs."""
     columns = (
         col.Code("graph"),
         col.Code("writes to", help="Inputs that a call changes in place", fold=True),
@@ -284,6 +277,5 @@ def _others(graphs: Sequence[GraphRow]) -> Table:
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:
-    """The first of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -3,27 +3,25 @@ reserved at the peak of a device that nobody watched.
 
 Note [A peak from two sources]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The allocator's counters say how much was reserved and allocated at most. What compiled code had at
-its own peak is known from its programs, replays included; what else the process holds from a look
-at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
-workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
-the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
-call needed them its program says.) What the allocator counts beyond is named by what is left:
+The allocator's counters say how much was reserved and allocated at most; programs, what compiled
+code had at its own peak; a look at the end (``profiler/device/present.py``), what else the process
+holds. Parameters, optimizer state, persistent state and cuBLAS's workspaces, which torch never
+gives back by itself, are there all the time, so all are of the peak. (Graph trees do give
+workspaces back, after a warm-up; that a call needed them its program says.) What the counter says
+beyond is:
 
-* *rounding*: the allocator counts what it handed out and what it was asked for; the difference of
-  the two peaks is rounding that was there when most was handed out, if not all of it;
-* *eager*: where every call of compiled code is known from the inside, the rest was asked for by
-  other code, or is an output that the program holds on to. It is at least that much, since compiled
-  code had no more at that instant than at its own peak. It is one row: to divide it, each of a
-  step's eager operations would have to be watched, which ``eager=True`` does;
+* *rounding*: the difference of the peaks of what was handed out and of what was asked for, if not
+  all of it;
+* *eager*, where every compiled call is known from the inside: asked for by other code, or an output
+  that the program holds on to. It is at least that much, since compiled code had no more then than
+  at its own peak. To divide it, each eager operation would have to be watched: ``eager=True``;
 * *not attributed*: the same where there were compiled calls of which the inside is not known.
 
-Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
-counts it as a parameter. So the two are one sum, which is divided as the better informed says. The
-other way round, a cache that a graph has made and takes again is an input to the graphs, and state
-to the look, which counts writes: state that the graphs do not know is taken to be among their
-inputs and outputs. Where the two sources say more than the counter they cannot be of one instant,
-and no sum is made of them.
+That a buffer is state only the graphs that write to it may know; to the look it is a parameter. So
+the two are one sum, divided as the better informed says. The other way round, a cache that a graph
+has made and takes again is an input to graphs, and state to the look, which counts writes: state
+that graphs do not know is taken to be among their inputs and outputs. Where the two sources say
+more than the counter they cannot be of one instant, and no sum is made of them.
 """
 
 from __future__ import annotations
@@ -195,12 +193,8 @@ def device_peak(
 ) -> DevicePeak | None:
     """The peak of a device of which only the end was looked at; None if the sources do not fit.
 
-    Args:
-        account: with ``present``.
-        compiled: bytes live at the peak of compiled code on that device.
-        kept: bytes that libraries allocated in that call and did not give back, of which the live
-            ones know nothing.
-        all_observed: whether the inside of every compiled call is known.
+    ``compiled`` were the bytes at the peak of compiled code there, ``kept`` those that libraries
+    allocated in that call and did not give back, of which the live ones know nothing.
     """
     now = account.by_purpose()
     found: dict[str, int] = {}

@@ -2,11 +2,10 @@
 
 Note [One description of each view]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A section is built once, in Python, from a profile (``sections/``, a module a subject); renderers
-know nothing of memory: ``text.py`` writes it for terminals, ``plain`` here gives the JSON values
-that a page has, and ``html/assets/table.js`` draws these. What a column means (title, unit, help,
-which of its cells add up) and what is said around a table are decided where the section is built.
-The renderers decide what the medium does: how many rows there is room for, colours, sorting.
+A section is built once, from a profile (``sections/``, a module a subject); renderers know nothing
+of memory: ``text.py`` writes it for terminals, ``plain`` gives JSON values, which
+``html/assets/table.js`` draws. They decide what the medium does: how many rows there is room for,
+colours, sorting.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import compress
 from typing import Any
 
 from ..model import SourceFrame
@@ -70,17 +70,10 @@ class Table:
 
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
-        kept = [i for i, c in enumerate(self.columns) if c.only != medium]
-
-        def chosen(row: Row) -> Row:
-            return tuple(row[i] for i in kept)
-
-        return replace(
-            self,
-            columns=tuple(self.columns[i] for i in kept),
-            rows=[chosen(row) for row in self.rows],
-            foot=[chosen(row) for row in self.foot],
-        )
+        kept = [c.only != medium for c in self.columns]
+        columns = tuple(compress(self.columns, kept))
+        rows, foot = ([tuple(compress(r, kept)) for r in of] for of in (self.rows, self.foot))
+        return replace(self, columns=columns, rows=rows, foot=foot)
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; see ``html/assets/table.js``."""
@@ -116,7 +109,7 @@ class Section:
         return bool(self.notes or self.tables or self.parts or self.view)
 
     def without(self, medium: str) -> Section:
-        """The section for the other medium than this one, ``text`` or ``page``."""
+        """For the other medium than this one, ``text`` or ``page``."""
         return replace(
             self,
             notes=tuple(n for n in self.notes if n.only != medium),
@@ -145,8 +138,8 @@ class Section:
             parts=tuple(part for part, _ in shorter if part),
         )
         names = [name for _, left in shorter for name in left]
-        complete = len(kept.notes) == len(self.notes) and len(kept.tables) == len(self.tables)
-        if self.name and not complete:
+        shown = (len(kept.notes), len(kept.tables))
+        if self.name and shown != (len(self.notes), len(self.tables)):
             names.insert(0, self.name)
         return kept or NOTHING, names
 

@@ -207,7 +207,7 @@ def summarize(
 
 
 def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
-    """The same report about the memory of another device, the timeline's."""
+    """The same report about the timeline's device."""
     return replace(summary, **_memory(timeline, attribution))
 
 
@@ -247,7 +247,7 @@ def _device_peaks(
 
 
 def _all_observed(profile: Profile, found: Mapping[str, Timeline]) -> bool:
-    """Whether of every compiled call of the process it is known what it had, and kept."""
+    """Whether it is known what every compiled call of the process had, and kept."""
     compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
     return (
         not profile.calls.dropped
@@ -287,8 +287,7 @@ def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
 
 
 def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
-    """What forwards keep for their backwards, in each one's most called program: most bytes times
-    calls until the backward first."""
+    """Of each forward's most called program."""
     out: list[SavedActivation] = []
     for unit_id in most_called(timeline).values():
         unit = timeline.units[unit_id]
@@ -357,7 +356,7 @@ def _donated(unit: PreparedProgram) -> int:
 
 
 def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
-    """Inputs whose memory the caller gets back; what is saved for the backward he does not see."""
+    """What is saved for the backward the caller does not see."""
     returned = {
         v.alias_of_input: None
         for v in graph.outputs

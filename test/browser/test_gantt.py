@@ -127,7 +127,7 @@ def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     assert page.locator("#instant-name").inner_text().startswith("call 8 of 36, 0/0 backward")
     peak = page.evaluate("memprof.report.total")
     assert peak == page.evaluate(
-        "(m => Math.max(...m.extent(7).totals) + m.extent(7).rest)(memprof.report.model)"
+        "(m => Math.max(...m.extent(7).totals) + m.extent(7).beside.total)(memprof.report.model)"
     )
 
 
@@ -316,7 +316,7 @@ def test_it_fits_both_widths_and_both_schemes(
           const colors = new Set();
           for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255)
             colors.add(data.slice(i, i + 3).join());
-          return memprof.chart.bars.legend.filter((e) => e.count).map(({ variable }) =>
+          return memprof.chart.bars.legend.map(({ variable }) =>
             colors.has(memprof.color(variable).match(/\\d+/g).slice(0, 3).join()));
         }"""
     )

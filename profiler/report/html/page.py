@@ -3,10 +3,9 @@
 
 Note [What a page may do]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
-A page is opened from disk, mailed and attached to bug reports, so it loads nothing and tells
-nobody anything: its content security policy forbids every connection and every script other
-than the one written into it here, named by its SHA-256. What comes from a profile (source
-lines, paths, module names, reasons) is data from elsewhere, and stays data:
+A page is opened from disk, mailed and attached to bug reports: its content security policy forbids
+every connection and every script but the one written into it here, named by its SHA-256. What comes
+from a profile (source lines, paths, reasons) is data from elsewhere, and stays data:
 
 * it is in the file as base64 of gzip of JSON, an alphabet in which no tag can be written;
 * the title, the only text of a profile in the markup, is escaped;

@@ -2,14 +2,12 @@
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-What does not depend on the reader is a section (``section.py``), decided and worded in Python: the
-page draws its tables and notes and knows nothing of them. Live sets of any instant are not in the
-payload, there are millions; what they are made of is, each once (``payload_live.py``): for every
-distinct *step* of the timeline what is live when such a call begins and what is between it and the
-next, for every program its events, which the page replays. What takes knowledge to decide is
-decided here: a site has its place in each view, so the page adds up and never attributes; the
-columns of the tables that it fills are in ``templates``. Bytes are bytes, times nanoseconds. A
-column of texts has each once (``distinct``), and so have the lines of generated code (``texts``).
+What does not depend on the reader is a section (``section.py``), decided and worded in Python. Live
+sets of any instant are not in the payload, there are millions; what they are made of is, each once
+(``payload_live.py``): for every distinct *step* of the timeline what is live when such a call
+begins and between it and the next, for every program its events, which the page replays. A site has
+its place in each view, so the page adds up and never attributes; the columns of the tables that it
+fills are in ``templates``. Times are nanoseconds. Lines of generated code are numbers of ``texts``.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ def ranks_payload(
     device: str | None = None,
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """The page's payload: one report a process, and how they compare; see ``report_page``."""
+    """One report a process, and how they compare; see ``report_page``."""
     if len(profiles) == 1:
         alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
@@ -59,7 +57,6 @@ def ranks_payload(
 def report_payload(
     profile: Profile, device: str | None = None, calls: range | None = None
 ) -> dict[str, Any]:
-    """Everything the page says about one process, as JSON values; see ``report_page``."""
     texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
@@ -138,7 +135,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Where the clock of the page begins: nothing that it shows was before."""
+    """Where the clock of the page begins."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]

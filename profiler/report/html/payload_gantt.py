@@ -1,14 +1,12 @@
 """Operations, calls and compilations of the page as bars, as columns of numbers.
 
-Times are nanoseconds from the first thing recorded. Bars are placed here, in rows of which no two
-overlap; the page only draws. They go to it row by row, each row in order of time, so drawing and
-finding are binary searches there; a plotting library, which tests every shape, took ten times as
-long for 20,000 bars.
+Times are nanoseconds from the first thing recorded. Bars are placed here, in rows where none
+overlaps another, and go to the page row by row, each in order of time: it finds them by binary
+search. A plotting library, which tests every shape, took ten times as long for 20,000 bars.
 
-In a lane of a thread a bar that begins while another runs stands below it: nested operations, and
-the calls inside them, hang from what called them. In a lane of asyncio tasks, which take turns on
-one thread, each task's outermost operation with all that is in it takes the first rows that are
-free: a server with a thousand requests, eight at a time, has eight rows and not a thousand.
+In a lane of a thread a bar that begins while another runs stands below it. In a lane of asyncio
+tasks, which take turns on one thread, each task's outermost operation with all that is in it takes
+the first rows that are free: a thousand requests, eight at a time, have eight rows.
 """
 
 from __future__ import annotations
@@ -95,24 +93,21 @@ def _colors(bars: list[Bar]) -> dict[str, Any]:
     for b in bars:
         if b.kind == "operation":
             time[b.name] += b.end_ns - b.start_ns
-    own = {name: i for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
-    kinds = {kind: len(own) + i for i, kind in enumerate(KINDS)}
+    own = {name: f"--op-{i}" for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
+    plain = {kind: f"--bar-{kind.replace(' ', '-')}" for kind in KINDS}
     colors = [
-        own.get(b.name, kinds[b.kind]) if b.kind == "operation" else kinds[b.kind] for b in bars
+        own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind] for b in bars
     ]
     count = Counter(colors)
-    operations = [(name, f"--op-{i}") for name, i in own.items()]
-    operations += [("other operations", "--bar-operation"), ("failed", "--bar-failed-operation")]
-    calls = [(kind, f"--bar-{kind.replace(' ', '-')}") for kind in KINDS[2:]]
-    return {
-        "color": colors,
-        "legend": [
-            {"title": title, "label": label, "variable": variable, "count": count[i]}
-            for i, (title, (label, variable)) in enumerate(
-                [*(("Operations", o) for o in operations), *(("Compiled calls", c) for c in calls)]
-            )
-        ],
-    }
+    others, failed = ("other operations", plain["operation"]), ("failed", plain["failed operation"])
+    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
+    legend = [
+        {"title": title, "label": label, "variable": variable, "count": count[variable]}
+        for title, of in (("Operations", [*own.items(), others, failed]), ("Compiled calls", calls))
+        for label, variable in of
+        if count[variable]
+    ]
+    return {"color": distinct(colors), "legend": legend}
 
 
 def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:

@@ -2,16 +2,14 @@
 
 Note [How a live set is put together]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An *item* is (site, bytes, owner, hold). At instant ``i`` of call ``k``, with ``s`` the step of its
-``calls.step``:
+An *item* is (site, bytes, owner, hold). At instant ``i`` of a call, with ``s`` its step:
 
 * ``lists[s.rest]``, pairs of item and count: memory that the call's program does not count;
 * ``lists[s.own]``, one item for each storage that is live when the program begins;
 * the first ``i`` events of ``units[s.unit]``: each takes ``before`` out and puts ``after`` in.
   -1 is nothing, ``-2 - j`` the item ``j`` of ``lists[s.own]``, which differs from step to step.
 
-Between call ``k`` and the next, ``lists[s.between]`` is live. ``Timeline.live_at`` and
-``live_after`` say the same, and a test compares them at every instant.
+Between the call and the next, ``lists[s.between]`` is live.
 """
 
 from __future__ import annotations
@@ -132,8 +130,7 @@ class Items:
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
-    """The timeline of one device, see Note [How a live set is put together]; times of calls are
-    since ``start``."""
+    """See Note [How a live set is put together]; times of calls are since ``start``."""
     items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}

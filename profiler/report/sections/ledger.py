@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -113,24 +114,18 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
 
 
 def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:
-    """Each recording after the one that runs before it, with its depth; once, whatever a file
-    says of parents."""
-    known = {(n.device, n.node) for n in nodes}
-    below: dict[tuple[str, int] | None, list[RecordedNode]] = {}
-    for n in nodes:
-        parent = None if n.parent is None else (n.device, n.parent)
-        below.setdefault(parent if parent in known and n.parent != n.node else None, []).append(n)
-    done: set[int] = set()
-    # Those in a circle of parents, which no valid tree has, come last.
-    for root in (*below.get(None, []), *nodes):
-        stack = [(root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if id(node) in done:
-                continue
-            done.add(id(node))
-            yield node, depth
-            stack += [(n, depth + 1) for n in reversed(below.get((node.device, node.node), []))]
+    """Each recording after the one that runs before it, which was recorded before it, with its
+    depth."""
+    latest: dict[tuple[str, int | None], int] = {}
+    below: defaultdict[int, list[int]] = defaultdict(list)
+    for i, n in enumerate(nodes):
+        below[latest.get((n.device, n.parent), -1)].append(i)
+        latest[n.device, n.node] = i
+    stack = [(i, 0) for i in reversed(below[-1])]
+    while stack:
+        i, depth = stack.pop()
+        yield nodes[i], depth
+        stack += [(child, depth + 1) for child in reversed(below[i])]
 
 
 def _functions(s: Summary) -> Table:

@@ -22,13 +22,6 @@ function blocksAt({ segments, blocks }, instant) {
   return { live, used: live.reduce((n, b) => n + nbytes[b], 0), reserved, largest };
 }
 
-/** Placements of the graph that a call runs, those for its sizes; the latest is last. */
-function placementsOf(placements, model, call) {
-  const graph = model.calls.graph[call];
-  const key = model.unit(call)?.key.join();
-  return placements.filter((p) => p.graph === graph && (key ?? p.key.join()) === p.key.join());
-}
-
 /**
  * The instant of a placement that goes with a position of a call. An arena's placement has the
  * events of the observed program; a recording has its own, which are matched by the line of
@@ -74,9 +67,14 @@ function addresses(state, root) {
 
   function update() {
     const { model, call, position } = state;
-    const own = placementsOf(placements, model, call);
+    const graph = model.calls.graph[call];
+    const key = model.unit(call)?.key.join();
+    const ofGraph = placements.filter((p) => p.graph === graph);
+    const own = ofGraph.filter((p) => (key ?? p.key.join()) === p.key.join());
     const any = choice.value === "";
-    shown = any ? (own.at(-1) ?? another(model, call)) : placements[Number(choice.value)];
+    // The latest; where there is none for the sizes of the call, of its graph, or else of all.
+    const latest = own.at(-1) ?? ofGraph.at(-1) ?? placements.at(-1);
+    shown = any ? latest : placements[Number(choice.value)];
     const last = shown.lines.length;
     const follows = own.includes(shown);
     instant = follows ? instantOf(shown, model, call, position) : last;
@@ -94,12 +92,6 @@ function addresses(state, root) {
     drawing.ariaLabel = `Address map of ${shown.name}; the table below has what is there at the chosen instant`;
     list(now);
     refresh();
-  }
-
-  /** For a call without one: the latest of its graph for other sizes, or else of all. */
-  function another(model, call) {
-    const graph = model.calls.graph[call];
-    return placements.findLast((p) => p.graph === graph) ?? placements.at(-1);
   }
 
   function whyNot(model, call) {

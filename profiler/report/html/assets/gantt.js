@@ -99,7 +99,7 @@ function gantt(state, root) {
     }
     c.globalAlpha = 1;
     c.translate(0, -scroll.scrollTop);
-    const fills = legend.map(({ variable }) => color(variable));
+    const fills = colors.of.map(color);
     const inks = fills.map(textOn);
     const isSeen = ({ top }) => top < scroll.scrollTop + height && top + HEAD > scroll.scrollTop;
     for (const row of rows.filter(isSeen)) drawRow(c, row, fills, inks);
@@ -134,11 +134,11 @@ function gantt(state, root) {
       }
       if (b < 0) continue;
       c.globalAlpha = isFound(i) ? 1 : 0.18;
-      c.fillStyle = fills[colors[i]];
+      c.fillStyle = fills[colors.at[i]];
       c.fillRect(a, top + 1, b - a > 4 ? b - a - 1 : b - a, BAR);
       if (b - a <= 26) continue;
       const left = Math.max(0, a);
-      c.fillStyle = inks[colors[i]];
+      c.fillStyle = inks[colors.at[i]];
       write(c, nameOf(i), left + 4, top + 1 + BAR / 2, b - left - 8);
     }
     c.globalAlpha = 1;
@@ -190,13 +190,13 @@ function gantt(state, root) {
   function ofCall(k) {
     const { models } = state;
     const live = models.flatMap((model) => {
-      const { totals, highest, rest, between } = model.extent(k);
-      if (!(rest + totals[highest]) && !between) return [];
+      const { totals, highest, beside, left } = model.extent(k);
+      if (!(beside.total + totals[highest]) && !left.total) return [];
       const where = models.length > 1 ? ` on ${model.name}` : "";
       return [
-        [`Live at entry${where}`, bytes(rest + totals[0])],
-        [`Peak inside${where}`, bytes(rest + totals[highest])],
-        [`Left behind${where}`, bytes(between)],
+        [`Live at entry${where}`, bytes(beside.total + totals[0])],
+        [`Peak inside${where}`, bytes(beside.total + totals[highest])],
+        [`Left behind${where}`, bytes(left.total)],
       ];
     });
     return [["Call", `${count(k + 1)} of ${count(modes.length)}`], ["Ran as", modes[k]], ...live];
@@ -354,16 +354,11 @@ function gantt(state, root) {
 function barLegend(legend) {
   const entry = ({ label, variable, count: n }) =>
     el("li", {}, swatch(`var(${variable})`), `${label} `, el("span.num.dim", {}, count(n)));
-  const shown = Map.groupBy(
-    legend.filter((e) => e.count),
-    (e) => e.title,
+  const list = ([title, entries]) => [el("li", {}, el("strong", {}, title)), entries.map(entry)];
+  const groups = [...Map.groupBy(legend, (e) => e.title)];
+  return el(
+    "div",
+    {},
+    groups.map((g) => el("ul.legend", { "aria-label": g[0] }, list(g))),
   );
-  const list = ([title, entries]) =>
-    el(
-      "ul.legend",
-      { "aria-label": title },
-      el("li", {}, el("strong", {}, title)),
-      entries.map(entry),
-    );
-  return el("div", {}, [...shown].map(list));
 }

@@ -22,10 +22,9 @@ class DeviceModel {
     this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
     this.sites = items.site;
     this.nbytes = items.nbytes;
-    this._sums = new Map();
-    this._curves = new Map();
-    this._extents = [];
     this._category = this.sites.map((s) => STACK.indexOf(this.categoryOf(s)));
+    this._programs = new Map();
+    this._extents = [];
   }
 
   _step(k) {
@@ -60,45 +59,37 @@ class DeviceModel {
   live(k, position) {
     const { lists } = this.device;
     const step = this._step(k);
-    const out = new Map();
-    const add = (item, count) => {
-      if (item < 0) return;
-      const now = (out.get(item) ?? 0) + count;
-      if (now) out.set(item, now);
-      else out.delete(item);
-    };
+    const counts = new Map();
+    const add = (item, n) => item >= 0 && counts.set(item, (counts.get(item) ?? 0) + n);
     const between = this.isBetween(k, position);
     const pairs = lists[between ? step.between : step.rest];
     for (let i = 0; i < pairs.length; i += 2) add(pairs[i], pairs[i + 1]);
-    if (between) return out;
+    if (between) return counts;
     const { before, after } = this.unit(k) ?? NOTHING;
     for (const item of lists[step.own]) add(item, 1);
     for (const item of this._items(step, after.slice(0, position))) add(item, 1);
     for (const item of this._items(step, before.slice(0, position))) add(item, -1);
-    return out;
+    return new Map([...counts].filter(([, n]) => n));
   }
 
-  /** Bytes by category of a list of items with counts. */
+  /** Bytes by category of a list of items with counts, and their total. */
   _sum(list) {
-    const known = this._sums.get(list);
-    if (known) return known;
-    const items = this.device.lists[list];
-    const sum = new Float64Array(STACK.length);
-    for (let i = 0; i < items.length; i += 2) {
-      sum[this._category[items[i]]] += this.nbytes[items[i]] * items[i + 1];
+    const pairs = this.device.lists[list];
+    const by = new Float64Array(STACK.length);
+    for (let i = 0; i < pairs.length; i += 2) {
+      by[this._category[pairs[i]]] += this.nbytes[pairs[i]] * pairs[i + 1];
     }
-    this._sums.set(list, sum);
-    return sum;
+    return { by, total: by.reduce((a, b) => a + b, 0) };
   }
 
   /**
    * What a program holds itself: bytes by category at each instant, one row an instant, their
    * totals, and where these are highest and lowest. Calls with the same inputs share it.
    */
-  _curve(step) {
+  _program(step) {
     const { units, lists } = this.device;
-    const key = step.own * (units.length + 1) + step.unit + 1;
-    const known = this._curves.get(key);
+    const key = `${step.own} ${step.unit}`;
+    const known = this._programs.get(key);
     if (known) return known;
     const unit = units[step.unit] ?? NOTHING;
     const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
@@ -121,36 +112,31 @@ class DeviceModel {
       if (total > totals[found.highest]) found.highest = i;
       if (total < totals[found.lowest]) found.lowest = i;
     }
-    this._curves.set(key, found);
+    this._programs.set(key, found);
     return found;
   }
 
-  /** Bytes by category at a position, written to `out`. */
-  categoryBytes(k, position, out) {
-    const step = this._step(k);
-    const between = this.isBetween(k, position);
-    out.set(this._sum(between ? step.between : step.rest));
-    if (between) return out;
-    const { rows } = this._curve(step);
-    for (let c = 0; c < out.length; c++) out[c] += rows[position * out.length + c];
-    return out;
-  }
-
-  /** What all positions of a call hold beside its own program's memory, and what that does. */
+  /** What a call's program holds, and bytes that are there beside it, and after the call. */
   extent(k) {
     const step = this._step(k);
-    const total = (list) => this._sum(list).reduce((a, b) => a + b, 0);
     return (this._extents[this.calls.step[k]] ??= {
-      ...this._curve(step),
-      rest: total(step.rest),
-      between: total(step.between),
+      ...this._program(step),
+      beside: this._sum(step.rest),
+      left: this._sum(step.between),
     });
+  }
+
+  /** Bytes by category at a position. */
+  categoryBytes(k, position) {
+    const { rows, beside, left } = this.extent(k);
+    if (this.isBetween(k, position)) return left.by;
+    return beside.by.map((n, c) => n + rows[position * STACK.length + c]);
   }
 
   /** Live bytes at a position. */
   bytes(k, position) {
-    const { totals, rest, between } = this.extent(k);
-    return this.isBetween(k, position) ? between : rest + totals[position];
+    const { totals, beside, left } = this.extent(k);
+    return this.isBetween(k, position) ? left.total : beside.total + totals[position];
   }
 
   /** One of the payload's views of a live set, the largest part first. */
@@ -166,9 +152,8 @@ class DeviceModel {
     found.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
     const parts = found.filter((entry) => entry.known);
     const remainder = found.filter((entry) => !entry.known);
-    const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);
-    const [attributed, unattributed] = [sum(parts), sum(remainder)];
-    return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
+    const unattributed = remainder.reduce((n, e) => n + e.nbytes, 0);
+    return { unattributed, parts, remainder };
   }
 
   /** The modules that a site is in, from the root; or why it is in none. */
@@ -224,12 +209,9 @@ const ROUNDING = 1e-6;
 
 /** The share of the run in which compiled calls were under way. */
 function busyShare(model) {
-  const axis = new Axis(model, "time");
-  let busy = 0;
-  for (let k = 0; k < model.length; k++) {
-    if (model.unit(k)) busy += axis.ends[k] - axis.starts[k];
-  }
-  return axis.end ? busy / axis.end : 0;
+  const { start_ns: start, duration_ns: duration } = model.calls;
+  const busy = duration.reduce((n, took, k) => n + (model.unit(k) ? took : 0), 0);
+  return busy / (start.at(-1) + duration.at(-1) || 1);
 }
 
 /** Where positions lie on the horizontal axis: by the clock, or all calls alike. */
@@ -308,26 +290,25 @@ function pixelColumns(model, axis, from, to, count) {
   };
   const [first] = model.length ? axis.find(from) : [0];
   for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
-    const { totals, highest, lowest, rest, between } = model.extent(k);
+    const { totals, highest, lowest, beside, left } = model.extent(k);
     const a = axis.starts[k];
     const b = axis.ends[k];
     const column = Math.floor((a - from) * scale);
     if (a >= from && b < to && column === Math.floor((b - from) * scale)) {
-      put(column, rest + totals[highest], k, highest);
-      put(column, rest + totals[lowest], k, lowest);
+      put(column, beside.total + totals[highest], k, highest);
+      put(column, beside.total + totals[lowest], k, lowest);
     } else {
       const n = totals.length;
       for (let p = 0; p < n; p++) {
-        span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, rest + totals[p], k, p);
+        span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, beside.total + totals[p], k, p);
       }
     }
-    if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
+    if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], left.total, k, totals.length);
   }
   const categories = STACK.map(() => new Float64Array(count));
-  const row = new Float64Array(categories.length);
   for (let c = 0; c < count; c++) {
     if (high[c] < 0) continue;
-    model.categoryBytes(call[c], position[c], row);
+    const row = model.categoryBytes(call[c], position[c]);
     categories.forEach((values, i) => (values[c] = row[i]));
   }
   return { high, low, call, position, categories };

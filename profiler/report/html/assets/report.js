@@ -2,7 +2,7 @@
 
 const NO_DETAIL = { title: "", items: [], block: null };
 
-/** What is chosen, and who wants to know. */
+/** What is chosen. Events: "select" of an instant, "device", and "detail" of what is live. */
 class State {
   constructor(payload) {
     this.payload = payload;
@@ -13,7 +13,6 @@ class State {
     this._changed = oncePerFrame(() => this._selected());
   }
 
-  /** Calls `f` after every choice of an instant ("select"), of a device, or of a "detail". */
   on(what, f) {
     this._listeners[what].push(f);
   }
@@ -91,13 +90,14 @@ function instantBar(state, root) {
   const where = el("span", { id: "instant-name" });
   const event = el("code.instant-event");
   const left = el("span.num", { id: "instant-unattributed" });
+  const step = (label, title, press) => button(label, press, title, "button.quiet");
   const steps = [
-    ["⇤", "Previous call", () => state.moveCall(-1)],
-    ["←", "Previous instant", () => state.move(-1)],
-    ["→", "Next instant", () => state.move(1)],
-    ["⇥", "Next call", () => state.moveCall(1)],
-    ["Peak", "Go to the peak", () => state.selectPeak()],
-  ].map(([label, title, press]) => button(label, press, title, "button.quiet"));
+    step("⇤", "Previous call", () => state.moveCall(-1)),
+    step("←", "Previous instant", () => state.move(-1)),
+    step("→", "Next instant", () => state.move(1)),
+    step("⇥", "Next call", () => state.moveCall(1)),
+    step("Peak", "Go to the peak", () => state.selectPeak()),
+  ];
   const dot = () => el("span.dim", {}, " · ");
   fill(
     root,
@@ -112,7 +112,7 @@ function instantBar(state, root) {
     total.dataset.bytes = String(state.total);
     where.textContent = state.nameOf(call, position);
     const b = model.breakdown(state.live, "line");
-    left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, b.total)})`;
+    left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, state.total)})`;
     left.title = `${exactBytes(b.unattributed)} have no known source line`;
     left.dataset.bytes = String(b.unattributed);
     left.classList.toggle("warn", b.unattributed > 0);
@@ -148,7 +148,7 @@ function liveSet(state, root) {
   const map = el("div");
   const rows = el("div.live-rows");
   const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
-  root.append(el("div.live", {}, el("div", {}, map, more), rows));
+  fill(root, el("div.live", {}, el("div", {}, map, more), rows));
   treemap(state, map);
   liveTable(state, rows);
   detail(state, more);
@@ -166,11 +166,9 @@ function drawView(state, name) {
 function header(state) {
   const { header: said } = state.payload;
   const figures = el("dl.kpis");
-  const { true: warnings = [], false: plain = [] } = Object.groupBy(
-    said.notes,
-    ([tone]) => tone === "warn",
-  );
-  const meta = plain.map(([, text]) => el("span", {}, text));
+  const warnings = said.notes.filter(([tone]) => tone === "warn");
+  const others = said.notes.filter((note) => !warnings.includes(note));
+  const meta = others.map(([, text]) => el("span", {}, text));
   const figure = ([label, value, note]) => {
     const shown = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
     return el("div.kpi", {}, el("dt", {}, label), shown);

@@ -59,7 +59,7 @@ function showCell(column, value) {
 function withBelow(columns) {
   const out = [];
   columns.forEach((column, i) => {
-    if (column.below && out.length) out.at(-1)[2].push([column, i]);
+    if (column.below) out.at(-1)[2].push([column, i]);
     else out.push([column, i, []]);
   });
   return out;
@@ -74,11 +74,7 @@ function withBelow(columns) {
 function table(data, options = {}) {
   if (data.lines) return listOf(data);
   const { rows = data.rows, foot = data.foot } = options;
-  const root = el("div.table-wrap");
-  if (!rows.length && !foot.length) {
-    if (data.empty) root.append(el("p.empty", {}, data.empty));
-    return root;
-  }
+  if (!rows.length && !foot.length) return data.empty ? el("p.empty", {}, data.empty) : "";
   const groups = withBelow(data.columns);
   const main = groups.find(([c, , below]) => c.fold || below.length)?.[0];
   const name = groups.find(([c]) => !NUMBERS.has(c.unit))?.[0];
@@ -92,12 +88,14 @@ function table(data, options = {}) {
   const heads = groups.map(([column, i]) => head(column, i));
   const more = el("p.table-more");
   const feet = foot.map((cells) => el("tr", {}, groups.map(cell(cells, 0))));
-  fill(
-    root,
+  draw();
+  return el(
+    "div.table-wrap",
+    {},
     data.filtered !== null && filters(),
     el(
-      "table.data",
-      { class: main ? "data" : "data fit" },
+      main ? "table.data" : "table.data.fit",
+      {},
       el("caption", { class: !data.caption && "visually-hidden" }, data.caption || options.title),
       el("thead", {}, el("tr", {}, heads)),
       body,
@@ -105,12 +103,9 @@ function table(data, options = {}) {
     ),
     more,
   );
-  draw();
-  return root;
 
   function classes(column) {
-    const names = [NUMBERS.has(column.unit) && "num", column === wide && "wide"];
-    return names.filter(Boolean).join(" ") || null;
+    return `${NUMBERS.has(column.unit) ? "num" : ""} ${column === wide ? "wide" : ""}`;
   }
 
   function head(column, i) {
@@ -118,17 +113,17 @@ function table(data, options = {}) {
     const properties = { scope: "col", class: classes(column), title: column.help || null };
     if (column.unit === "figure") return el("th", properties, said);
     const press = button(said, () => sortBy(i), null, "button.sort");
-    return el("th", { ...properties, "aria-sort": "none", data: { column: i } }, press);
+    return el("th", { ...properties, "aria-sort": "none" }, press);
   }
 
   function sortBy(i) {
     const down = sorted?.column === i ? !sorted.down : NUMBERS.has(data.columns[i].unit);
     sorted = { column: i, down };
     draw();
-    for (const h of heads) {
-      const direction = Number(h.dataset.column) !== i ? "none" : down ? "descending" : "ascending";
-      if (h.dataset.column) h.ariaSort = direction;
-    }
+    groups.forEach(([, column], at) => {
+      if (heads[at].ariaSort === null) return;
+      heads[at].ariaSort = column !== i ? "none" : down ? "descending" : "ascending";
+    });
   }
 
   function order() {
@@ -143,8 +138,8 @@ function table(data, options = {}) {
 
   function filters() {
     const column = data.columns[data.filtered];
-    const how = data.columns.findIndex((c) => c.unit === "count");
-    const times = (found) => count(found.reduce((n, r) => n + (how < 0 ? 1 : r[how]), 0));
+    const counted = data.columns.findIndex((c) => c.unit === "count");
+    const times = (found) => count(found.reduce((n, r) => n + r[counted], 0));
     const found = [...Map.groupBy(rows, (r) => r[data.filtered])];
     const choices = [["", `All ${count(rows.length)}`]];
     choices.push(...found.map(([value, of]) => [value, `${words(value)} ${times(of)}`]));
@@ -174,30 +169,23 @@ function table(data, options = {}) {
     if (!options.onPick) return el("tr", {}, cells);
     const click = () => options.onPick(row, i);
     const keydown = (event) => onKey(event, { Enter: click, " ": click });
-    const picked = options.isPicked?.(row) ? "true" : null;
-    return el(
-      "tr.pickable",
-      { tabindex: "0", "aria-selected": picked, on: { click, keydown } },
-      cells,
-    );
+    const picked = options.isPicked?.(row) && "true";
+    const properties = { tabindex: "0", "aria-selected": picked, on: { click, keydown } };
+    return el("tr.pickable", properties, cells);
   }
 
   function cell(row, depth) {
     return ([column, i, below]) => {
-      const parts = [showCell(column, row[i])];
       const said = below.filter(([, k]) => !missing(row[k]));
-      const code = said.map(([, k]) => row[k]).find(Array.isArray);
-      if (code?.[3]) parts.push(el("div.code", {}, code[3]));
-      if (said.length) {
-        const small = said.map(([c, k], n) => [
-          n ? " · " : "",
-          c.unit === "category" && categorySwatch(row[k]),
-          cellText(c, row[k]),
-        ]);
-        parts.push(
-          el(said.some(([c]) => c.unit === "code") ? "div.dim.code" : "div.dim", {}, small),
-        );
-      }
+      const code = said.map(([, k]) => row[k]).find(Array.isArray)?.[3];
+      const small = said.map(([c, k], n) => [
+        n > 0 && " · ",
+        c.unit === "category" && categorySwatch(row[k]),
+        cellText(c, row[k]),
+      ]);
+      const tag = said.some(([c]) => c.unit === "code") ? "div.dim.code" : "div.dim";
+      const parts = [showCell(column, row[i]), code && el("div.code", {}, code)];
+      if (said.length) parts.push(el(tag, {}, small));
       const short = column !== wide && !NUMBERS.has(column.unit) && String(row[i]).length < 40;
       const indent = depth && column === name ? { "padding-left": `${depth * 18}px` } : null;
       const properties = { class: short ? "nowrap" : classes(column), style: indent };

@@ -22,12 +22,21 @@ function timeline(state, root) {
   const plot = el("div.timeline-plot", {}, picture);
   const cursor = el("div.cursor", { hidden: true });
   const peak = el("div.timeline-peak", { hidden: true }, "peak");
-  const slider = el("div.timeline", { id: "timeline", tabindex: "0", role: "slider" });
-  slider.ariaLabel = "Instant";
-  slider.ariaOrientation = "horizontal";
-  slider.ariaValueMin = 0;
-  slider.setAttribute("aria-describedby", "timeline-help");
-  slider.addEventListener("keydown", keydown);
+  const slider = el(
+    "div.timeline",
+    {
+      id: "timeline",
+      tabindex: "0",
+      role: "slider",
+      "aria-label": "Instant",
+      "aria-valuemin": 0,
+      "aria-describedby": "timeline-help",
+      on: { keydown },
+    },
+    plot,
+    cursor,
+    peak,
+  );
   const choices = [
     ["time", "Time", "by the clock"],
     ["calls", "Calls", "every call equally wide"],
@@ -45,7 +54,7 @@ function timeline(state, root) {
   fill(
     root,
     el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
-    fill(slider, plot, cursor, peak),
+    slider,
     el("div.timeline-overview", {}, whole.bar),
     help(
       "timeline-help",
@@ -97,7 +106,7 @@ function timeline(state, root) {
   function mark() {
     place(cursor, state.call, state.position);
     const top = state.model.device.peak;
-    if (top) place(peak, top[0], top[1]);
+    if (top) place(peak, ...top);
     else peak.hidden = true;
   }
 
@@ -129,7 +138,7 @@ function timeline(state, root) {
   function hover(x, _y, event) {
     const at = positionAt(x);
     if (!at) return hideTooltip();
-    const values = state.model.categoryBytes(...at, new Float64Array(STACK.length));
+    const values = state.model.categoryBytes(...at);
     const rows = STACK.map((name, i) => [
       words(name),
       bytes(values[i]),

@@ -29,17 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .. import model
 from ..attribution import Breakdown, View, data_flow_breakdown
-from ..model import (
-    Category,
-    DataFlowLeak,
-    DataFlowStorage,
-    DeviceAccount,
-    Profile,
-    Purpose,
-    TensorInfo,
-    TrackerRecord,
-)
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
@@ -53,17 +44,17 @@ class DataFlowPeak:
     device: str  # e.g. ``cuda:0``.
     nbytes: int  # live bytes
     after_ns: int  # time from the first entry of the profile
-    categories: dict[Category, int]  # bytes, largest first
+    categories: dict[model.Category, int]  # bytes, largest first
     times: int  # number of entries
     unknown: dict[str, int]  # bytes without a category, by reason, largest first
-    leaks: list[DataFlowLeak]  # the largest storages that outlived their training step
+    leaks: list[model.DataFlowLeak]  # the largest storages that outlived their training step
     # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None
     allocated: int | None
     replay_reserved: int  # bytes that pools of CUDA graphs and the CPU arena held at the end
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
-    live: list[DataFlowStorage]  # the same one by one, largest first
+    live: list[model.DataFlowStorage]  # the same one by one, largest first
     graphs: dict[int, str]  # labels of the graphs that ``live`` names by their ids
 
 
@@ -90,10 +81,10 @@ class TrackerSummary:
     operations: list[OperationRow]  # most time first
     problems: list[str]  # of the tracker itself
     # the largest tensors at the snapshot with most in tensors of those that have any described
-    largest: list[TensorInfo]
+    largest: list[model.TensorInfo]
 
 
-def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
+def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
     out = []
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
@@ -123,7 +114,7 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     return out
 
 
-def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
+def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None:
     if record is None:
         return None
     devices: dict[str, int | None] = {}
@@ -154,9 +145,9 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
 
 
 _LASTING = {
-    Purpose.PARAMETER: Category.PARAMETER,
-    Purpose.PERSISTENT_STATE: Category.PERSISTENT_STATE,
-    Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+    model.Purpose.PARAMETER: model.Category.PARAMETER,
+    model.Purpose.PERSISTENT_STATE: model.Category.PERSISTENT_STATE,
+    model.Purpose.OPTIMIZER_STATE: model.Category.OPTIMIZER_STATE,
 }
 """What is there all the time, under the names of both sources."""
 
@@ -185,8 +176,8 @@ class DevicePeak:
 
 
 def device_peak(
-    account: DeviceAccount,
-    compiled: Mapping[Category, int],
+    account: model.DeviceAccount,
+    compiled: Mapping[model.Category, int],
     kept: int = 0,
     *,
     all_observed: bool = False,
@@ -200,28 +191,28 @@ def device_peak(
     found: dict[str, int] = {}
     for purpose, category in _LASTING.items():
         found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
-    state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
+    state, parameter = model.Purpose.PERSISTENT_STATE, model.Purpose.PARAMETER
     of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
     both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
     found[parameter.label] = both - found[state.label]
-    found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
+    found[model.Purpose.WORKSPACE.label] = now.get(model.Purpose.WORKSPACE, 0)
     for category, nbytes in compiled.items():
         if category not in _LASTING.values():
             found[category.label] = nbytes
     unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
-    for passed in (Category.INPUT, Category.OUTPUT):
+    for passed in (model.Category.INPUT, model.Category.OUTPUT):
         if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
             unknown_to_graphs -= same
             found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
-    counted = sum(found.get(c.label, 0) for c in (Category.INPUT, Category.OUTPUT))
+    tensors = sum(now.get(p, 0) for p in (model.Purpose.TENSOR, model.Purpose.DATALOADER_BATCH))
+    counted = sum(found.get(c.label, 0) for c in (model.Category.INPUT, model.Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
     # Some of them may be the same, and all may have been asked for when less was there.
-    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    beyond = max(0, kept - found[model.Purpose.WORKSPACE.label])
     if beyond <= unattributed:
-        found[Purpose.WORKSPACE.label] += beyond
+        found[model.Purpose.WORKSPACE.label] += beyond
         unattributed -= beyond
     if unattributed < 0:
         return None

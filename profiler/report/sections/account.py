@@ -7,16 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ... import model
 from ...graph_pools import label, left_behind, numbers
-from ...model import (
-    BEFORE,
-    AccountRow,
-    CapturedGraph,
-    CaptureRow,
-    DeviceAccount,
-    Failure,
-    GraphPool,
-)
 from .. import columns as col
 from .. import failure as words
 from ..format import format_ns
@@ -30,7 +22,7 @@ _AUTOGRAD = "(no Python was running: autograd)"
 
 
 def of_accounts(
-    accounts: Iterable[DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
+    accounts: Iterable[model.DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
 ) -> tuple[Section, ...]:
     of = {p.device: p for p in peaks}
     sections = [_of_account(a, show, of.get(a.device)) for a in accounts]
@@ -38,7 +30,7 @@ def of_accounts(
     return (*sections[:1], *(replace(s, detail=True, name="other devices") for s in sections[1:]))
 
 
-def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
+def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
     every: tuple[Section, ...] = (_purposes(a), _outside(a))
     if peak is not None:
         now = replace(_purposes(a), detail=True, name="what is reserved now")
@@ -64,7 +56,7 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
     return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
 
 
-def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
+def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
     """What a snapshot tells of the blocks of an instant, as far as it does."""
     parts = [_pools(a)]
     if any(r.modules for r in a.rows):
@@ -74,7 +66,7 @@ def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
     return (*parts, _groups(a, "source line", _location), _blocks(a))
 
 
-def _pools(a: DeviceAccount) -> Section:
+def _pools(a: model.DeviceAccount) -> Section:
     columns = (
         *(col.Bytes("reserved", adds=True), col.Bytes("free", help="In no block", adds=True)),
         col.Bytes("largest", help="The largest free range: what fits without a new segment"),
@@ -88,7 +80,7 @@ def _pools(a: DeviceAccount) -> Section:
     return of_rows(f"Pools {_when(a)}", columns, rows)
 
 
-def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
+def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
     if a.peak is None:
         return ()
     notes, tables = _about(a.peak, show)
@@ -97,7 +89,9 @@ def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
     return (Section("", title, notes, tables, tuple(p for p in parts if p.tables)),)
 
 
-def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
+def _failed(
+    a: model.DeviceAccount, f: model.Failure, device: str, show: Show
+) -> tuple[str, tuple[Note, ...]]:
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
     if f.doing:
@@ -119,14 +113,14 @@ def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str,
     return title, tuple(notes)
 
 
-def _helps(f: Failure) -> Section:
+def _helps(f: model.Failure) -> Section:
     columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
     return of_rows(title, columns, rows, least=len(rows), lines=True)
 
 
-def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
+def _about(a: model.DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
     if a.snapshot:
         notes = [
             Note(f"Reserved when it was taken: {show(a.reserved)} ({a.reserved:,} B)"),
@@ -155,13 +149,13 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
     return tuple(notes), (table,) if failed else ()
 
 
-def _in_phase(a: DeviceAccount) -> str:
+def _in_phase(a: model.DeviceAccount) -> str:
     if a.phase == "optimizer":
         return f" in optimizer step {a.step}"
     return f" in the {a.phase} of step {a.step}" if a.phase else ""
 
 
-def _purposes(a: DeviceAccount) -> Section:
+def _purposes(a: model.DeviceAccount) -> Section:
     uses = {p.label for p in a.by_purpose()}
     parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[1] in uses]
@@ -190,7 +184,7 @@ def _peak(peak: DevicePeak) -> Section:
     return Section("", "What was reserved at the peak", (note,), tables=(table,))
 
 
-def _holders(a: DeviceAccount) -> Section:
+def _holders(a: model.DeviceAccount) -> Section:
     tensors = col.Count("tensors", adds=True)
     columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
@@ -198,7 +192,7 @@ def _holders(a: DeviceAccount) -> Section:
     return replace(said, name="who has what is live now", spare=2)
 
 
-def _when(a: DeviceAccount) -> str:
+def _when(a: model.DeviceAccount) -> str:
     if a.present:
         return "now"
     if a.snapshot:
@@ -206,7 +200,7 @@ def _when(a: DeviceAccount) -> str:
     return "at the peak" if a.failure is None else "at that moment"
 
 
-def _outside(a: DeviceAccount) -> Section:
+def _outside(a: model.DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
     said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
@@ -214,7 +208,7 @@ def _outside(a: DeviceAccount) -> Section:
     return replace(said, name="what is outside of the allocator", spare=5)
 
 
-def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:
+def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], str]) -> Section:
     found: Counter[str] = Counter()
     for r in a.rows:
         found[key(r)] += r.nbytes
@@ -223,26 +217,26 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
 
-def _location(r: AccountRow) -> str:
+def _location(r: model.AccountRow) -> str:
     return words.place(r.frame) or _nowhere(r)
 
 
-def _nowhere(r: AccountRow) -> str:
-    return r.holder or (f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD)
+def _nowhere(r: model.AccountRow) -> str:
+    return r.holder or (f"({model.BEFORE})" if r.detail == model.BEFORE else _AUTOGRAD)
 
 
-def _blocks(a: DeviceAccount) -> Section:
+def _blocks(a: model.DeviceAccount) -> Section:
     columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
     rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
-        code = "" if r.frame is None and (r.holder or r.detail == BEFORE) else code
+        code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
     return of_rows(f"Live {_when(a)}, largest first", columns, rows)
 
 
-def _host_reads(a: DeviceAccount) -> Section:
+def _host_reads(a: model.DeviceAccount) -> Section:
     count = sum(r.count for r in a.host_reads)
     times = "once" if count == 1 else f"{count:,} times"
     rows = [(r.count, r.nbytes, r.frame or _AUTOGRAD) for r in a.host_reads]
@@ -250,7 +244,7 @@ def _host_reads(a: DeviceAccount) -> Section:
     return of_rows(f"The program looked at values {times}; kernels computed none", columns, rows)
 
 
-def of_graph_pool(pool: GraphPool, show: Show) -> Section:
+def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
     outside = (_rows(pool.outside),) if pool.outside else ()
     parts = (
         *(_shares(pool), _left(pool, show), _at_peak(pool, show)),
@@ -262,7 +256,7 @@ def of_graph_pool(pool: GraphPool, show: Show) -> Section:
     return Section("", title, tuple(_about_pool(pool, show)), captures, shown)
 
 
-def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
+def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
     notes = [Note(f"Reserved: {show(pool.reserved)} ({pool.reserved:,} B)")]
     if not pool.graphs:
         return [*notes, Note("nothing was captured into it")]
@@ -275,7 +269,7 @@ def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
-def _captures(pool: GraphPool) -> Table:
+def _captures(pool: model.GraphPool) -> Table:
     columns = (
         col.Bytes("pool grew", help="By how much, during the capture", adds=True),
         col.Bytes("costs", help="By how much smaller the pool were without this graph"),
@@ -295,13 +289,13 @@ def _captures(pool: GraphPool) -> Table:
     return Table(columns, rows, foot)
 
 
-def _state(g: CapturedGraph) -> str:
+def _state(g: model.CapturedGraph) -> str:
     if g.failed:
         return f"{label(g)} (failed: {g.failed})"
     return f"{label(g)} (deleted)" if g.deleted else label(g)
 
 
-def _shares(pool: GraphPool) -> Section:
+def _shares(pool: model.GraphPool) -> Section:
     every = [g.number for g in pool.graphs]
     rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
     graphs = col.Count("graphs")
@@ -316,7 +310,7 @@ def _shares(pool: GraphPool) -> Section:
     return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
 
 
-def _left(pool: GraphPool, show: Show) -> Section:
+def _left(pool: model.GraphPool, show: Show) -> Section:
     found = left_behind(pool)
     columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
@@ -330,7 +324,7 @@ def _left(pool: GraphPool, show: Show) -> Section:
     return of_rows("What captures left in the pool", columns, rows, *notes)
 
 
-def _at_peak(pool: GraphPool, show: Show) -> Section:
+def _at_peak(pool: model.GraphPool, show: Show) -> Section:
     graph = max(pool.graphs, key=lambda g: g.peak, default=None)
     if graph is None or not graph.at_peak:
         return NOTHING
@@ -338,7 +332,7 @@ def _at_peak(pool: GraphPool, show: Show) -> Section:
     return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
 
 
-def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
+def _rows(found: list[model.CaptureRow], rounding: int = 0) -> Table:
     rows = [
         (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
     ]

@@ -147,14 +147,9 @@ def summarize(
     found: dict[str, Timeline] | None = None,
     attribution: Attribution | None = None,
 ) -> Summary:
-    """Everything a report says about a profile.
-
-    Args:
-        profile: a valid one.
-        device: whose memory; by default an accelerator's if any is used, the one with the
-            highest peak.
-        found: ``timelines(profile)``, if they are there already.
-        attribution: of the same profile, if there is one already.
+    """Everything a report says about a valid profile, and the memory of ``device``; by default an
+    accelerator's if any is used, the one with the highest peak. ``found`` are its timelines, if
+    they are there already, as is ``attribution``.
 
     Raises:
         ValueError: no program uses ``device``.

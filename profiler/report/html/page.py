@@ -55,12 +55,10 @@ def report_page(
     source: str = "",
     calls: range | None = None,
 ) -> Page:
-    """The report of a profile, or of one of each rank of a job, as a page.
+    """The report of a valid profile, or of one of each rank of a job, as a page.
 
     Args:
-        profile: a valid one.
-        device: which one the page shows first; by default the one with the highest peak,
-            accelerators before the CPU.
+        device: shown first; by default the one with the highest peak, accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
         calls: the page opens at its bars, with these calls of the log in sight; of one profile.
 

@@ -116,7 +116,7 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
     yield replace(entries, notes=(*counts.notes, *entries.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        yield dataflow.dataflow(summary.dataflow, format_bytes) or dataflow.no_dataflow()
+        yield dataflow.dataflow(summary.dataflow, format_bytes)
     if profile.tracker is not None:
         said = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if "tracker" in curves else ""

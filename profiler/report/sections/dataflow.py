@@ -27,12 +27,9 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
-    return Section("dataflow", "Data flow, eager code included", parts=tuple(parts))
-
-
-def no_dataflow() -> Section:
     none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
-    return Section("dataflow", "Data flow, eager code included", (none,))
+    notes = () if parts else (none,)
+    return Section("dataflow", "Data flow, eager code included", notes, parts=tuple(parts))
 
 
 def _categories(p: DataFlowPeak) -> Table:

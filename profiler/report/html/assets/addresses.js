@@ -63,7 +63,7 @@ function addresses(state, root) {
   let reserved = 0;
   let boxes = [];
   const refresh = drawn(picture, paint);
-  pointed(drawing, blockAt, hover, pick);
+  pointed(drawing, (x, y) => boxAt(boxes, x, y), hover, pick);
 
   function update() {
     const { model, call, position } = state;
@@ -98,10 +98,8 @@ function addresses(state, root) {
     const { label } = model.graph(call);
     const why = state.payload.no_addresses[label];
     if (why) return `${label} has no fixed addresses: ${why}.`;
-    const reason = model.unit(call)
-      ? " for the sizes of this call."
-      : ": this call was not observed.";
-    return `${label} has no fixed addresses${reason}`;
+    const reason = model.unit(call) ? " for the sizes of this call" : ": it was not observed";
+    return `${label} has no fixed addresses${reason}.`;
   }
 
   function list({ live, used }) {
@@ -163,12 +161,12 @@ function addresses(state, root) {
         if (at < start || at >= start + size) return;
         const [x, y] = [MAP.left + begins[b] * step, bottom - (at - start + nbytes[b]) * scale];
         const [long, high] = [(end[b] - begins[b]) * step, nbytes[b] * scale];
-        boxes.push([b, x, y, Math.max(1, long), Math.max(1, high)]);
+        boxes.push([b, [x, y, Math.max(1, long), Math.max(1, high)]]);
       });
       bottom -= height + SEGMENT_GAP;
     }
     c.textAlign = "left";
-    for (const [b, x, y, long, high] of boxes) {
+    for (const [b, [x, y, long, high]] of boxes) {
       const ground = categoryColor(state.model.categoryOf(site[b]));
       c.fillStyle = ground;
       c.fillRect(x, y, long, high);
@@ -191,11 +189,6 @@ function addresses(state, root) {
     cursor.style.left = `${MAP.left + (instant + 0.5) * step}px`;
   }
 
-  function blockAt(px, py) {
-    const isIn = ([, x, y, long, high]) => px >= x && px <= x + long && py >= y && py <= y + high;
-    return boxes.findLast(isIn)?.[0];
-  }
-
   function hover(b, event) {
     const { nbytes, address, begin: begins, end } = shown.blocks;
     const d = describe(b);
@@ -204,8 +197,7 @@ function addresses(state, root) {
       ["of the pool", share(nbytes[b], reserved)],
       ["address", formatAddress(address[b], shown.node === null)],
       ["instants", `${count(begins[b])} to ${count(end[b] - 1)}`],
-      ["category", words(d.category), categoryColor(d.category)],
-      ["module", d.module],
+      ...siteFacts(d),
     ];
     showTooltip(event, nameOf(b), known, d.location, d.code);
   }

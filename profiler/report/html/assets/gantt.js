@@ -6,11 +6,8 @@ const BAR = 16;
 const HEAD = 20;
 const AXIS = 22;
 const MOST_HEIGHT = 420;
-
-/** An instant: of a long run with more digits than a duration needs. */
-function formatInstant(n) {
-  return n < 1e9 ? ns(n) : `${(n / 1e9).toFixed(6)} s`;
-}
+/** The window of which instants are told apart: they need more digits than durations. */
+const DIGITS = 2e4;
 
 /** Where lanes and rows are, in pixels from the top; a row has the bars from `first` to `end`. */
 function placed(lanes) {
@@ -181,7 +178,7 @@ function gantt(state, root) {
     });
     return [
       ["Kind", kindOf(i)],
-      ["Begins at", formatInstant(start[i])],
+      ["Begins at", tick(start[i], DIGITS)],
       ["Duration", ns(duration[i])],
       ...(call[i] === null ? told : ofCall(call[i])),
     ];

@@ -211,6 +211,13 @@ function squarify(children, [x, y, width, height], put) {
   }
 }
 
+const siteFacts = ({ category, module, op, outside, graph }) => [
+  ["category", words(category), categoryColor(category)],
+  ["module", module],
+  ["operator", op],
+  ["graph", outside ? null : graph?.label],
+];
+
 function treemap(state, root) {
   const picture = canvas("treemap-canvas", "Treemap");
   const box = el("div.treemap", { id: "treemap" }, picture);
@@ -218,12 +225,8 @@ function treemap(state, root) {
   /** What is drawn, in order: what lies in a module comes after it. */
   let boxes = [];
   const refresh = drawn(box, draw);
-  pointed(box, at, hover, (found) => state.showDetail(titleOf(found), found.items));
-
-  function at(px, py) {
-    const isIn = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
-    return boxes.findLast(isIn)?.[0];
-  }
+  const pick = (found) => state.showDetail(titleOf(found), found.items);
+  pointed(box, (x, y) => boxAt(boxes, x, y), hover, pick);
 
   function titleOf(data) {
     if (data.module) return data.path || "(root)";
@@ -232,15 +235,12 @@ function treemap(state, root) {
 
   function hover(data, event) {
     const { category, info: d } = data;
-    const known = [
+    const size = [
       ["bytes", bytes(data.value)],
       ["share", share(data.value, state.total)],
-      ["category", category && words(category), category && categoryColor(category)],
-      ["module", d?.module],
-      ["operator", d?.op],
-      ["graph", d?.outside ? null : d?.graph?.label],
     ];
-    showTooltip(event, titleOf(data), known, d?.location, d?.code);
+    const known = category ? siteFacts({ ...d, category }) : [];
+    showTooltip(event, titleOf(data), [...size, ...known], d?.location, d?.code);
   }
 
   function draw() {

@@ -3,7 +3,7 @@
 
 const missing = (value) => value === null || value === undefined || value === "";
 
-// ---- Numbers in words: the same text as profiler/report/format.py gives at the terminal
+// ---- Numbers with three significant digits: the same text as profiler/report/format.py gives
 
 const UNITS = ["KiB", "MiB", "GiB", "TiB"];
 const TIMES = Object.entries({ ns: 1, us: 1e3, ms: 1e6, s: 1e9 });
@@ -17,13 +17,11 @@ function grouped(n, digits) {
   });
 }
 
-/** A number with three significant digits. */
 function significant(value) {
   const size = Math.abs(value);
   return grouped(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 
-/** `n` bytes with three significant digits, e.g. "98.3 MiB". */
 function bytes(n) {
   if (missing(n)) return "-";
   if (Math.abs(n) < 1024) return exactBytes(n);
@@ -32,12 +30,10 @@ function bytes(n) {
   return `${significant(n / 1024 ** (at + 1))} ${UNITS[at]}`;
 }
 
-/** `n` bytes with all digits, e.g. "1,048,576 B". */
 function exactBytes(n) {
   return `${grouped(n, 0)} B`;
 }
 
-/** A duration of `n` nanoseconds, e.g. "12.3 ms". */
 function ns(n) {
   if (missing(n)) return "-";
   // From 999.5 on it would be rounded to 1000.
@@ -54,7 +50,6 @@ function tick(n, span) {
   return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
 }
 
-/** `part` of `whole` in percent; what is not nothing does not show as 0.0 %. */
 function share(part, whole) {
   if (!whole) return "-";
   const percent = (100 * part) / whole;
@@ -63,7 +58,6 @@ function share(part, whole) {
   return `${grouped(percent, 1)} %`;
 }
 
-/** A whole number with thousands separated. */
 function count(n) {
   return missing(n) ? "-" : grouped(n, 0);
 }
@@ -103,13 +97,12 @@ function listen(node, events) {
   for (const [event, listener] of Object.entries(events)) node.addEventListener(event, listener);
 }
 
-/** Replaces what is in `node`. */
 function fill(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter(isThere));
   return node;
 }
 
-/** Says `text` to screen readers, politely. */
+/** Says `text` to screen readers. */
 function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
@@ -156,12 +149,10 @@ function help(id, text) {
   return el("p.help", { id }, text.split(/\[(.+?)\]/).map(part));
 }
 
-/** A button; `title` says what it does where its label is a sign. */
 function button(label, press, title = null, tag = "button") {
   return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
 }
 
-/** Buttons of which one is pressed. */
 function toggles(label, choices, choose) {
   const buttons = choices.map(([value, text, title]) =>
     el("button", { type: "button", title, on: { click: () => choose(value) } }, text),

@@ -58,6 +58,12 @@ function drawn(box, draw) {
   return refresh;
 }
 
+/** The last of `boxes`, [what, [x, y, width, height]], in which a point is. */
+function boxAt(boxes, px, py) {
+  const isIn = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
+  return boxes.findLast(isIn)?.[0];
+}
+
 /** Finds what is under the pointer: `hover(found, event)` shows a tooltip, `pick(found)`. */
 function pointed(node, find, hover, pick) {
   const at = (event) => {
@@ -287,7 +293,6 @@ function drawStack(c, x, layers, y) {
   }
 }
 
-/** A line along steps. */
 function drawLine(c, x, values, y, style, width = 1.5) {
   c.beginPath();
   for (const [a, b] of steps(x, Array.from(values, y))) c.lineTo(a, b);
@@ -296,7 +301,7 @@ function drawLine(c, x, values, y, style, width = 1.5) {
   c.stroke();
 }
 
-/** A text, cut at its end where there is no room for it; nothing where hardly any is left. */
+/** A text, cut at its end where there is no room for it. */
 function write(c, text, x, y, room) {
   const { width } = c.measureText(text);
   // The ellipsis takes some of the room.

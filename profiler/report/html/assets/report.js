@@ -154,7 +154,7 @@ function liveSet(state, root) {
   detail(state, more);
 }
 
-/** What Python leaves to the page: the interactive views, by the names that sections have. */
+/** An interactive view, by the name that sections have for it. */
 function drawView(state, name) {
   if (name.startsWith("curve ")) return curve(state.payload.curves[name.slice(6)]);
   const root = el("div");
@@ -185,7 +185,6 @@ function chosenRank(ranks) {
   return ranks.shown.includes(asked) ? ranks.shown.indexOf(asked) : ranks.first;
 }
 
-/** How ranks compare, and which one the rest of the page is about. */
 function job(ranks, chosen) {
   const { section: said, shown } = ranks;
   const all = said.parts[0].tables[0].rows.length;

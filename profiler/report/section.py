@@ -96,7 +96,7 @@ class Section:
     title: str  # a line, "" for none
     notes: tuple[Note, ...] = ()  # before the tables
     tables: tuple[Table, ...] = ()  # those without rows say why, or are left out
-    parts: tuple[Section, ...] = ()  # sections below this one
+    parts: tuple[Section, ...] = ()  # sections below this one; those that say nothing are left out
     tone: Tone = Tone.PLAIN  # of all of it
     view: str = ""  # an interactive view that a page draws first, by the name it has there
     detail: bool = False  # left out of a short text, which names it at its end
@@ -106,7 +106,7 @@ class Section:
     spare: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.notes or self.tables or self.parts or self.view)
+        return bool(self.notes or self.tables or any(self.parts) or self.view)
 
     def without(self, medium: str) -> Section:
         """For the other medium than this one, ``text`` or ``page``."""
@@ -125,7 +125,7 @@ class Section:
         """The section without details, to which belongs what has ``least`` as its ``spare`` or
         more, and the names of those left out. Of one that has nothing else nothing is left."""
         if self.detail or self.spare >= least:
-            return NOTHING, [self.name] if self.name else []
+            return NOTHING, [self.name] if self and self.name else []
         shorter = [part.short(least) for part in self.parts]
         kept = replace(
             self,
@@ -151,7 +151,7 @@ class Section:
             "title": self.title,
             "notes": [[n.tone.value, n.text] for n in shown.notes],
             "tables": [t.plain() for t in shown.tables],
-            "parts": [p.plain(without) for p in shown.parts],
+            "parts": [p.plain(without) for p in shown.parts if p],
             "tone": self.tone.value,
             "view": self.view,
         }

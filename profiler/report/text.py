@@ -65,7 +65,7 @@ def _section(page: Page, s: Section, indent: int = 0) -> None:
         if i and not table.lines and (table.rows or table.foot):
             page.line()
         _table(page, table, s.tone, indent)
-    for part in s.parts:
+    for part in filter(None, s.parts):
         brief = not part.parts and all(t.lines for t in part.tables)
         _section(page, part, max(indent, 2) if brief else 0)
 

@@ -120,7 +120,7 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     if profile.tracker is not None:
         said = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if "tracker" in curves else ""
-        yield Section("tracker", "Tracker", parts=tuple(filter(None, said)), view=view)
+        yield Section("tracker", "Tracker", parts=tuple(said), view=view)
     if profile.graphs:
         yield not_counted
     yield about.words()

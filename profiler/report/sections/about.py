@@ -91,7 +91,7 @@ def header(s: Summary) -> Section:
     if not p.complete:
         said = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(said, Tone.WARN))
-    parts = tuple(part for part in (_left_out(s), _out_of_memory(s)) if part)
+    parts = (_left_out(s), _out_of_memory(s))
     return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
 
 

@@ -47,13 +47,12 @@ def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> 
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
-    parts = tuple(p for p in every if p.tables or p.parts)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     named = f"{a.name or a.device}, {show(a.total)}{simulated}"
     title = f"Snapshot of {a.device}" if a.snapshot else named
     if a.failure is None:
-        return Section("", title, *_about(a, show), parts=parts)
-    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
+        return Section("", title, *_about(a, show), parts=every)
+    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *every))
 
 
 def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
@@ -86,7 +85,7 @@ def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
     notes, tables = _about(a.peak, show)
     parts = (_purposes(a.peak), *_of_snapshot(a.peak))
     title = f"The fullest instant of the history of {a.device}"
-    return (Section("", title, notes, tables, tuple(p for p in parts if p.tables)),)
+    return (Section("", title, notes, tables, parts),)
 
 
 def _failed(
@@ -252,8 +251,7 @@ def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
     )
     title = f"CUDA graphs in pool {pool.name} on {pool.device}"
     captures = (_captures(pool),) if pool.graphs else ()
-    shown = tuple(p for p in parts if p.tables)
-    return Section("", title, tuple(_about_pool(pool, show)), captures, shown)
+    return Section("", title, tuple(_about_pool(pool, show)), captures, parts)
 
 
 def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:

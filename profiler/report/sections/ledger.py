@@ -64,8 +64,7 @@ def ledger_counts(s: Summary) -> Section:
         ]
         told = f"{title}: {sum(r.count for r in reasons):,}"
         part = of_rows(told, columns, rows, rest=_MORE_REASONS, lines=True, tone=tone)
-        if part:
-            parts.append(replace(part, detail=tone is Tone.PLAIN))
+        parts.append(replace(part, detail=tone is Tone.PLAIN))
     fallbacks = () if s.ledger.fallbacks else ("no fallbacks to plain Inductor",)
     notes = tuple(Note(said, detail=True) for said in (done, *fallbacks))
     return Section("", "Ledger", notes, parts=tuple(parts), name="ledger", spare=3)

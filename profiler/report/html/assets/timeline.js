@@ -45,11 +45,13 @@ function timeline(state, root) {
     mode = value;
     rebuild();
   });
-  const zooms = [
+  const zooms = el(
+    "div.tabs",
+    { role: "group", "aria-label": "Zoom" },
     button("Whole run", () => view.whole()),
     button("This call", () => zoomToCalls(0)),
     button("± 5 calls", () => zoomToCalls(5)),
-  ];
+  );
   const legend = el("ul.legend", { "aria-label": "Categories" });
   fill(
     root,

@@ -149,9 +149,9 @@ def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
     n = cast(int, value)
     match c.unit:
         case Unit.BYTES:
-            return page.bytes(n) if n >= 0 else f"-{page.bytes(-n)}"
+            return page.bytes(n)
         case Unit.CHANGE:
-            return f"+{page.bytes(n)}" if n > 0 else f"-{page.bytes(-n)}" if n else page.bytes(0)
+            return f"+{page.bytes(n)}" if n > 0 else page.bytes(n)
         case Unit.SHARE:
             return format_share(n, c.whole)
         case Unit.NS:

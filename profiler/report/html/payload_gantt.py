@@ -114,38 +114,38 @@ def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:
     """Names and bars of lanes, row by row: threads that run compiled code first, each group in
     order of time; then compilations, then tasks."""
     lanes = profile.tracker.metadata.lanes if profile.tracker else []
-    # A thread by its number in the log of calls; by that of its lane, where it made none.
-    threads: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
-    tasks: defaultdict[int, list[Bar]] = defaultdict(list)
-    names: dict[tuple[str, int], str] = {}
-    keys = []
+    found: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
+    names = {("compilation", 0): "compilation"}
+    keys: list[tuple[str, int]] = []
     for i, lane in enumerate(lanes):
+        # A thread by its number in the log of calls; by that of its lane, where it made none.
         key = ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
+        name = lane.name
+        if lane.kind is LaneKind.TASK:
+            key = ("tasks", lane.thread)
+            name = f"tasks of {lanes[lane.thread].name if 0 <= lane.thread < len(lanes) else '?'}"
         keys.append(key)
-        if lane.kind is LaneKind.THREAD:
-            names[key] = lane.name
+        names[key] = name
     for i, bar in _operations(profile):
-        if lanes[i].kind is LaneKind.TASK:
-            bar.task = i
-            tasks[lanes[i].thread].append(bar)
-        else:
-            threads[keys[i]].append(bar)
+        bar.task = i
+        found[keys[i]].append(bar)
     for thread, bar in _calls(profile):
-        threads["thread", thread].append(bar)
+        found["thread", thread].append(bar)
+    for bar in _compilations(profile):
+        found["compilation", 0].append(bar)
     called = {("thread", t) for t in profile.calls.thread}
+
+    def order(key: tuple[str, int]) -> tuple[int, int]:
+        if key[0] in ("thread", "lane"):
+            return key not in called, found[key][0].start_ns
+        return 2 if key[0] == "compilation" else 3, key[1]
+
     out = []
-    for key in sorted(threads, key=lambda key: (key not in called, threads[key][0].start_ns)):
-        nest(threads[key])
-        out.append((names.get(key, f"thread {key[1]}"), threads[key]))
-    if compilations := list(_compilations(profile)):
-        nest(compilations)
-        out.append(("compilation", compilations))
-    for thread, bars in sorted(tasks.items()):
-        pack(bars)
-        name = lanes[thread].name if 0 <= thread < len(lanes) else "?"
-        out.append((f"tasks of {name}", bars))
-    for _, bars in out:
+    for key in sorted(found, key=order):
+        bars = found[key]
+        (pack if key[0] == "tasks" else nest)(bars)
         bars.sort(key=lambda b: (b.row, b.start_ns))
+        out.append((names.get(key, f"thread {key[1]}"), bars))
     return out
 
 

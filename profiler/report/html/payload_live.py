@@ -23,7 +23,7 @@ from ...attribution import Attribution, Site, View, module_parts
 from ...live import Hold, LiveItem
 from ...model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
 from ...timeline import Timeline
-from ..format import shorten_path
+from ..failure import place
 from ..sections.about import module_name
 
 _NONE, _ENTRY = -1, -2
@@ -32,7 +32,7 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside", "graph")},
     "category": lambda site: site.category.value,
     "module": lambda site: module_name(site.module),
-    "location": lambda site: site.frame and f"{shorten_path(site.frame.file)}:{site.frame.line}",
+    "location": lambda site: place(site.frame) or None,
     "function": lambda site: site.frame and site.frame.function,
     "code": lambda site: site.frame and site.frame.code.strip(),
 }

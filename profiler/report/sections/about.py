@@ -16,13 +16,14 @@ from ..format import format_bytes, format_ns, format_share
 from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
-VIEW_TITLES = {
-    View.CATEGORY: "category",
-    View.MODULE: "module",
-    View.NODE: "FX node",
-    View.LINE: "source line",
-    View.GRAPH: "graph",
+VIEWS: dict[View, tuple[col.Column, ...]] = {
+    View.CATEGORY: (col.CATEGORY,),
+    View.MODULE: (col.MODULE,),
+    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
+    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
+    View.GRAPH: (col.Code("graph"),),
 }
+"""Columns of what a view has parts by: a name, and what is said below it."""
 MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",
     Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
@@ -257,7 +258,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     tables = []
     for view, b in s.views.items():
         left = f"{show(b.unattributed)} ({format_share(b.unattributed, b.total)})"
-        caption = f"unattributed at the peak by {VIEW_TITLES[view]}: {left}"
+        caption = f"unattributed at the peak by {VIEWS[view][0].title}: {left}"
         rows = [(r.nbytes, r.key) for r in b.remainder]
         tables.append(reasons(rows, caption=caption, only="text", detail=not b.unattributed))
     if c.missing:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from .. import columns as col
+from ..failure import place
 from ..format import format_bytes, format_ns, format_share, shorten_path
 from ..section import EVERY, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
-from .about import MEANING, VIEW_TITLES, module_name
+from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
 
 _BRIEF = 4
@@ -36,8 +37,7 @@ def peak(s: Summary, show: Show) -> Section:
     elif p.instant == 0:
         notes.append(Note("at the entry of the call"))
     if p.node:
-        where = f", {shorten_path(p.frame.file)}:{p.frame.line}" if p.frame else ""
-        notes.append(Note(f"for FX node {p.node}{where}"))
+        notes.append(Note(", ".join(filter(None, (f"for FX node {p.node}", place(p.frame))))))
     others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
     if others:
         notes.append(Note("other devices: " + ", ".join(others), detail=True))
@@ -105,17 +105,8 @@ def of_instant(profile: Profile) -> Iterator[Section]:
     yield Section("addresses", "Address map", (Note(said),))
 
 
-_NAMES = {
-    View.CATEGORY: (col.CATEGORY,),
-    View.MODULE: (col.MODULE,),
-    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
-    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
-    View.GRAPH: (col.Code("graph"),),
-}
-
-
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
-    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *_NAMES[view])
+    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *VIEWS[view])
 
 
 def live_templates() -> dict[str, Table]:
@@ -154,8 +145,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
         detail = view not in told or s.device in told[view]
-        title = f"Live at the peak, by {VIEW_TITLES[view]}"
-        name = f"compiled code by {VIEW_TITLES[view]}"
+        title = f"Live at the peak, by {VIEWS[view][0].title}"
+        name = f"compiled code by {VIEWS[view][0].title}"
         if view is View.MODULE:
             tables = (_modules(b, s.modules),)
             yield Section("", title, tables=tables, detail=detail, name=name)

@@ -1,13 +1,12 @@
 // Memory over time: stacked by category, with the choice of an instant on it; and curves.
 
 const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
-const CURVE = { left: 70, right: 24, top: 20, bottom: 28 };
 const LINES = ["accent", "cat-temporary", "cat-gradient", "cat-output", "cat-activation"];
 
-/** What margins leave of a box of the page, in whole pixels. */
-function inside({ clientWidth, clientHeight }, margins) {
-  const width = Math.max(50, Math.floor(clientWidth - margins.left - margins.right));
-  return { ...margins, width, height: clientHeight - margins.top - margins.bottom };
+/** What these margins leave of a box of the page, in whole pixels. */
+function inside({ clientWidth, clientHeight }) {
+  const width = Math.max(50, Math.floor(clientWidth - PLOT.left - PLOT.right));
+  return { ...PLOT, width, height: clientHeight - PLOT.top - PLOT.bottom };
 }
 
 /** Memory of the device of a `state` (report.js) by category, and the choice of its instant. */
@@ -81,7 +80,7 @@ function timeline(state, root) {
 
   function draw() {
     if (!axis || !state.model.length) return;
-    const box = inside(plot, PLOT);
+    const box = inside(plot);
     const { width } = box;
     view.width = width;
     shown = pixelColumns(state.model, axis, view.from, view.to, width);
@@ -214,24 +213,24 @@ function curve({ label, time_ns: time, peak, stacked, lines: given }) {
   const most = heights.reduce((a, b) => Math.max(a, b), 0);
 
   drawn(box, () => {
-    const area = inside(box, CURVE);
+    const area = inside(box);
     view.width = area.width;
     const c = begin(picture, box.clientWidth, box.clientHeight);
     const y = byteAxis(c, area, most);
     timeAxis(c, area, view, (t, span) => tick(t + first, span));
-    const x = (t) => CURVE.left + view.x(t - first);
+    const x = (t) => PLOT.left + view.x(t - first);
     const edges = [...time, time.at(-1)].map(x);
     const drawings = lines.map((l) => [color(l.variable), l.values]);
     if (stacked) drawStack(c, edges, drawings, y);
     else for (const [style, values] of drawings) drawLine(c, edges, values, y, style);
     if (peak === null) return;
     c.fillStyle = color("--accent");
-    c.fillRect(x(peak), CURVE.top, 1, area.height);
+    c.fillRect(x(peak), PLOT.top, 1, area.height);
     c.fillStyle = color("--text-2");
     c.textAlign = "center";
-    c.fillText("peak", x(peak), CURVE.top - 13);
+    c.fillText("peak", x(peak), PLOT.top - 13);
   });
-  const find = (x) => Math.max(0, above(time, first + view.time(x - CURVE.left)) - 1);
+  const find = (x) => Math.max(0, above(time, first + view.time(x - PLOT.left)) - 1);
   pointed(box, find, (i, event) => {
     const rows = lines.map((l) => [l.name, bytes(l.values[i]), `var(${l.variable})`]);
     showTooltip(event, ns(time[i]), rows);

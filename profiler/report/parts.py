@@ -169,11 +169,6 @@ class DevicePeak:
     eager: int = 0  # bytes that were made or kept by other code than compiled
     rounding: int = 0  # bytes of blocks beyond what was asked for
 
-    @property
-    def named(self) -> tuple[tuple[str, int], ...]:
-        rest = ((EAGER, self.eager), (ROUNDING, self.rounding), (FREE, self.free))
-        return (*self.parts, *(part for part in rest if part[1]))
-
 
 def device_peak(
     account: model.DeviceAccount,

@@ -261,6 +261,13 @@ def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> Non
     assert (resident[0], resident[-1]) == (1000, 1000 + 3 * MAX_POINTS - 1)
 
 
+def test_snapshots_that_say_nothing_of_bytes_have_no_curve() -> None:
+    profile = Profile(tracker=TrackerRecord(snapshots=[MemorySnapshot(0), MemorySnapshot(1)]))
+    payload = report_payload(profile)
+    (tracker,) = (s for s in payload["sections"] if s["id"] == "tracker")
+    assert (payload["curves"], tracker["view"]) == ({}, "")
+
+
 def test_the_ledger_keeps_the_latest_entries() -> None:
     profile = training()
     profile.ledger = [

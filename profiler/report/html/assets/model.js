@@ -218,7 +218,6 @@ function busyShare(model) {
 class Axis {
   constructor(model, mode) {
     this.model = model;
-    this.mode = mode;
     const n = model.length;
     this.starts = new Float64Array(n + 1);
     this.ends = new Float64Array(n);
@@ -273,35 +272,26 @@ function pixelColumns(model, axis, from, to, count) {
   const position = new Int32Array(count);
   const scale = count / (to - from || 1);
   const clamp = (c) => Math.max(0, Math.min(count - 1, c));
-  const put = (c, bytes, k, p) => {
-    if (bytes > high[c]) {
-      high[c] = bytes;
-      call[c] = k;
-      position[c] = p;
-    }
-    if (bytes < low[c]) low[c] = bytes;
-  };
   const span = (a, b, bytes, k, p) => {
     if (b < from || a >= to || (b === from && a !== b)) return;
     // An edge belongs to the column that it begins, so the end of a span is exclusive.
     const first = clamp(Math.floor((a - from) * scale + ROUNDING));
     const last = Math.max(first, clamp(Math.ceil((b - from) * scale - ROUNDING) - 1));
-    for (let c = first; c <= last; c++) put(c, bytes, k, p);
+    for (let c = first; c <= last; c++) {
+      if (bytes > high[c]) [high[c], call[c], position[c]] = [bytes, k, p];
+      low[c] = Math.min(low[c], bytes);
+    }
   };
   const [first] = model.length ? axis.find(from) : [0];
   for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
     const { totals, highest, lowest, beside, left } = model.extent(k);
     const a = axis.starts[k];
     const b = axis.ends[k];
+    const at = (p) => a + ((b - a) * p) / totals.length;
     const column = Math.floor((a - from) * scale);
-    if (a >= from && b < to && column === Math.floor((b - from) * scale)) {
-      put(column, beside.total + totals[highest], k, highest);
-      put(column, beside.total + totals[lowest], k, lowest);
-    } else {
-      const n = totals.length;
-      for (let p = 0; p < n; p++) {
-        span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, beside.total + totals[p], k, p);
-      }
+    const inOne = a >= from && b < to && column === Math.floor((b - from) * scale);
+    for (const p of inOne ? [highest, lowest] : totals.keys()) {
+      span(at(p), at(p + 1), beside.total + totals[p], k, p);
     }
     if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], left.total, k, totals.length);
   }

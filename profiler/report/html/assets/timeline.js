@@ -113,12 +113,10 @@ function timeline(state, root) {
 
   function place(node, call, position) {
     // The middle of what can be seen of the instant: its edge is the next one's too.
-    const [begins, ends] = [axis.at(call, position), axis.after(call, position)];
-    const seen = ends > view.from && begins < view.to;
-    const from = seen ? Math.max(begins, view.from) : begins;
-    const x = PLOT.left + view.x((from + (seen ? Math.min(ends, view.to) : ends)) / 2);
-    node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
-    node.style.left = `${x}px`;
+    const from = Math.max(axis.at(call, position), view.from);
+    const to = Math.min(axis.after(call, position), view.to);
+    node.hidden = from > to;
+    node.style.left = `${PLOT.left + view.x((from + to) / 2)}px`;
   }
 
   function positionAt(offset) {

@@ -244,25 +244,15 @@ def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
         return None
     calls = timeline.profile.calls
     graph = timeline.profile.graph(calls.graph[at.call])
-    line, statement, node, frame = 0, "", None, None
-    if at.instant:
-        program = graph.programs[calls.program[at.call]]
-        event = program.events[at.instant - 1]
-        line = event.line
-        statement = next((s.text for s in graph.statements if s.line == line), "")
-        site = attribution.site(graph.id, program.storages[event.storage], event.owner, line)
-        node, frame = site.node, site.frame
-    return Peak(
-        nbytes=at.nbytes,
-        call=at.call,
-        instant=at.instant,
-        graph=graph.label,
-        after_ns=calls.start_ns[at.call] - min(calls.start_ns),
-        line=line,
-        statement=statement,
-        node=node,
-        frame=frame,
-    )
+    after_ns = calls.start_ns[at.call] - min(calls.start_ns)
+    peak = Peak(at.nbytes, at.call, at.instant, graph.label, after_ns)
+    if not at.instant:
+        return peak
+    program = graph.programs[calls.program[at.call]]
+    event = program.events[at.instant - 1]
+    statement = next((s.text for s in graph.statements if s.line == event.line), "")
+    site = attribution.site(graph.id, program.storages[event.storage], event.owner, event.line)
+    return replace(peak, line=event.line, statement=statement, node=site.node, frame=site.frame)
 
 
 def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:

@@ -144,6 +144,7 @@ def run(name: str, way: str, most_layers: int | None, page: str = "") -> Outcome
 def describe(outcome: Outcome, profile: Any) -> None:
     """Fill in what the report's first table says."""
     from memprof.profiler.model import Purpose
+    from memprof.profiler.report.parts import EAGER, FREE, ROUNDING
     from memprof.profiler.report.summary import summarize
 
     if not profile.accounts:
@@ -157,7 +158,9 @@ def describe(outcome: Outcome, profile: Any) -> None:
             outcome.error = "no table of the peak"
             return
         peak = peaks[0]
-        outcome.rows = dict(peak.named) | {"not attributed": peak.unattributed}
+        rest = {EAGER: peak.eager, ROUNDING: peak.rounding, FREE: peak.free}
+        outcome.rows = dict(peak.parts) | {what: n for what, n in rest.items() if n}
+        outcome.rows["not attributed"] = peak.unattributed
         outcome.total = sum(outcome.rows.values())
         outcome.allocated = outcome.total - peak.free
         outcome.unnamed, outcome.one_row = peak.unattributed, peak.eager

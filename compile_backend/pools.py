@@ -12,7 +12,7 @@ from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.node import path_to
 from memprof.profiler.report.columns import Column, Unit
 from memprof.profiler.report.format import format_bytes, shorten_path
-from memprof.profiler.report.section import Foot, Section, Table
+from memprof.profiler.report.section import Section, Table
 from memprof.profiler.report.text import render
 
 from .cpu_arena.tensors import POOL
@@ -95,6 +95,6 @@ def _section(name: str, parts: PoolParts) -> Section:
         "free": parts.free,
         "total reserved": parts.reserved,
     }
-    foot = tuple(Foot((n, what)) for what, n in others.items())
+    foot = tuple((n, what) for what, n in others.items())
     title = f"{name}: {format_bytes(parts.reserved)} ({parts.reserved:,} B)"
     return Section("", title, tables=(Table(columns, rows, foot, rest="smaller"),))

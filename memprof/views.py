@@ -20,8 +20,9 @@ from memprof.profiler.report import Style, Summary, sections, summarize
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import printable, style_of
 from memprof.profiler.report.section import EVERY, Section, Show
+from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.sections.processes import of_ranks
-from memprof.profiler.report.text import render, render_diff
+from memprof.profiler.report.text import render
 from memprof.profiler.snapshot.named import read_named_snapshot
 from memprof.profiler.writing import check_writable
 
@@ -162,7 +163,7 @@ class Comparison:
         """Print it; the arguments are those of ``Views.report``."""
         out = sys.stdout if file is None else file
         style = report_style(style_of(out), full=True, top=top)
-        out.write(printable(render_diff(self.result, style), out))
+        out.write(printable(render(of_diff(self.result), style), out))
 
     def __repr__(self) -> str:
         grown = [
@@ -172,7 +173,7 @@ class Comparison:
         return f"<memprof comparison: {', '.join(grown)}>"
 
     def _repr_html_(self) -> str:
-        return _in_notebook(render_diff(self.result))
+        return _in_notebook(render(of_diff(self.result)))
 
 
 def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from memprof.profiler.model import GraphPool, TrackerRecord
-from memprof.profiler.report import Style, sections
+from memprof.profiler.diff_model import ProfileDiff
+from memprof.profiler.model import DeviceAccount, GraphPool, Profile, TrackerRecord
+from memprof.profiler.report import Style, Summary, sections
 from memprof.profiler.report.page import PLAIN
+from memprof.profiler.report.parts import DevicePeak
+from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.text import render
+
+
+def render_text(summary: Summary, style: Style = PLAIN) -> str:
+    """What a report says of compiled code."""
+    return render(sections.of_report(summary, style.show), style)
+
+
+def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
+    """As ``memprof ledger`` prints it."""
+    return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
+
+
+def render_accounts(
+    accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
+) -> str:
+    """Accounts, and ``peaks`` of those of the present."""
+    return render(sections.account.of_accounts(accounts, style.show, peaks), style)
+
+
+def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
+    """As ``memprof diff`` prints it."""
+    return render(of_diff(diff), style)
 
 
 def render_tracker_record(record: TrackerRecord, style: Style = PLAIN) -> str:

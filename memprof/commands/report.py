@@ -14,11 +14,12 @@ from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.file import read_profiles
 from memprof.profiler.growth import growth, looked
 from memprof.profiler.model import Profile
-from memprof.profiler.report import render_ledger
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.profiler.report.sections.about import of_growth
-from memprof.profiler.report.text import render, render_diff
+from memprof.profiler.report.sections.diff import of_diff
+from memprof.profiler.report.sections.ledger import of_ledger
+from memprof.profiler.report.text import render
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (
@@ -81,7 +82,8 @@ def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
 @file_argument
 def ledger(file: str) -> None:
     """Print what memprof did, declined and gave up on, and why, in order of time."""
-    print_text(render_ledger(read(file), style_of(sys.stdout)))
+    style = style_of(sys.stdout)
+    print_text(render([replace(of_ledger(read(file), style.show), title="")], style))
 
 
 @click.command()
@@ -202,7 +204,7 @@ def diff(
         print_json(found)
     else:
         style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
-        print_text(render_diff(found, style))
+        print_text(render(of_diff(found), style))
     if limit is not None:
         for path, profile in ((before, old), (after, new)):
             _check_whole(path, profile)

@@ -7,9 +7,10 @@ from typing import Any
 
 from memprof.profiler.file import write_profiles
 from memprof.profiler.model import Process, Profile
+from memprof.profiler.report import text as reports
 from memprof.profiler.report.failure import why
 from memprof.profiler.report.page import PLAIN, Page, Style
-from memprof.profiler.report.text import render_accounts
+from memprof.profiler.report.sections.account import of_accounts
 
 from .parent import Simulation
 
@@ -76,7 +77,7 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
     page.line()
     text = page.text()
     if worst.outcome.accounts:
-        text += render_accounts(worst.outcome.accounts, style)
+        text += reports.render(of_accounts(worst.outcome.accounts, style.show), style)
     return text
 
 

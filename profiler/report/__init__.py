@@ -1,7 +1,7 @@
-"""Reports: ``summarize`` says what there is to say, ``render_text`` prints it."""
+"""Reports: ``summarize`` says what there is to say, ``sections`` in words, ``text.render`` prints
+them."""
 
 from .page import Style
 from .summary import Summary, summarize
-from .text import render_ledger, render_text
 
-__all__ = ["Style", "Summary", "render_ledger", "render_text", "summarize"]
+__all__ = ["Style", "Summary", "summarize"]

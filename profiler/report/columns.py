@@ -46,8 +46,6 @@ _NUMBERS = frozenset(list(Unit)[list(Unit).index(Unit.BYTES) :])
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table."""
-
     title: str  # its heading; in a table of lines, what stands after a number
     unit: Unit = Unit.TEXT  # of its cells
     help: str = ""  # a longer explanation
@@ -77,7 +75,6 @@ Address = partial(Column, unit=Unit.ADDRESS)
 
 
 def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:
-    """Columns of one kind; ``more`` as of ``Column``, for each of them."""
     return tuple(of(title, **more) for title in titles)
 
 
@@ -91,12 +88,10 @@ TEXT = Text("", fold=True)
 
 
 def share(whole: int) -> Column:
-    """The column of parts of ``whole``."""
     return Share("share", adds=True, whole=whole)
 
 
 def below(*columns: Column) -> tuple[Column, ...]:
-    """``columns`` in small type below the one before them."""
     return tuple(replace(column, below=True) for column in columns)
 
 

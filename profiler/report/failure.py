@@ -15,7 +15,6 @@ def place(frame: SourceFrame | None) -> str:
 
 
 def asked(f: Failure, show: Show) -> str:
-    """How much was asked for."""
     if f.requested:
         return show(f.requested)
     return f"up to {show(f.wanted)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Sequence
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -47,15 +46,13 @@ def _digits(value: float) -> int:
     return 2 if value < 9.995 else 1 if value < 99.95 else 0
 
 
-def shorten_path(path: str, roots: Sequence[str] | None = None) -> str:
+def shorten_path(path: str) -> str:
     """``path`` relative to the working folder, to site-packages or to the standard library,
-    whichever contains it, or to the first of ``roots`` that does; else as it is."""
+    whichever contains it; else as it is."""
     if "site-packages/" in path:
         # Also of another environment, where the profile was taken.
         return path.rpartition("site-packages/")[2]
-    if roots is None:
-        roots = (os.getcwd(), sysconfig.get_paths()["stdlib"])
-    for root in roots:
+    for root in (os.getcwd(), sysconfig.get_paths()["stdlib"]):
         prefix = root.rstrip(os.sep) + os.sep
         if len(prefix) > 1 and path.startswith(prefix):
             return path[len(prefix) :]

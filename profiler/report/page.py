@@ -45,7 +45,6 @@ class Style:
     short: bool = False
 
     def show(self, n: int) -> str:
-        """``n`` bytes, rounded or with all digits."""
         return format_bytes(n, self.exact)
 
 
@@ -85,7 +84,6 @@ class _Table(Table):
 
 
 def _cell(cell: RenderableType | None) -> Text | None:
-    """A cell of ``str`` or ``Text`` as text that can be shown."""
     if cell is None:
         return None
     style = cell.style if isinstance(cell, Text) else ""
@@ -148,9 +146,6 @@ class Page:
         return table
 
     def show(self, table: Table) -> None:
-        """Fix the widths. Rich would narrow all columns alike, but a cut number is a wrong one,
-        and of the text the last column is the longest and the least missed. Where numbers alone
-        are wider than the page, so is the table: terminals wrap its lines."""
         gap = 2  # a space of padding and one for the box's divider
         widths = [max(cell_len(str(text)) for text in (c.header, *c.cells)) for c in table.columns]
         texts = [i for i, c in enumerate(table.columns) if c.justify == "left"]

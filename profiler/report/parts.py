@@ -3,27 +3,25 @@ reserved at the peak of a device that nobody watched.
 
 Note [A peak from two sources]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The allocator's counters say how much was reserved and allocated at most. What compiled code had at
-its own peak is known from its programs, replays included; what else the process holds from a look
-at its end (``profiler/device/present.py``). Parameters, optimizer state, persistent state and the
-workspaces of cuBLAS, which torch never gives back by itself, are there all the time, so all are of
-the peak, if it lay in compiled code. (Graph trees do give workspaces back, after a warm-up; that a
-call needed them its program says.) What the allocator counts beyond is named by what is left:
+The allocator's counters say how much was reserved and allocated at most; programs, what compiled
+code had at its own peak; a look at the end (``profiler/device/present.py``), what else the process
+holds. Parameters, optimizer state, persistent state and cuBLAS's workspaces, which torch never
+gives back by itself, are there all the time, so all are of the peak. (Graph trees do give
+workspaces back, after a warm-up; that a call needed them its program says.) What the counter says
+beyond is:
 
-* *rounding*: the allocator counts what it handed out and what it was asked for; the difference of
-  the two peaks is rounding that was there when most was handed out, if not all of it;
-* *eager*: where every call of compiled code is known from the inside, the rest was asked for by
-  other code, or is an output that the program holds on to. It is at least that much, since compiled
-  code had no more at that instant than at its own peak. It is one row: to divide it, each of a
-  step's eager operations would have to be watched, which ``eager=True`` does;
+* *rounding*: the difference of the peaks of what was handed out and of what was asked for, if not
+  all of it;
+* *eager*, where every compiled call is known from the inside: asked for by other code, or an output
+  that the program holds on to. It is at least that much, since compiled code had no more then than
+  at its own peak. To divide it, each eager operation would have to be watched: ``eager=True``;
 * *not attributed*: the same where there were compiled calls of which the inside is not known.
 
-Of a buffer that graphs write to the graphs alone may know that it is state; the look at the end
-counts it as a parameter. So the two are one sum, which is divided as the better informed says. The
-other way round, a cache that a graph has made and takes again is an input to the graphs, and state
-to the look, which counts writes: state that the graphs do not know is taken to be among their
-inputs and outputs. Where the two sources say more than the counter they cannot be of one instant,
-and no sum is made of them.
+That a buffer is state only the graphs that write to it may know; to the look it is a parameter. So
+the two are one sum, divided as the better informed says. The other way round, a cache that a graph
+has made and takes again is an input to graphs, and state to the look, which counts writes: state
+that graphs do not know is taken to be among their inputs and outputs. Where the two sources say
+more than the counter they cannot be of one instant, and no sum is made of them.
 """
 
 from __future__ import annotations
@@ -31,17 +29,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .. import model
 from ..attribution import Breakdown, View, data_flow_breakdown
-from ..model import (
-    Category,
-    DataFlowLeak,
-    DataFlowStorage,
-    DeviceAccount,
-    Profile,
-    Purpose,
-    TensorInfo,
-    TrackerRecord,
-)
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
@@ -55,24 +44,22 @@ class DataFlowPeak:
     device: str  # e.g. ``cuda:0``.
     nbytes: int  # live bytes
     after_ns: int  # time from the first entry of the profile
-    categories: dict[Category, int]  # bytes, largest first
+    categories: dict[model.Category, int]  # bytes, largest first
     times: int  # number of entries
     unknown: dict[str, int]  # bytes without a category, by reason, largest first
-    leaks: list[DataFlowLeak]  # the largest storages that outlived their training step
+    leaks: list[model.DataFlowLeak]  # the largest storages that outlived their training step
     # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None
     allocated: int | None
     replay_reserved: int  # bytes that pools of CUDA graphs and the CPU arena held at the end
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
-    live: list[DataFlowStorage]  # the same one by one, largest first
+    live: list[model.DataFlowStorage]  # the same one by one, largest first
     graphs: dict[int, str]  # labels of the graphs that ``live`` names by their ids
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """All invocations of one tracked operation at one place."""
-
     path: str  # names from the root, joined by ``/``
     count: int  # invocations that ended; ``failed`` of them with an exception
     failed: int
@@ -83,8 +70,6 @@ class OperationRow:
 
 @dataclass(frozen=True, slots=True)
 class TrackerSummary:
-    """What the run-time tracker saw."""
-
     # state, reason: how it ended
     state: str
     reason: str
@@ -96,11 +81,10 @@ class TrackerSummary:
     operations: list[OperationRow]  # most time first
     problems: list[str]  # of the tracker itself
     # the largest tensors at the snapshot with most in tensors of those that have any described
-    largest: list[TensorInfo]
+    largest: list[model.TensorInfo]
 
 
-def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
-    """One entry a device that had bytes."""
+def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
     out = []
     for device in profile.dataflow.devices if profile.dataflow else ():
         at = device.peak
@@ -130,8 +114,7 @@ def data_flow_peaks(profile: Profile) -> list[DataFlowPeak]:
     return out
 
 
-def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
-    """None if there is no record."""
+def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None:
     if record is None:
         return None
     devices: dict[str, int | None] = {}
@@ -162,9 +145,9 @@ def tracker_summary(record: TrackerRecord | None) -> TrackerSummary | None:
 
 
 _LASTING = {
-    Purpose.PARAMETER: Category.PARAMETER,
-    Purpose.PERSISTENT_STATE: Category.PERSISTENT_STATE,
-    Purpose.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+    model.Purpose.PARAMETER: model.Category.PARAMETER,
+    model.Purpose.PERSISTENT_STATE: model.Category.PERSISTENT_STATE,
+    model.Purpose.OPTIMIZER_STATE: model.Category.OPTIMIZER_STATE,
 }
 """What is there all the time, under the names of both sources."""
 
@@ -186,55 +169,45 @@ class DevicePeak:
     eager: int = 0  # bytes that were made or kept by other code than compiled
     rounding: int = 0  # bytes of blocks beyond what was asked for
 
-    @property
-    def named(self) -> tuple[tuple[str, int], ...]:
-        """What ``reserved`` is made of, in words and bytes, but for what has no name."""
-        rest = ((EAGER, self.eager), (ROUNDING, self.rounding), (FREE, self.free))
-        return (*self.parts, *(part for part in rest if part[1]))
-
 
 def device_peak(
-    account: DeviceAccount,
-    compiled: Mapping[Category, int],
+    account: model.DeviceAccount,
+    compiled: Mapping[model.Category, int],
     kept: int = 0,
     *,
     all_observed: bool = False,
 ) -> DevicePeak | None:
     """The peak of a device of which only the end was looked at; None if the sources do not fit.
 
-    Args:
-        account: with ``present``.
-        compiled: bytes live at the peak of compiled code on that device.
-        kept: bytes that libraries allocated in that call and did not give back, of which the live
-            ones know nothing.
-        all_observed: whether the inside of every compiled call is known.
+    ``compiled`` were the bytes at the peak of compiled code there, ``kept`` those that libraries
+    allocated in that call and did not give back, of which the live ones know nothing.
     """
     now = account.by_purpose()
     found: dict[str, int] = {}
     for purpose, category in _LASTING.items():
         found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
-    state, parameter = Purpose.PERSISTENT_STATE, Purpose.PARAMETER
+    state, parameter = model.Purpose.PERSISTENT_STATE, model.Purpose.PARAMETER
     of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
     both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
     found[parameter.label] = both - found[state.label]
-    found[Purpose.WORKSPACE.label] = now.get(Purpose.WORKSPACE, 0)
+    found[model.Purpose.WORKSPACE.label] = now.get(model.Purpose.WORKSPACE, 0)
     for category, nbytes in compiled.items():
         if category not in _LASTING.values():
             found[category.label] = nbytes
     unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
-    for passed in (Category.INPUT, Category.OUTPUT):
+    for passed in (model.Category.INPUT, model.Category.OUTPUT):
         if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
             unknown_to_graphs -= same
             found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (Purpose.TENSOR, Purpose.DATALOADER_BATCH))
-    counted = sum(found.get(c.label, 0) for c in (Category.INPUT, Category.OUTPUT))
+    tensors = sum(now.get(p, 0) for p in (model.Purpose.TENSOR, model.Purpose.DATALOADER_BATCH))
+    counted = sum(found.get(c.label, 0) for c in (model.Category.INPUT, model.Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
     # Some of them may be the same, and all may have been asked for when less was there.
-    beyond = max(0, kept - found[Purpose.WORKSPACE.label])
+    beyond = max(0, kept - found[model.Purpose.WORKSPACE.label])
     if beyond <= unattributed:
-        found[Purpose.WORKSPACE.label] += beyond
+        found[model.Purpose.WORKSPACE.label] += beyond
         unattributed -= beyond
     if unattributed < 0:
         return None

@@ -2,11 +2,10 @@
 
 Note [One description of each view]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A section is built once, in Python, from a profile (``sections/``, a module a subject); renderers
-know nothing of memory: ``text.py`` writes it for terminals, ``plain`` here gives the JSON values
-that a page has, and ``html/assets/table.js`` draws these. What a column means (title, unit, help,
-which of its cells add up) and what is said around a table are decided where the section is built.
-The renderers decide what the medium does: how many rows there is room for, colours, sorting.
+A section is built once, from a profile (``sections/``, a module a subject); renderers know nothing
+of memory: ``text.py`` writes it for terminals, ``plain`` gives JSON values, which
+``html/assets/table.js`` draws. They decide what the medium does: how many rows there is room for,
+colours, sorting.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import compress
 from typing import Any
 
 from ..model import SourceFrame
@@ -38,14 +38,6 @@ class Tone(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Foot:
-    """A row below the others, e.g. the total."""
-
-    cells: Row
-    tone: Tone = Tone.PLAIN
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """A sentence or a fact on a line of its own."""
 
@@ -57,11 +49,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells."""
-
     columns: tuple[Column, ...]  # of each row
     rows: Sequence[Row] = ()  # in the order that matters most
-    foot: tuple[Foot, ...] = ()  # below them, e.g. the remainder and the total.
+    foot: Sequence[Row] = ()  # below them, e.g. the remainder and the total
     caption: str = ""  # what the table is, "" where its section's title says so
     depth: Sequence[int] = ()  # of rows that are a tree in preorder, how far each is indented
     least: int = 1  # so many rows are shown however short the text is meant to be
@@ -80,17 +70,10 @@ class Table:
 
     def without(self, medium: str) -> Table:
         """The table without the columns that ``text`` or ``page`` alone has."""
-        kept = [i for i, c in enumerate(self.columns) if c.only != medium]
-
-        def chosen(row: Row) -> Row:
-            return tuple(row[i] for i in kept)
-
-        return replace(
-            self,
-            columns=tuple(self.columns[i] for i in kept),
-            rows=[chosen(row) for row in self.rows],
-            foot=tuple(Foot(chosen(f.cells), f.tone) for f in self.foot),
-        )
+        kept = [c.only != medium for c in self.columns]
+        columns = tuple(compress(self.columns, kept))
+        rows, foot = ([tuple(compress(r, kept)) for r in of] for of in (self.rows, self.foot))
+        return replace(self, columns=columns, rows=rows, foot=foot)
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; see ``html/assets/table.js``."""
@@ -99,7 +82,7 @@ class Table:
         return {
             "columns": [{name: getattr(c, name) for name in of_column} for c in self.columns],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],
-            "foot": [[_plain(cell) for cell in foot.cells] for foot in self.foot],
+            "foot": [[_plain(cell) for cell in row] for row in self.foot],
             "depth": list(self.depth),
             **{name: getattr(self, name) for name in same},
         }
@@ -113,7 +96,7 @@ class Section:
     title: str  # a line, "" for none
     notes: tuple[Note, ...] = ()  # before the tables
     tables: tuple[Table, ...] = ()  # those without rows say why, or are left out
-    parts: tuple[Section, ...] = ()  # sections below this one
+    parts: tuple[Section, ...] = ()  # sections below this one; those that say nothing are left out
     tone: Tone = Tone.PLAIN  # of all of it
     view: str = ""  # an interactive view that a page draws first, by the name it has there
     detail: bool = False  # left out of a short text, which names it at its end
@@ -123,10 +106,10 @@ class Section:
     spare: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.notes or self.tables or self.parts or self.view)
+        return bool(self.notes or self.tables or any(self.parts) or self.view)
 
     def without(self, medium: str) -> Section:
-        """The section for the other medium than this one, ``text`` or ``page``."""
+        """For the other medium than this one, ``text`` or ``page``."""
         return replace(
             self,
             notes=tuple(n for n in self.notes if n.only != medium),
@@ -142,7 +125,7 @@ class Section:
         """The section without details, to which belongs what has ``least`` as its ``spare`` or
         more, and the names of those left out. Of one that has nothing else nothing is left."""
         if self.detail or self.spare >= least:
-            return NOTHING, [self.name] if self.name else []
+            return NOTHING, [self.name] if self and self.name else []
         shorter = [part.short(least) for part in self.parts]
         kept = replace(
             self,
@@ -155,8 +138,8 @@ class Section:
             parts=tuple(part for part, _ in shorter if part),
         )
         names = [name for _, left in shorter for name in left]
-        complete = len(kept.notes) == len(self.notes) and len(kept.tables) == len(self.tables)
-        if self.name and not complete:
+        shown = (len(kept.notes), len(kept.tables))
+        if self.name and shown != (len(self.notes), len(self.tables)):
             names.insert(0, self.name)
         return kept or NOTHING, names
 
@@ -168,7 +151,7 @@ class Section:
             "title": self.title,
             "notes": [[n.tone.value, n.text] for n in shown.notes],
             "tables": [t.plain() for t in shown.tables],
-            "parts": [p.plain(without) for p in shown.parts],
+            "parts": [p.plain(without) for p in shown.parts if p],
             "tone": self.tone.value,
             "view": self.view,
         }

@@ -8,36 +8,20 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
+from .. import model
 from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
 from ..growth import growth
 from ..live import UnobservedCalls
-from ..model import (
-    Category,
-    GraphRecord,
-    Growth,
-    LedgerEntry,
-    LedgerKind,
-    Profile,
-    Role,
-    SourceFrame,
-)
 from ..out_of_memory import OutOfMemory, out_of_memory
 from ..pairing import forwards_that_wait
 from ..timeline import WARM_UPS, Timeline
 from ..trees import GraphedFunction, RecordedNode, graphed_functions, pool_bytes, recorded_nodes
-from .parts import (
-    DataFlowPeak,
-    DevicePeak,
-    TrackerSummary,
-    data_flow_peaks,
-    device_peak,
-    tracker_summary,
-)
+from . import parts
 
-_MADE = (LedgerKind.COMPILED, LedgerKind.CACHE_HIT, LedgerKind.RECOMPILED)
+_MADE = (model.LedgerKind.COMPILED, model.LedgerKind.CACHE_HIT, model.LedgerKind.RECOMPILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,7 @@ class Peak:
     line: int = 0  # of the generated code, 0 at the entry of the call
     statement: str = ""  # text of that line, "" if not known
     node: str | None = None  # FX node whose memory came to life last, None if not known
-    frame: SourceFrame | None = None  # user code of that node
+    frame: model.SourceFrame | None = None  # user code of that node
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +53,7 @@ class SavedActivation:
     node: str | None
     op: str | None
     module: str | None
-    frame: SourceFrame | None
+    frame: model.SourceFrame | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +81,6 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why memprof did or declined something, how often, for which graphs."""
-
     reason: str
     count: int
     graphs: tuple[str, ...]
@@ -119,7 +101,7 @@ class LedgerSummary:
 class Summary:
     """A report."""
 
-    profile: Profile  # what it is about
+    profile: model.Profile  # what it is about
     device: str  # whose memory it is about
     device_peaks: dict[str, int]  # bytes, for each device that programs use
     graphs: int
@@ -139,13 +121,13 @@ class Summary:
     trees: list[GraphedFunction]  # functions that run in graph trees
     recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
     pools: dict[str, int]  # bytes of their pools at their largest, by device
-    at_peak: list[DevicePeak]  # what was reserved at the peak of devices that nobody watched
+    at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
     unobserved: list[UnobservedCalls]  # by graph
-    dataflow: list[DataFlowPeak]  # peaks of the data-flow profile, by device
-    tracker: TrackerSummary | None  # None if it did not run
+    dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
+    tracker: parts.TrackerSummary | None  # None if it did not run
     advice: list[Finding]  # what could be changed, most bytes first
     out_of_memory: list[OutOfMemory]  # allocations that failed
-    growth: list[Growth]  # what is held across steps and grows, most a step first
+    growth: list[model.Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
         """What ``memprof report --json`` has as data, by name."""
@@ -160,19 +142,14 @@ _OF_PROFILE = (
 
 
 def summarize(
-    profile: Profile,
+    profile: model.Profile,
     device: str | None = None,
     found: dict[str, Timeline] | None = None,
     attribution: Attribution | None = None,
 ) -> Summary:
-    """Everything a report says about a profile.
-
-    Args:
-        profile: a valid one.
-        device: whose memory; by default an accelerator's if any is used, the one with the
-            highest peak.
-        found: ``timelines(profile)``, if they are there already.
-        attribution: of the same profile, if there is one already.
+    """Everything a report says about a valid profile, and the memory of ``device``; by default an
+    accelerator's if any is used, the one with the highest peak. ``found`` are its timelines, if
+    they are there already, as is ``attribution``.
 
     Raises:
         ValueError: no program uses ``device``.
@@ -199,8 +176,8 @@ def summarize(
         recordings=recorded_nodes(profile.ledger),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
-        dataflow=data_flow_peaks(profile),
-        tracker=tracker_summary(profile.tracker),
+        dataflow=parts.data_flow_peaks(profile),
+        tracker=parts.tracker_summary(profile.tracker),
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         out_of_memory=out_of_memory(profile),
@@ -209,7 +186,7 @@ def summarize(
 
 
 def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
-    """The same report about the memory of another device, the timeline's."""
+    """The same report about the timeline's device."""
     return replace(summary, **_memory(timeline, attribution))
 
 
@@ -230,8 +207,8 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
 
 
 def _device_peaks(
-    profile: Profile, found: Mapping[str, Timeline], attribution: Attribution
-) -> Iterator[DevicePeak]:
+    profile: model.Profile, found: Mapping[str, Timeline], attribution: Attribution
+) -> Iterator[parts.DevicePeak]:
     every = _all_observed(profile, found)
     for account in profile.accounts:
         timeline = found.get(account.device)
@@ -239,21 +216,21 @@ def _device_peaks(
         if not account.present or timeline is None or at is None:
             continue
         live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
-        compiled = {Category(part.key): part.nbytes for part in live.parts}
+        compiled = {model.Category(part.key): part.nbytes for part in live.parts}
         graph = profile.graph(profile.calls.graph[at.call])
         kept = graph.programs[profile.calls.program[at.call]].kept_bytes
-        if peak := device_peak(account, compiled, kept, all_observed=every):
+        if peak := parts.device_peak(account, compiled, kept, all_observed=every):
             yield peak
 
 
-def _all_observed(profile: Profile, found: Mapping[str, Timeline]) -> bool:
-    """Whether of every compiled call of the process it is known what it had, and kept."""
+def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool:
+    """Whether it is known what every compiled call of the process had, and kept."""
     compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
     return (
         not profile.calls.dropped
         # Else it may have been called before the session.
         and all(g in compiled for g in set(profile.calls.graph))
-        and not any(e.kind is LedgerKind.FALLBACK for e in profile.ledger)
+        and not any(e.kind is model.LedgerKind.FALLBACK for e in profile.ledger)
         and all(u.reason == WARM_UPS for t in found.values() for u in t.unobserved())
         and not forwards_that_wait(profile)
     )
@@ -265,30 +242,19 @@ def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
         return None
     calls = timeline.profile.calls
     graph = timeline.profile.graph(calls.graph[at.call])
-    line, statement, node, frame = 0, "", None, None
-    if at.instant:
-        program = graph.programs[calls.program[at.call]]
-        event = program.events[at.instant - 1]
-        line = event.line
-        statement = next((s.text for s in graph.statements if s.line == line), "")
-        site = attribution.site(graph.id, program.storages[event.storage], event.owner, line)
-        node, frame = site.node, site.frame
-    return Peak(
-        nbytes=at.nbytes,
-        call=at.call,
-        instant=at.instant,
-        graph=graph.label,
-        after_ns=calls.start_ns[at.call] - min(calls.start_ns),
-        line=line,
-        statement=statement,
-        node=node,
-        frame=frame,
-    )
+    after_ns = calls.start_ns[at.call] - min(calls.start_ns)
+    peak = Peak(at.nbytes, at.call, at.instant, graph.label, after_ns)
+    if not at.instant:
+        return peak
+    program = graph.programs[calls.program[at.call]]
+    event = program.events[at.instant - 1]
+    statement = next((s.text for s in graph.statements if s.line == event.line), "")
+    site = attribution.site(graph.id, program.storages[event.storage], event.owner, event.line)
+    return replace(peak, line=event.line, statement=statement, node=site.node, frame=site.frame)
 
 
 def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
-    """What forwards keep for their backwards, in each one's most called program: most bytes times
-    calls until the backward first."""
+    """Of each forward's most called program."""
     out: list[SavedActivation] = []
     for unit_id in most_called(timeline).values():
         unit = timeline.units[unit_id]
@@ -318,7 +284,6 @@ def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[Sav
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:
-    """One row a graph, in the order of the profile; bytes are those of its most called program."""
     reasons = {u.graph: u.reason for u in timeline.unobserved()}
     calls = timeline.profile.calls
     times: defaultdict[int, list[int]] = defaultdict(list)
@@ -357,24 +322,26 @@ def _donated(unit: PreparedProgram) -> int:
     return sum(s.nbytes for s in donated if all(inputs[i].donated for i in s.inputs))
 
 
-def _returned_inputs(graph: GraphRecord) -> tuple[str, ...]:
-    """Inputs whose memory the caller gets back; what is saved for the backward he does not see."""
+def _returned_inputs(graph: model.GraphRecord) -> tuple[str, ...]:
+    """What is saved for the backward the caller does not see."""
     returned = {
         v.alias_of_input: None
         for v in graph.outputs
-        if v.alias_of_input is not None and v.role is not Role.SAVED_FOR_BACKWARD
+        if v.alias_of_input is not None and v.role is not model.Role.SAVED_FOR_BACKWARD
     }
     known = [graph.inputs[i] for i in returned if i < len(graph.inputs)]
     return tuple(v.fqn or v.name for v in known)
 
 
-def _ledger(profile: Profile) -> LedgerSummary:
+def _ledger(profile: model.Profile) -> LedgerSummary:
     labels = {g.id: g.label for g in profile.graphs}
-    found: dict[LedgerKind, dict[str, list[LedgerEntry]]] = {kind: {} for kind in LedgerKind}
+    found: dict[model.LedgerKind, dict[str, list[model.LedgerEntry]]] = {
+        kind: {} for kind in model.LedgerKind
+    }
     for e in profile.ledger:
         found[e.kind].setdefault(e.reason, []).append(e)
 
-    def reasons(kind: LedgerKind) -> tuple[Reason, ...]:
+    def reasons(kind: model.LedgerKind) -> tuple[Reason, ...]:
         every = []
         for reason, entries in found[kind].items():
             graphs = dict.fromkeys(e.graph for e in entries if e.graph is not None)
@@ -383,9 +350,9 @@ def _ledger(profile: Profile) -> LedgerSummary:
         return tuple(sorted(every, key=lambda r: (-r.count, r.reason)))
 
     return LedgerSummary(
-        counts={k.value: sum(r.count for r in reasons(k)) for k in LedgerKind},
-        recompiled=reasons(LedgerKind.RECOMPILED),
-        not_observed=reasons(LedgerKind.NOT_OBSERVED),
-        fallbacks=reasons(LedgerKind.FALLBACK),
-        not_graphed=reasons(LedgerKind.NOT_GRAPHED),
+        counts={k.value: sum(r.count for r in reasons(k)) for k in model.LedgerKind},
+        recompiled=reasons(model.LedgerKind.RECOMPILED),
+        not_observed=reasons(model.LedgerKind.NOT_OBSERVED),
+        fallbacks=reasons(model.LedgerKind.FALLBACK),
+        not_graphed=reasons(model.LedgerKind.NOT_GRAPHED),
     )

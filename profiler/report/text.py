@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import cast
 
 from rich.text import Text
 
-from ..diff_model import ProfileDiff
-from ..model import DeviceAccount, Profile, SourceFrame
-from . import sections
+from ..model import SourceFrame
 from .columns import Cell, Column, Unit
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .parts import DevicePeak
 from .section import EVERY, Section, Table, Tone
-from .sections.diff import of_diff
-from .summary import Summary
 
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
@@ -27,29 +21,6 @@ _NAMES = 6
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
-
-
-def render_text(summary: Summary, style: Style = PLAIN) -> str:
-    """What a report says of compiled code as text, ending in a newline."""
-    return render(sections.of_report(summary, style.show), style)
-
-
-def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
-    """The ledger of a profile as text, one row an entry whatever ``style.top``, times in UTC; with
-    dates if it is of more than one day."""
-    return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
-
-
-def render_accounts(
-    accounts: Iterable[DeviceAccount], style: Style = PLAIN, peaks: Iterable[DevicePeak] = ()
-) -> str:
-    """Accounts as text, ending in a newline. ``peaks`` of those of the present."""
-    return render(sections.account.of_accounts(accounts, style.show, peaks), style)
-
-
-def render_diff(diff: ProfileDiff, style: Style = PLAIN) -> str:
-    """The comparison of two profiles as text."""
-    return render(of_diff(diff), style)
 
 
 def render(said: Iterable[Section], style: Style = PLAIN) -> str:
@@ -94,7 +65,7 @@ def _section(page: Page, s: Section, indent: int = 0) -> None:
         if i and not table.lines and (table.rows or table.foot):
             page.line()
         _table(page, table, s.tone, indent)
-    for part in s.parts:
+    for part in filter(None, s.parts):
         brief = not part.parts and all(t.lines for t in part.tables)
         _section(page, part, max(indent, 2) if brief else 0)
 
@@ -123,9 +94,8 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
         if depth:
             cells[name] = Text("  " * depth + cells[name].plain)
         table.add_row(*cells)
-    for foot in t.foot:
-        cells = [_cell(page, c, v) for c, v in zip(t.columns, foot.cells, strict=True)]
-        table.add_row(*cells, style=_STYLES.get(foot.tone, ""))
+    for row in t.foot:
+        table.add_row(*(_cell(page, c, v) for c, v in zip(t.columns, row, strict=True)))
     page.show(table)
 
 
@@ -179,9 +149,9 @@ def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
     n = cast(int, value)
     match c.unit:
         case Unit.BYTES:
-            return page.bytes(n) if n >= 0 else f"-{page.bytes(-n)}"
+            return page.bytes(n)
         case Unit.CHANGE:
-            return f"+{page.bytes(n)}" if n > 0 else f"-{page.bytes(-n)}" if n else page.bytes(0)
+            return f"+{page.bytes(n)}" if n > 0 else page.bytes(n)
         case Unit.SHARE:
             return format_share(n, c.whole)
         case Unit.NS:

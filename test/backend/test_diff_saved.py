@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from rendering import render_diff
 from torch import Tensor, nn
 
 import memprof
@@ -16,9 +17,7 @@ from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import SavedKind
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report.html.page import diff_payload
 from memprof.profiler.report.sections.diff import of_diff
-from memprof.profiler.report.text import render_diff
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -110,7 +109,7 @@ def test_text_page_and_json_say_the_same(single: Profile, tmp_path: Path) -> Non
     rows = sorted((c["kind"], c["op"], c["module"], c["line"]) for c in document)
     in_text = [(s.title.partition(",")[0].lower(), *r[-3:]) for s in said for r in s.tables[0].rows]
     assert sorted(in_text) == rows
-    on_page = [s for s in diff_payload(diff)["sections"] if ", for the backward: " in s["title"]]
+    on_page = [s.plain() for s in of_diff(diff) if ", for the backward: " in s.title]
     assert [s["title"] for s in on_page] == [s.title for s in said]
     assert [len(s["tables"][0]["rows"]) for s in on_page] == [len(s.tables[0].rows) for s in said]
     text = render_diff(diff)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rendering import render_text
 from torch import nn
 from trees.support import same
 
@@ -17,7 +18,7 @@ from memprof.cudagraph_trees.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution
 from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile
-from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report import summarize
 
 pytestmark = pytest.mark.simgpu
 

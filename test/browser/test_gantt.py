@@ -43,13 +43,12 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
     """Where the bar that is ``index``-th by start is on the page, and its name."""
     found: dict[str, Any] = page.evaluate(
         """index => {
-          const { model, view, lanes } = memprof.chart;
-          const [lane, i] = model.order[index];
-          const box = lanes.canvas.getBoundingClientRect();
-          const [top, bottom] = lanes.extent([lane, i]);
-          const middle = lane.start[i] + lane.duration[i] / 2;
-          return {x: box.left + view.x(middle), y: box.top + (top + bottom) / 2 - lanes.scroll,
-                  name: lane.label[i]};
+          const { bars, view, inOrder, nameOf, rowOf, picture, scroll } = memprof.chart;
+          const i = inOrder()[index];
+          const box = picture.getBoundingClientRect();
+          const middle = bars.start[i] + bars.duration[i] / 2;
+          return {x: box.left + view.x(middle), y: box.top + rowOf(i).top + 9 - scroll.scrollTop,
+                  name: nameOf(i)};
         }""",
         index,
     )
@@ -58,11 +57,11 @@ def place_of(page: Page, index: int) -> tuple[float, float, str]:
 
 def test_twenty_thousand_bars(page: Page, pages: Path) -> None:
     show(page, pages / "server.html")
-    assert page.evaluate("memprof.chart.model.bars") == 20_000
+    assert page.evaluate("memprof.chart.bars.start.length") == 20_000
     page.evaluate(COUNT_DRAWING)
     drawn: dict[str, list[int]] = page.evaluate(
         """() => {
-          const { view, lanes } = memprof.chart;
+          const { view, draw } = memprof.chart;
           const node = document.querySelector(".gantt-scroll");
           const box = node.getBoundingClientRect();
           const hover = [], zoom = [];
@@ -75,7 +74,7 @@ def test_twenty_thousand_bars(page: Page, pages: Path) -> None:
           for (let i = 0; i < 30; i++) {
             window.drawn = 0;
             view.zoom(i < 15 ? 1.4 : 1 / 1.4, 300);
-            lanes.draw(400);
+            draw(400);
             zoom.push(window.drawn);
           }
           return {hover, zoom};
@@ -97,8 +96,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
     assert not tooltip.is_visible()
     # A call says how it ran and what was live.
     forward = page.evaluate(
-        "memprof.chart.model.order.findIndex(([l, i]) => "
-        "memprof.chart.model.kind(l, i) === 'forward replay')"
+        "memprof.chart.inOrder().findIndex((i) => memprof.chart.kindOf(i) === 'forward replay')"
     )
     x, y, name = place_of(page, forward)
     page.mouse.move(x, y)
@@ -108,7 +106,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
         assert part in text
     # An operation says what it changed.
     index = page.evaluate(
-        "memprof.chart.model.order.findIndex(([l, i]) => l.label[i] === 'backward')"
+        "memprof.chart.inOrder().findIndex((i) => memprof.chart.nameOf(i) === 'backward')"
     )
     x, y, _ = place_of(page, index)
     page.mouse.move(x, y)
@@ -120,7 +118,7 @@ def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
 def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     show(page, pages / "training.html")
     index = page.evaluate(
-        "memprof.chart.model.order.findIndex(([l, i]) => memprof.chart.model.call(l, i) === 7)"
+        "memprof.chart.inOrder().findIndex((i) => memprof.chart.bars.call[i] === 7)"
     )
     x, y, _ = place_of(page, index)
     page.mouse.click(x, y)
@@ -129,7 +127,7 @@ def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     assert page.locator("#instant-name").inner_text().startswith("call 8 of 36, 0/0 backward")
     peak = page.evaluate("memprof.report.total")
     assert peak == page.evaluate(
-        "(m => Math.max(...m.extent(7).totals) + m.extent(7).rest)(memprof.report.model)"
+        "(m => Math.max(...m.extent(7).totals) + m.extent(7).beside.total)(memprof.report.model)"
     )
 
 
@@ -291,8 +289,8 @@ def test_touch_pinches_and_drags(browser: Any, pages: Path) -> None:
             page.get_by_role("button", name="Zoom in").tap()
         page.evaluate(FRAME)
         index = page.evaluate(
-            "memprof.chart.model.order.findIndex(([l, i]) => "
-            "l.start[i] > memprof.chart.view.from && l.row[i] < 4)"
+            "(({ bars, view, inOrder, rowOf }) => inOrder().findIndex((i) => "
+            "bars.start[i] > view.from && rowOf(i).top < 90))(memprof.chart)"
         )
         x, y, name = place_of(page, index)
         page.touchscreen.tap(x, y)
@@ -318,8 +316,7 @@ def test_it_fits_both_widths_and_both_schemes(
           const colors = new Set();
           for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255)
             colors.add(data.slice(i, i + 3).join());
-          const { model } = memprof.chart;
-          return model.payload.legend.flatMap(([, list]) => list).map(({ variable }) =>
+          return memprof.chart.bars.legend.map(({ variable }) =>
             colors.has(memprof.color(variable).match(/\\d+/g).slice(0, 3).join()));
         }"""
     )

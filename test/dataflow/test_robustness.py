@@ -11,6 +11,7 @@ import pytest
 import torch
 from counting import lines_run
 from framing import findings
+from rendering import render_text
 
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
@@ -26,7 +27,7 @@ from memprof.profiler.dataflow.to_model import (
     storages_at,
 )
 from memprof.profiler.model import Category, DataFlowFailure, Profile
-from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report import summarize
 
 from .fake_trace import (
     Event,

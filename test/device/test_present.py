@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from profile_builder import ProgramBuilder, calls
+from rendering import render_accounts
 from torch.torch_version import TorchVersion
 
 from memprof.profiler.device.holders import Holders
@@ -28,7 +29,6 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.report.parts import device_peak
 from memprof.profiler.report.summary import summarize
-from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
 
@@ -86,7 +86,7 @@ def test_what_is_left_is_eager_where_every_compiled_call_is_known() -> None:
     peak = device_peak(account, compiled, all_observed=True)
     assert peak is not None
     assert (peak.eager, peak.rounding, peak.unattributed, peak.free) == (60, 10, 0, 100)
-    assert sum(n for _, n in peak.named) == peak.reserved
+    assert sum(n for _, n in peak.parts) + 60 + 10 + 100 == peak.reserved
     text = render_accounts([account], peaks=[peak])
     assert "60 B   15.0 %  eager tensors: made or kept outside of compiled calls" in text
     assert "10 B    2.5 %  rounding" in text

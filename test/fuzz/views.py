@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from framing import findings
-from rendering import render_tracker_record
+from rendering import (
+    render_accounts,
+    render_diff,
+    render_ledger,
+    render_text,
+    render_tracker_record,
+)
 
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
@@ -25,11 +31,11 @@ from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import render_ledger, render_text, summarize
+from memprof.profiler.report import summarize
 from memprof.profiler.report.html.payload import ranks_payload
 from memprof.profiler.report.page import PLAIN
 from memprof.profiler.report.sections.processes import of_ranks
-from memprof.profiler.report.text import render, render_accounts, render_diff
+from memprof.profiler.report.text import render
 from memprof.profiler.snapshot.enrich import enrich, write_snapshot
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 from framing import framed
 from fuzz.documents import everything
+from rendering import render_accounts
 
 from memprof.cli import main
 from memprof.profiler._json import to_json
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.file import decode_profile, read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Profile, Purpose
-from memprof.profiler.report.text import render_accounts
 
 MIB = 1 << 20
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from expecttest import TestCase
 from profile_builder import MIB, training
+from rendering import render_diff
 
 from memprof.cli import main
 from memprof.profiler.diff import compare
@@ -25,7 +26,6 @@ from memprof.profiler.model import (
     TreeDetail,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.text import render_diff
 
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""

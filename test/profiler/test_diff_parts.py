@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from expecttest import TestCase
 from framing import framed
 from profile_builder import MIB, training
+from rendering import render_diff
 
 from memprof.cli import main
 from memprof.profiler._json import to_json
@@ -33,7 +34,6 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.report import Style
-from memprof.profiler.report.text import render_diff
 
 
 def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> MemorySnapshot:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from framing import findings, framed, header, packed, records_of
 from profile_builder import training
+from rendering import render_text
 
 from memprof.profiler import model, reading, writing
 from memprof.profiler._json import to_json
@@ -37,7 +38,7 @@ from memprof.profiler.file import (
     write_profile,
 )
 from memprof.profiler.model import LedgerEntry, LedgerKind, Profile
-from memprof.profiler.report import render_text, summarize
+from memprof.profiler.report import summarize
 from memprof.profiler.writing import check_writable
 
 

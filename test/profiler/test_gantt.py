@@ -16,20 +16,20 @@ from memprof.cli import main
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
 from memprof.profiler.report.html.payload_gantt import (
-    KINDS,
     Bar,
     gantt_payload,
-    nested_rows,
-    packed_rows,
+    nest,
+    pack,
 )
 from memprof.profiler.trees import CallMode, call_modes
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
 
 
-def no_two_overlap(bars: list[Bar], rows: int) -> None:
-    assert all(0 <= b.row < rows for b in bars)
-    for row in range(rows):
+def no_two_overlap(bars: list[Bar]) -> None:
+    rows = {b.row for b in bars}
+    assert rows == set(range(len(rows)))
+    for row in rows:
         own = sorted((b for b in bars if b.row == row), key=lambda b: (b.start_ns, b.end_ns))
         for a, b in pairwise(own):
             assert a.end_ns <= b.start_ns
@@ -38,14 +38,15 @@ def no_two_overlap(bars: list[Bar], rows: int) -> None:
 @given(SPANS)
 def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int, int]]) -> None:
     # A bar without width would be hidden by one that begins where it is: both have some.
-    for place in (nested_rows, packed_rows):
+    for place in (nest, pack):
         bars = [Bar(s, s + w + 1, "x", "operation", i, t) for i, (s, w, t) in enumerate(spans)]
-        no_two_overlap(bars, place(bars))
+        place(bars)
+        no_two_overlap(bars)
 
 
 def test_what_is_inside_stands_below() -> None:
     bars = [Bar(*t, "operation", 0) for t in ((2, 3, "c"), (0, 9, "a"), (1, 5, "b"), (6, 8, "d"))]
-    assert nested_rows(bars) == 3
+    nest(bars)
     assert [(b.name, b.row) for b in bars] == [("a", 0), ("b", 1), ("c", 2), ("d", 1)]
 
 
@@ -57,10 +58,18 @@ def test_tasks_take_the_first_free_rows() -> None:
         for start, end, name in ((begin, begin + 9, "request"), (begin + 1, begin + 4, "part"))
     ]
     # THEN the third takes the rows of the first
-    assert packed_rows(bars) == 4
+    pack(bars)
     assert [(b.task, b.row) for b in bars] == [
         (0, 0), (0, 1), (1, 2), (1, 3), (2, 0), (2, 1),
     ]  # fmt: skip
+
+
+def test_a_high_task_costs_the_others_no_rows() -> None:
+    # GIVEN four tasks at once, one with two levels inside
+    bars = [Bar(i, 20, "request", "operation", 0, task=i) for i in range(4)]
+    bars += [Bar(3 + i, 20 - i, "part", "operation", 0, task=3) for i in (1, 2)]
+    pack(bars)
+    assert sorted(b.row for b in bars) == list(range(6))
 
 
 def test_the_page_of_a_training_run() -> None:
@@ -68,28 +77,23 @@ def test_the_page_of_a_training_run() -> None:
     assert findings(profile) == []
     page = gantt_payload(profile)
     assert page is not None
-    assert [(lane["name"], lane["rows"], len(lane["start"])) for lane in page["lanes"]] == [
-        ("MainThread", 3, 18),
-        ("loader", 1, 3),
-        ("compilation", 1, 3),
+    assert page["lanes"] == [
+        {"name": "MainThread", "rows": [3, 9, 6]},
+        {"name": "loader", "rows": [3]},
+        {"name": "compilation", "rows": [3]},
     ]
-    thread = page["lanes"][0]
-    bars = [
-        (n, KINDS[k], r)
-        for n, k, r in zip(thread["label"], thread["kind"], thread["row"], strict=True)
+    names, kinds = page["bars"]["name"], page["bars"]["kind"]
+    bars = [(names["of"][n], kinds["of"][k]) for n, k in zip(names["at"], kinds["at"], strict=True)]
+    assert bars[0] == ("step", "operation")
+    assert bars[3:6] == [
+        ("forward", "operation"),
+        ("backward", "operation"),
+        ("1/0 inference", "inference"),
     ]
-    assert bars[:6] == [
-        ("step", "operation", 0),
-        ("forward", "operation", 1),
-        ("0/0 forward", "warm-up", 2),
-        ("backward", "operation", 1),
-        ("0/0 backward", "backward", 2),
-        ("1/0 inference", "inference", 1),
-    ]
-    assert [b for b in bars if b[0] == "0/0 forward"] == [
-        ("0/0 forward", "warm-up", 2),
-        ("0/0 forward", "recording", 2),
-        ("0/0 forward", "forward replay", 2),
+    assert [b for b in bars[12:18] if b[0] == "0/0 forward"] == [
+        ("0/0 forward", "warm-up"),
+        ("0/0 forward", "recording"),
+        ("0/0 forward", "forward replay"),
     ]
 
 
@@ -98,8 +102,8 @@ def test_a_server_has_as_many_rows_as_requests_at_once() -> None:
     assert page is not None
     (lane,) = page["lanes"]
     assert lane["name"] == "tasks of MainThread"
-    assert len(lane["start"]) == 1200
-    assert 16 <= lane["rows"] <= 20
+    assert sum(lane["rows"]) == len(page["bars"]["start"]) == 1200
+    assert 16 <= len(lane["rows"]) <= 20
 
 
 def test_what_a_thread_runs_stands_above_its_tasks() -> None:
@@ -120,9 +124,9 @@ def test_nothing_and_parts() -> None:
     page = gantt_payload(training(), range(3, 6))
     assert page is not None
     # All calls are there, and those that were asked for are in sight first.
-    (lane,) = page["lanes"]
-    assert len(lane["start"]) == 9
-    assert page["calls"] == [lane["start"][3], lane["start"][5] + lane["duration"][5]]
+    bars = page["bars"]
+    assert len(bars["start"]) == 9
+    assert page["calls"] == [bars["start"][3], bars["start"][5] + bars["duration"][5]]
     assert gantt_payload(training())["calls"] is None  # type: ignore[index]
 
 

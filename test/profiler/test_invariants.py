@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
+from rendering import render_text
 from test_timeline import profiles
 
 from memprof.profiler.attribution import View
@@ -10,7 +11,7 @@ from memprof.profiler.diff import compare
 from memprof.profiler.file import decode_profile, decode_profiles, encode_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.report import Style, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.timeline import Timeline
 

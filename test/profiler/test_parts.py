@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from framing import findings, framed
 from profile_builder import MIB, training
+from rendering import render_text
 from test_file import put
 from test_frames import full
 
@@ -40,7 +41,7 @@ from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.repair import LONGEST_PATH, LONGEST_PATHS
-from memprof.profiler.report import Style, render_text, summarize
+from memprof.profiler.report import Style, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
 

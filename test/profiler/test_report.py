@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from expecttest import TestCase
 from profile_builder import MIB, ProgramBuilder, calls, node, training
-from rendering import render_tracker_record
+from rendering import render_ledger, render_text, render_tracker_record
 
 from memprof.profiler.attribution import View
 from memprof.profiler.model import (
@@ -25,7 +25,7 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
-from memprof.profiler.report import Style, render_ledger, render_text, summarize
+from memprof.profiler.report import Style, summarize
 from memprof.profiler.report.format import (
     fit_path,
     format_bytes,
@@ -777,8 +777,15 @@ def test_format_ns(ns: float, text: str) -> None:
         ("", ""),
     ],
 )
-def test_shorten_path(path: str, short: str) -> None:
-    assert shorten_path(path, ["/home/me/project/", "/usr/lib/python3.11", "/"]) == short
+def test_shorten_path(path: str, short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": "/usr/lib/python3.11"})
+    monkeypatch.setattr("os.getcwd", lambda: "/home/me/project/")
+    assert shorten_path(path) == short
+
+
+def test_shorten_path_in_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/")
+    assert shorten_path("/home/me/model.py") == "/home/me/model.py"
 
 
 def test_fit_path_keeps_the_end() -> None:

@@ -17,7 +17,6 @@ from memprof.profiler.live import Hold, LiveItem
 from memprof.profiler.model import (
     Category,
     DeviceMemory,
-    EventKind,
     GraphKind,
     GraphRecord,
     LedgerEntry,
@@ -70,19 +69,24 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _row(payload: dict[str, Any], items: dict[str, Any], item: int, n: int) -> Row:
-    sites, site = payload["sites"], items["site"][item]
-    places = []
+    site = items["site"][item]
+    category = known(payload, site, "category")
+    places = places_of(payload, site)
+    return category, *places, items["nbytes"][item] * n, items["owner"][item], items["hold"][item]
+
+
+def known(payload: dict[str, Any], site: int, what: str) -> Any:
+    sites = payload["sites"]
+    return sites["values"][sites["known"][what][site]]
+
+
+def places_of(payload: dict[str, Any], site: int) -> list[tuple[Any, Any]]:
+    sites, out = payload["sites"], []
     for view in payload["views"]:
-        found, place = payload["places"][view], sites[f"by_{view}"][site]
-        key, graph = cell(found["key"], place), cell(found["graph"], place)
-        known = cell(found["known"], place)
-        places.append((key, graph) if known else ("unattributed", key))
-    owner, hold = cell(items["owner"], item), cell(items["hold"], item)
-    return cell(sites["category"], site), *places, items["nbytes"][item] * n, owner, hold
-
-
-def cell(column: dict[str, list[Any]], i: int) -> Any:
-    return column["of"][column["at"][i]]
+        places, place = sites["places"][view], sites["place"][view][site]
+        key, graph = places["key"][place], places["graph"][place]
+        out.append((key, graph) if places["known"][place] else ("unattributed", key))
+    return out
 
 
 def expected(attribution: Attribution, x: LiveItem) -> Row:
@@ -228,13 +232,12 @@ def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
     profile = decode_profile(encode_profile(profile))
     payload = json.loads(json.dumps(report_payload(profile)))
     # THEN the page says so, in each view but that of categories
-    sites = payload["sites"]
     (site,) = payload["placements"][0]["blocks"]["site"]
-    assert cell(sites["category"], site) == "output"
-    for view in (View.MODULE, View.NODE, View.LINE, View.GRAPH):
-        found, place = payload["places"][view.value], sites[f"by_{view.value}"][site]
-        assert cell(found["key"], place) == "made by a graph that is not in this profile"
-        assert not cell(found["known"], place)
+    assert known(payload, site, "category") == "output"
+    why = ("unattributed", "made by a graph that is not in this profile")
+    by_category, *others = places_of(payload, site)
+    assert by_category != why
+    assert others == [why] * 4
 
 
 def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> None:
@@ -256,6 +259,13 @@ def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> Non
     assert (max(allocated), allocated.index(99)) == (99, tracker["time_ns"].index(1234))
     (resident,) = (c["values"] for c in tracker["lines"] if c["name"] == "resident")
     assert (resident[0], resident[-1]) == (1000, 1000 + 3 * MAX_POINTS - 1)
+
+
+def test_snapshots_that_say_nothing_of_bytes_have_no_curve() -> None:
+    profile = Profile(tracker=TrackerRecord(snapshots=[MemorySnapshot(0), MemorySnapshot(1)]))
+    payload = report_payload(profile)
+    (tracker,) = (s for s in payload["sections"] if s["id"] == "tracker")
+    assert (payload["curves"], tracker["view"]) == ({}, "")
 
 
 def test_the_ledger_keeps_the_latest_entries() -> None:
@@ -322,8 +332,6 @@ def test_recorded_nodes() -> None:
     assert (found[0].record_ns, found[0].step, found[0].reason) == (5, 3, "why record")
 
 
-def test_holds_and_categories_are_named_as_the_page_expects() -> None:
-    # liveset.js, report.js and base.css name them.
+def test_holds_are_named_as_the_page_expects() -> None:
+    # liveset.js names them; categories are those of page.js and base.css: test_report_page.py.
     assert [h.value for h in Hold] == ["call", "persistent", "saved", "handed_on"]
-    assert [k.value for k in EventKind] == ["alloc", "free", "reuse"]
-    assert report_payload(Profile())["categories"] == [c.value for c in Category]

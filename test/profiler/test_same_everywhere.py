@@ -127,3 +127,5 @@ def test_a_short_text_of_all_that_there_can_be_fits_a_screen() -> None:
 def test_a_section_without_anything_but_details_is_left_out() -> None:
     inner = Section("", "inner", view="x", detail=True, name="what is inside")
     assert Section("", "outer", parts=(inner,)).short() == (Section("", ""), ["what is inside"])
+    # AND what says nothing at all is not named either
+    assert Section("", "inner", detail=True, name="nothing").short() == (Section("", ""), [])

@@ -27,6 +27,7 @@ from fuzz.hostile_snapshots import (
     settings,
     snapshot,
 )
+from rendering import render_accounts
 
 import memprof
 from memprof.cli import main
@@ -40,7 +41,6 @@ from memprof.profiler.errors import (
 )
 from memprof.profiler.file import decode_profile, read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Purpose
-from memprof.profiler.report.text import render_accounts
 from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from profile_builder import MIB, training
+from rendering import render_diff
 from test_ranks import larger
 
 import memprof
@@ -19,7 +20,6 @@ from memprof.profiler.errors import (
 from memprof.profiler.file import write_profile, write_profiles
 from memprof.profiler.model import Process, TrackerRecord
 from memprof.profiler.report import Style, html
-from memprof.profiler.report.text import render_diff
 from memprof.profiler.tracker.tracker import MemoryTracker
 from memprof.views import report_text
 

@@ -3,13 +3,12 @@
 
 Note [What a page may do]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
-A page is opened from disk, mailed and attached to bug reports, so it loads nothing and tells
-nobody anything: its content security policy forbids every connection and every script other
-than the one written into it here, named by its SHA-256. What comes from a profile (source
-lines, paths, module names, reasons) is data from elsewhere, and stays data:
+A page is opened from disk, mailed and attached to bug reports: its content security policy forbids
+every connection and every script but the one written into it here, named by its SHA-256. What comes
+from a profile (source lines, paths, reasons) is data from elsewhere, and stays data:
 
 * it is in the file as base64 of gzip of JSON, an alphabet in which no tag can be written;
-* the title and the description, the only text of a profile in the markup, are escaped;
+* the title, the only text of a profile in the markup, is escaped;
 * scripts put it into the document as text nodes and attributes, never as markup
   (``assets/page.js``), and if one ever did, the policy keeps it from running.
 
@@ -37,22 +36,17 @@ from ...writing import write_whole
 from ..sections.diff import of_diff
 from .payload import ranks_payload
 
-_STYLES = ("base", "report")
-_SHARED = ("page", "table")
-_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt_lanes", "gantt", "report"]
+_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt", "report"]
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page is made of."""
-
     title: str  # in the tab and the first heading
     payload: Any  # JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them
     # names in ``assets/``, after those that every page has, in order of need: they are the parts of
     # one function. The last one calls ``start``.
     scripts: Sequence[str]
-    description: str = ""  # one sentence on the content, for the page's metadata
 
 
 def report_page(
@@ -61,12 +55,10 @@ def report_page(
     source: str = "",
     calls: range | None = None,
 ) -> Page:
-    """The report of a profile, or of one of each rank of a job, as a page.
+    """The report of a valid profile, or of one of each rank of a job, as a page.
 
     Args:
-        profile: a valid one.
-        device: which one the page shows first; by default the one with the highest peak,
-            accelerators before the CPU.
+        device: shown first; by default the one with the highest peak, accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
         calls: the page opens at its bars, with these calls of the log in sight; of one profile.
 
@@ -75,8 +67,7 @@ def report_page(
     """
     profiles = [profile] if isinstance(profile, Profile) else profile
     title = f"Memory of {os.path.basename(source) or 'compiled code'}"
-    about = "Where the memory of compiled PyTorch code goes, taken by memprof."
-    return Page(title, ranks_payload(profiles, device, calls), _REPORT, about)
+    return Page(title, ranks_payload(profiles, device, calls), _REPORT)
 
 
 def write_report(
@@ -86,25 +77,19 @@ def write_report(
     source: str = "",
     calls: range | None = None,
 ) -> int:
-    """Write the report as one HTML file, whole or not at all, and return its bytes; see
-    ``report_page`` and ``write_page``."""
+    """Write the ``report_page``, and return its bytes; see ``write_page``."""
     return write_page(report_page(profile, device, source, calls), path)
-
-
-def diff_payload(diff: ProfileDiff) -> dict[str, Any]:
-    """The payload of a comparison: the sections that the text has."""
-    return {"sections": [s.plain() for s in of_diff(diff)]}
 
 
 def write_diff(
     diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
 ) -> int:
-    """Write a comparison as one HTML file, see ``write_page``; the names of the files ``before``
-    and ``after`` are in its title."""
+    """Write a comparison: the sections that the text has; see ``write_page``. The names of the
+    files ``before`` and ``after`` are in its title."""
     names = " → ".join(os.path.basename(p) for p in (before, after) if p)
     title = f"What grew: {names}" if names else "What grew"
-    about = "Two memory profiles of PyTorch code compared, taken by memprof."
-    return write_page(Page(title, diff_payload(diff), ("diff",), about), path)
+    sections = [s.plain() for s in of_diff(diff)]
+    return write_page(Page(title, {"sections": sections}, ("diff",)), path)
 
 
 def build_page(page: Page) -> str:
@@ -114,8 +99,8 @@ def build_page(page: Page) -> str:
         ValueError: an asset would end its own element, or the payload has no JSON form.
         FileNotFoundError: there is no such asset.
     """
-    parts = "\n".join(_asset(f"{name}.js") for name in (*_SHARED, *page.scripts))
-    styles = "\n".join(_asset(f"{name}.css") for name in _STYLES)
+    parts = "\n".join(_asset(f"{name}.js") for name in ("page", "table", *page.scripts))
+    styles = "\n".join(_asset(f"{name}.css") for name in ("base", "report"))
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = (
         f"default-src 'none'; script-src 'sha256-{_base64(sha256(script.encode()).digest())}'; "
@@ -130,7 +115,6 @@ def build_page(page: Page) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
-<meta name="description" content="{escape(page.description)}">
 <title>{title}</title>
 <link rel="icon" href="data:,">
 <style>

@@ -2,25 +2,23 @@
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-What does not depend on the reader is a section (``section.py``), decided and worded in Python: the
-page draws its tables and notes and knows nothing of them. Live sets of any instant are not in the
-payload, there are millions; what they are made of is, each once (``payload_live.py``): for every
-distinct *step* of the timeline what is live when such a call begins and what is between it and the
-next, for every program its events, which the page replays. What takes knowledge to decide is
-decided here: a site has its place in each view, so the page adds up and never attributes; the
-columns of the tables that it fills are in ``templates``. Bytes are bytes, times nanoseconds. A
-column of texts has each once (``distinct``), and so have the lines of generated code (``texts``).
+What does not depend on the reader is a section (``section.py``), decided and worded in Python. Live
+sets of any instant are not in the payload, there are millions; what they are made of is, each once
+(``payload_live.py``): for every distinct *step* of the timeline what is live when such a call
+begins and between it and the next, for every program its events, which the page replays. A site has
+its place in each view, so the page adds up and never attributes; the columns of the tables that it
+fills are in ``templates``. Times are nanoseconds. Lines of generated code are numbers of ``texts``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...attribution import Attribution, View
 from ...devices import timelines
-from ...model import Category, Profile, TrackerRecord
+from ...model import MemorySnapshot, Profile
 from ...ranks import compare_ranks, ranks_of
 from ..format import format_bytes
 from ..section import Note, Section
@@ -29,18 +27,10 @@ from ..summary import Summary, on_device, summarize
 from .payload_gantt import gantt_payload
 from .payload_live import Each, Sites, live_payload, placement_payload
 
-MAX_LEDGER = 5_000
-"""Entries of the ledger in the page, the latest; ``memprof ledger`` prints all."""
-
-MAX_RANKS = 16
-"""Ranks in one page with all their views: of more, those with the highest peaks. The comparison
-has all."""
-
-MAX_POINTS = 2_000
-"""Points of a curve in the page, more than it has pixels."""
-
-_SNAPSHOTS = 12
-"""Of the tracker in the page's table; its curve has more."""
+MAX_LEDGER = 5_000  # entries of the ledger, the latest; ``memprof ledger`` prints all
+MAX_RANKS = 16  # with all their views: of more, those with the highest peaks; all are compared
+MAX_POINTS = 2_000  # of a curve, more than it has pixels
+_SNAPSHOTS = 12  # of the tracker in the table; its curve has more
 
 
 def ranks_payload(
@@ -48,7 +38,7 @@ def ranks_payload(
     device: str | None = None,
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """The page's payload: one report a process, and how they compare; see ``report_page``."""
+    """One report a process, and how they compare; see ``report_page``."""
     if len(profiles) == 1:
         alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
@@ -67,13 +57,13 @@ def ranks_payload(
 def report_payload(
     profile: Profile, device: str | None = None, calls: range | None = None
 ) -> dict[str, Any]:
-    """Everything the page says about one process, as JSON values; see ``report_page``."""
     texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
     sites = Sites(attribution)
     start = _first_time(profile)
+    curves = dict(_curves(profile, start))
     names = [summary.device, *sorted(d for d in summary.device_peaks if d != summary.device)]
     devices = []
     for name in names:
@@ -84,12 +74,11 @@ def report_payload(
         devices.append({"device": name, **live_sets, "figures": figures, "sections": said})
     return {
         "header": about.header(summary).plain(),
-        "sections": [s.plain() for s in _sections(summary) if s],
+        "sections": [s.plain() for s in _sections(summary, curves) if s],
         "templates": {n: t.plain() for n, t in live.live_templates().items()},
-        "curves": {**dataflow_curves(profile, start), **tracker_curve(profile.tracker, start)},
+        "curves": curves,
         "gantt": gantt_payload(profile, calls),
         "peaks": summary.device_peaks,
-        "categories": [c.value for c in Category],
         "views": [v.value for v in View],
         "devices": devices,
         "graphs": _graphs(profile, texts),
@@ -98,12 +87,11 @@ def report_payload(
             placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
         "no_addresses": ledger.why_no_addresses(profile),
-        "sites": sites.columns(),  # last: everything above adds to them
-        "places": sites.places(),
+        "sites": sites.payload(),  # last: everything above adds to them
     }
 
 
-def _sections(summary: Summary) -> Iterator[Section]:
+def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     """In the order of the page. Those of ``of_device`` hold the place of each device's."""
     profile, grows = summary.profile, about.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
@@ -128,11 +116,11 @@ def _sections(summary: Summary) -> Iterator[Section]:
     entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
     yield replace(entries, notes=(*counts.notes, *entries.notes), parts=counts.parts)
     if profile.dataflow is not None:
-        yield dataflow.dataflow(summary.dataflow, format_bytes) or dataflow.no_dataflow()
+        yield dataflow.dataflow(summary.dataflow, format_bytes)
     if profile.tracker is not None:
         said = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
-        view = "curve tracker" if len(profile.tracker.snapshots) > 1 else ""
-        yield Section("tracker", "Tracker", parts=tuple(filter(None, said)), view=view)
+        view = "curve tracker" if "tracker" in curves else ""
+        yield Section("tracker", "Tracker", parts=tuple(said), view=view)
     if profile.graphs:
         yield not_counted
     yield about.words()
@@ -147,7 +135,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Where the clock of the page begins: nothing that it shows was before."""
+    """Where the clock of the page begins."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
@@ -165,66 +153,73 @@ def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
     return out
 
 
-def thinned(totals: Sequence[int], points: int = MAX_POINTS) -> list[int]:
-    """Which entries of a curve to keep, in order: all of a short one; of a long one the first,
-    the last, and the first highest and first lowest of each of ``points / 2`` equal stretches.
-    """
+def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
+    """Which entries of a curve to keep: all of a short one; of a long one the first, the last, and
+    the first highest and first lowest of each of ``points / 2`` equal stretches."""
     n = len(totals)
     if n <= points:
-        return list(range(n))
+        return set(range(n))
     keep = {0, n - 1}
     stretches = points // 2
     for i in range(stretches):
         stretch = range(i * n // stretches, (i + 1) * n // stretches)
         keep |= {most(stretch, key=totals.__getitem__) for most in (max, min)}
-    return sorted(keep)
+    return keep
 
 
-def dataflow_curves(profile: Profile, start: int) -> dict[str, Any]:
-    """Live bytes of each device of the data-flow profile by category; times since ``start``."""
-    out = {}
+def _curves(profile: Profile, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By name: live bytes of each device of the data-flow profile by category, and what the
+    tracker's snapshots say of the whole process; times since ``start``."""
     for d in profile.dataflow.devices if profile.dataflow else ():
-        keep = thinned([d.bytes_at(i) for i in range(len(d.time_ns))])
-        out[f"dataflow {d.device}"] = {
-            "label": f"Memory of {d.device} over time by category",
-            "time_ns": [d.time_ns[i] - start for i in keep],
-            "peak": None if d.peak is None else d.time_ns[d.peak] - start,
-            "stacked": True,
-            "lines": [
-                {"name": c.value, "values": [of[i] for i in keep]} for c, of in d.bytes.items()
-            ],
-        }
-    return out
-
-
-def tracker_curve(record: TrackerRecord | None, start: int) -> dict[str, Any]:
-    """What the tracker's snapshots say of the whole process; times since ``start``."""
-    snapshots = record.snapshots if record is not None else []
-    lines: list[tuple[str, list[int | None]]] = [
-        ("resident", [s.resident_bytes for s in snapshots]),
-        ("live Python tensors", [s.total_bytes for s in snapshots]),
-    ]
-    for device in sorted({d for s in snapshots for d in s.devices} - {"cpu"}):
-        found = [s.devices.get(device) for s in snapshots]
-        lines += [
-            (f"{device} allocated", [m.allocated_bytes if m else None for m in found]),
-            (f"{device} reserved", [m.reserved_bytes if m else None for m in found]),
-        ]
-    lines = [(name, values) for name, values in lines if any(values)]
-    if not lines:
-        return {}
-    keep = list(range(len(snapshots)))
-    if len(keep) > MAX_POINTS:
+        keep = sorted(_thinned([d.bytes_at(i) for i in range(len(d.time_ns))]))
+        lines = {c.value: of for c, of in d.bytes.items()}
+        yield (
+            f"dataflow {d.device}",
+            {
+                "label": f"Memory of {d.device} over time by category",
+                "peak": None if d.peak is None else d.time_ns[d.peak] - start,
+                "stacked": True,
+                **_kept(lines, [t - start for t in d.time_ns], keep),
+            },
+        )
+    snapshots = profile.tracker.snapshots if profile.tracker else []
+    if tracked := _tracked(snapshots):
         # They share their times: each curve has its part of the points.
-        each = MAX_POINTS // len(lines)
-        chosen = (i for _, values in lines for i in thinned([v or 0 for v in values], each))
-        keep = sorted({0, keep[-1], *chosen})
+        points = MAX_POINTS // len(tracked)
+        keep = sorted(set().union(*(_thinned(values, points) for values in tracked.values())))
+        yield (
+            "tracker",
+            {
+                "label": "Memory of the process over time",
+                "peak": None,
+                "stacked": False,
+                **_kept(tracked, [s.time_ns - start for s in snapshots], keep),
+            },
+        )
+
+
+def _kept(
+    lines: Mapping[str, Sequence[int]], times: Sequence[int], keep: Sequence[int]
+) -> dict[str, Any]:
     return {
-        "tracker": {
-            "label": "Memory of the process over time",
-            "time_ns": [snapshots[i].time_ns - start for i in keep],
-            "peak": None,
-            "stacked": False,
-            "lines": [{"name": n, "values": [values[i] for i in keep]} for n, values in lines],
-        }
+        "time_ns": [times[i] for i in keep],
+        "lines": [{"name": n, "values": [of[i] for i in keep]} for n, of in lines.items()],
     }
+
+
+def _tracked(snapshots: Sequence[MemorySnapshot]) -> dict[str, list[int]]:
+    """Bytes at each snapshot, by what they are; what one does not know is as it was."""
+    found: dict[str, list[int | None]] = {
+        "resident": [s.resident_bytes for s in snapshots],
+        "live Python tensors": [s.total_bytes for s in snapshots],
+    }
+    for device in sorted({d for s in snapshots for d in s.devices} - {"cpu"}):
+        memory = [s.devices.get(device) for s in snapshots]
+        found[f"{device} allocated"] = [m.allocated_bytes if m else None for m in memory]
+        found[f"{device} reserved"] = [m.reserved_bytes if m else None for m in memory]
+    out = {}
+    for name, values in found.items():
+        if len(values) > 1 and any(values):
+            known = 0
+            out[name] = [known := known if value is None else value for value in values]
+    return out

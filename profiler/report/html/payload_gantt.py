@@ -1,38 +1,33 @@
 """Operations, calls and compilations of the page as bars, as columns of numbers.
 
-Times are nanoseconds from the first thing recorded. Bars are placed here, in rows of which no two
-overlap; the page only draws. Live bytes of calls are those of the page's devices. As rows are
-sorted, both drawing and finding are binary searches there; a plotting library, which tests every
-shape, took ten times as long for 20,000 bars.
+Times are nanoseconds from the first thing recorded. Bars are placed here, in rows where none
+overlaps another, and go to the page row by row, each in order of time: it finds them by binary
+search. A plotting library, which tests every shape, took ten times as long for 20,000 bars.
 
-In a lane of a thread a bar that begins while another runs stands below it: nested operations, and
-the calls inside them, hang from what called them. In a lane of asyncio tasks, which take turns on
-one thread, each task's outermost operation with all that is in it takes the first rows that are
-free: a server with a thousand requests, eight at a time, has eight rows and not a thousand.
+In a lane of a thread a bar that begins while another runs stands below it. In a lane of asyncio
+tasks, which take turns on one thread, each task's outermost operation with all that is in it takes
+the first rows that are free: a thousand requests, eight at a time, have eight rows.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 from ...model import LaneKind, LedgerKind, Profile, TrackerRecord
 from ...trees import CallMode, call_modes
+from .payload_live import distinct
 
-KINDS = (
-    "operation",
-    "failed operation",
+CALLS = (
     *(f"{kind}{way}" for kind in ("forward", "backward", "inference") for way in ("", " replay")),
     "warm-up",
     "recording",
-    "compilation",
 )
+KINDS = ("operation", "failed operation", *CALLS, "compilation")
 """What bars can be, in the order of the legend."""
-
 
 _OPERATION_COLORS = 7
 
@@ -41,13 +36,12 @@ _OPERATION_COLORS = 7
 class Bar:
     """One thing that took time."""
 
-    # start_ns, end_ns: when
     start_ns: int
     end_ns: int
     name: str  # what to write on it
-    kind: str  # decides its colour
-    detail: int  # position among the details of its kind
-    task: int = 0  # in a lane of tasks, which one; 0 elsewhere
+    kind: str  # one of ``KINDS``
+    number: int  # of the operation, or of the call
+    task: int = 0  # in a lane of tasks, which one
     row: int = 0  # where it stands in its lane, from 0 at the top
 
 
@@ -55,17 +49,13 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
     """What the page's bars are, as JSON values; None where there is none. ``calls`` are shown
     first, by default everything."""
     lanes = _lanes(profile)
-    bars = [b for _, _, lane in lanes for b in lane]
+    bars = [b for _, lane in lanes for b in lane]
     if not bars:
         return None
-    base, log = min(b.start_ns for b in bars), profile.calls
-    operations: list[Any] = []
-    pauses: list[Any] = []
-    if (tracker := profile.tracker) is not None:
-        operations = [_facts(tracker, i) for i in range(len(tracker.operation_allocations))]
-        pauses = tracker.metadata.pauses
-        if tracker.metadata.start_ns > 0:
-            base = min(base, tracker.metadata.start_ns)
+    tracker, log = profile.tracker, profile.calls
+    base = min(b.start_ns for b in bars)
+    if tracker is not None and tracker.metadata.start_ns > 0:
+        base = min(base, tracker.metadata.start_ns)
 
     def window(calls: range | None) -> list[int] | None:
         if not calls:
@@ -73,93 +63,89 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
         chosen = slice(calls.start, calls.stop)
         return [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
 
-    colors, legend = _colors(bars)
-    number = {variable: i for i, variable in enumerate(dict.fromkeys(map(colors, bars)))}
     return {
         "end": max(b.end_ns for b in bars) - base,
-        "kinds": KINDS,
         "calls": window(calls),
         "all_calls": window(range(len(log))),
-        "colors": list(number),
-        "legend": legend,
         "lanes": [
-            {
-                "name": name,
-                "rows": rows,
-                "row": [b.row for b in lane],
-                "start": [b.start_ns - base for b in lane],
-                "duration": [b.end_ns - b.start_ns for b in lane],
-                "label": [b.name for b in lane],
-                "kind": [KINDS.index(b.kind) for b in lane],
-                "color": [number[colors(b)] for b in lane],
-                "detail": [b.detail for b in lane],
-            }
-            for name, rows, lane in lanes
+            {"name": name, "rows": [*Counter(b.row for b in lane).values()]} for name, lane in lanes
         ],
+        "bars": {
+            "start": [b.start_ns - base for b in bars],
+            "duration": [b.end_ns - b.start_ns for b in bars],
+            "name": distinct(b.name for b in bars),
+            "kind": distinct(b.kind for b in bars),
+            "call": [b.number if b.kind in CALLS else None for b in bars],
+            "facts": [_facts(tracker, b) if tracker else [] for b in bars],
+            **_colors(bars),
+        },
         "modes": [mode.value for mode in call_modes(profile)],
-        "operations": operations,
-        "pauses": [[p.start_ns - base, p.end_ns - base] for p in pauses],
+        "pauses": [[p.start_ns - base, p.end_ns - base] for p in tracker.metadata.pauses]
+        if tracker
+        else [],
     }
 
 
-def _colors(bars: list[Bar]) -> tuple[Callable[[Bar], str], list[tuple[str, list[dict[str, Any]]]]]:
-    """The CSS variable of a bar's colour, and the legend: calls by their kind, operations by their
-    name, as far as there are colours; those with most time have one of their own."""
+def _colors(bars: list[Bar]) -> dict[str, Any]:
+    """The colour of each bar, and all colours as a legend: calls have one by their kind, operations
+    by their name, as far as there are colours; those with most time have one of their own."""
     time: Counter[str] = Counter()
     for b in bars:
         if b.kind == "operation":
             time[b.name] += b.end_ns - b.start_ns
     own = {name: f"--op-{i}" for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
     plain = {kind: f"--bar-{kind.replace(' ', '-')}" for kind in KINDS}
-
-    def color(b: Bar) -> str:
-        return own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind]
-
-    counts = Counter(map(color, bars))
-    others = "other operations" if len(own) < len(time) else "operation"
-    operations = [*own.items(), (others, plain["operation"]), ("failed", plain["failed operation"])]
-    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
-    legend = []
-    for title, of in (("Operations", operations), ("Compiled calls", calls)):
-        shown = [{"label": k, "variable": v, "count": counts[v]} for k, v in of if counts[v]]
-        if shown:
-            legend.append((title, shown))
-    return color, legend
-
-
-def _lanes(profile: Profile) -> list[tuple[str, int, list[Bar]]]:
-    """Name, rows and bars of each lane: threads that run compiled code first, each group in order
-    of time; then compilations, then tasks."""
-    threads: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
-    tasks: defaultdict[int, list[Bar]] = defaultdict(list)
-    lanes = profile.tracker.metadata.lanes if profile.tracker else []
-    keys = [
-        ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
-        for i, lane in enumerate(lanes)
+    colors = [
+        own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind] for b in bars
     ]
-    names = {
-        key: lane.name
-        for key, lane in zip(keys, lanes, strict=True)
-        if lane.kind is LaneKind.THREAD
-    }
+    count = Counter(colors)
+    others, failed = ("other operations", plain["operation"]), ("failed", plain["failed operation"])
+    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
+    legend = [
+        {"title": title, "label": label, "variable": variable, "count": count[variable]}
+        for title, of in (("Operations", [*own.items(), others, failed]), ("Compiled calls", calls))
+        for label, variable in of
+        if count[variable]
+    ]
+    return {"color": distinct(colors), "legend": legend}
+
+
+def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:
+    """Names and bars of lanes, row by row: threads that run compiled code first, each group in
+    order of time; then compilations, then tasks."""
+    lanes = profile.tracker.metadata.lanes if profile.tracker else []
+    found: defaultdict[tuple[str, int], list[Bar]] = defaultdict(list)
+    names = {("compilation", 0): "compilation"}
+    keys: list[tuple[str, int]] = []
+    for i, lane in enumerate(lanes):
+        # A thread by its number in the log of calls; by that of its lane, where it made none.
+        key = ("lane", i) if lane.call_thread is None else ("thread", lane.call_thread)
+        name = lane.name
+        if lane.kind is LaneKind.TASK:
+            key = ("tasks", lane.thread)
+            name = f"tasks of {lanes[lane.thread].name if 0 <= lane.thread < len(lanes) else '?'}"
+        keys.append(key)
+        names[key] = name
     for i, bar in _operations(profile):
-        if lanes[i].kind is LaneKind.TASK:
-            bar.task = i
-            tasks[lanes[i].thread].append(bar)
-        else:
-            threads[keys[i]].append(bar)
+        bar.task = i
+        found[keys[i]].append(bar)
     for thread, bar in _calls(profile):
-        threads["thread", thread].append(bar)
+        found["thread", thread].append(bar)
+    for bar in _compilations(profile):
+        found["compilation", 0].append(bar)
     called = {("thread", t) for t in profile.calls.thread}
+
+    def order(key: tuple[str, int]) -> tuple[int, int]:
+        if key[0] in ("thread", "lane"):
+            return key not in called, found[key][0].start_ns
+        return 2 if key[0] == "compilation" else 3, key[1]
+
     out = []
-    for key in sorted(threads, key=lambda key: (key not in called, threads[key][0].start_ns)):
-        bars = threads[key]
-        out.append((names.get(key, f"thread {key[1]}"), nested_rows(bars), bars))
-    if compilations := list(_compilations(profile)):
-        out.append(("compilation", nested_rows(compilations), compilations))
-    for thread, bars in sorted(tasks.items()):
-        name = lanes[thread].name if 0 <= thread < len(lanes) else "?"
-        out.append((f"tasks of {name}", packed_rows(bars), bars))
+    for key in sorted(found, key=order):
+        bars = found[key]
+        (pack if key[0] == "tasks" else nest)(bars)
+        bars.sort(key=lambda b: (b.row, b.start_ns))
+        out.append((names.get(key, f"thread {key[1]}"), bars))
     return out
 
 
@@ -200,10 +186,12 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
             yield Bar(end - graph.compile_ns, end, graph.label, "compilation", graph.id)
 
 
-def _facts(tracker: TrackerRecord, i: int) -> list[tuple[str | int, ...]]:
+def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str | int, ...]]:
     """What the page says of an operation beside its name and its times: a label, and a text, or
     bytes, or bytes before and after."""
-    rows = tracker.operation_allocations
+    if not bar.kind.endswith("operation"):
+        return []
+    rows, i = tracker.operation_allocations, bar.number
     said: list[tuple[str | int, ...]] = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
     if rows.end_ns[i] < 0:
         said.insert(0, ("Ends", "after the record"))
@@ -218,8 +206,8 @@ def _facts(tracker: TrackerRecord, i: int) -> list[tuple[str | int, ...]]:
     return [fact for fact in said if -1 not in fact]
 
 
-def nested_rows(bars: list[Bar]) -> int:
-    """Sort bars by start and place each below those that still run; the number of rows."""
+def nest(bars: list[Bar]) -> None:
+    """Sort bars by start and place each below those that still run."""
     bars.sort(key=lambda b: (b.start_ns, -b.end_ns))
     # Rows in use, from the top: end and how many rows in a row have it. Ends do not grow downwards.
     ends: list[tuple[int, int]] = []
@@ -236,49 +224,32 @@ def nested_rows(bars: list[Bar]) -> int:
             count += ends.pop()[1]
         ends.append((bar.end_ns, count))
         used += 1
-    return 1 + max((b.row for b in bars), default=-1)
 
 
-def packed_rows(bars: list[Bar]) -> int:
-    """Place the bars of several tasks, each outermost one with its inside as one block; the
-    number of rows."""
+def pack(bars: list[Bar]) -> None:
+    """Place the bars of several tasks: each outermost one with its inside takes the first free
+    slot. Slots have the height of the highest one, without the rows that stay empty."""
     blocks: list[list[Bar]] = []
     by_task: defaultdict[int, list[Bar]] = defaultdict(list)
     for bar in bars:
         by_task[bar.task].append(bar)
     for own in by_task.values():
-        nested_rows(own)
+        nest(own)
         for bar in own:
             if not bar.row:  # nothing else of its task is around it
                 blocks.append([])
             blocks[-1].append(bar)
     blocks.sort(key=lambda block: block[0].start_ns)
-    free: list[int] = []  # rows, in order
-    busy: list[tuple[int, int]] = []  # until when, and which row: a heap
-    rows = 0
+    height = 1 + max((b.row for b in bars), default=0)
+    free: list[int] = []  # slots: a heap
+    busy: list[tuple[int, int]] = []  # until when, and which slot: a heap
     for block in blocks:
         while busy and busy[0][0] <= block[0].start_ns:
-            insort(free, heappop(busy)[1])
-        height = 1 + max(b.row for b in block)
-        base = _first_free(free, rows, height)
-        at = bisect_left(free, base)
-        del free[at : at + min(height, rows - base)]
-        end = max(b.end_ns for b in block)
-        for row in range(base, base + height):
-            heappush(busy, (end, row))
-        rows = max(rows, base + height)
+            heappush(free, heappop(busy)[1])
+        slot = heappop(free) if free else len(busy)
+        heappush(busy, (max(b.end_ns for b in block), slot))
         for bar in block:
-            bar.row += base
-    bars.sort(key=lambda b: (b.start_ns, b.row))
-    return rows
-
-
-def _first_free(free: Sequence[int], rows: int, height: int) -> int:
-    """The first of ``height`` free rows side by side; below the last row all are free."""
-    run, before = 0, -1
-    for row in free:
-        run = run + 1 if row == before + 1 else 1
-        if run == height:
-            return row + 1 - height
-        before = row
-    return rows - run if before == rows - 1 else rows
+            bar.row += slot * height
+    numbers = {row: i for i, row in enumerate(sorted({b.row for b in bars}))}
+    for bar in bars:
+        bar.row = numbers[bar.row]

@@ -2,21 +2,20 @@
 
 Note [How a live set is put together]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-An *item* is (site, bytes, owner, hold). At instant ``i`` of call ``k``, with ``s`` the step of its
-``calls.step``:
+An *item* is (site, bytes, owner, hold). At instant ``i`` of a call, with ``s`` its step:
 
 * ``lists[s.rest]``, pairs of item and count: memory that the call's program does not count;
 * ``lists[s.own]``, one item for each storage that is live when the program begins;
 * the first ``i`` events of ``units[s.unit]``: each takes ``before`` out and puts ``after`` in.
   -1 is nothing, ``-2 - j`` the item ``j`` of ``lists[s.own]``, which differs from step to step.
 
-Between call ``k`` and the next, ``lists[s.between]`` is live. ``Timeline.live_at`` and
-``live_after`` say the same, and a test compares them at every instant.
+Between the call and the next, ``lists[s.between]`` is live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ..._programs import PreparedProgram
@@ -24,13 +23,20 @@ from ...attribution import Attribution, Site, View, module_parts
 from ...live import Hold, LiveItem
 from ...model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
 from ...timeline import Timeline
-from ..format import shorten_path
+from ..failure import place
 from ..sections.about import module_name
 
 _NONE, _ENTRY = -1, -2
 """No item, and the first of those that are live when a program begins; the others are below it."""
-_TEXTS = ("op", "node", "fqn", "outside", "module", "graph")
-"""Fields of a site that the page has as they are."""
+_KNOWN: dict[str, Callable[[Site], Any]] = {
+    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside", "graph")},
+    "category": lambda site: site.category.value,
+    "module": lambda site: module_name(site.module),
+    "location": lambda site: place(site.frame) or None,
+    "function": lambda site: site.frame and site.frame.function,
+    "code": lambda site: site.frame and site.frame.code.strip(),
+}
+"""What the page has of a site beside its place in each view."""
 _T = TypeVar("_T")
 
 
@@ -57,7 +63,8 @@ class Sites:
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
         self._numbers: dict[int, int] = {}
-        self._rows: Each[tuple[Any, ...]] = Each()
+        self._rows: Each[tuple[int, ...]] = Each()
+        self._values: Each[Any] = Each()
         self._places: dict[View, dict[tuple[str, int | None, bool], tuple[int, str]]]
         self._places = {view: {} for view in View}
 
@@ -65,11 +72,9 @@ class Sites:
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
         if id(site) not in self._numbers:
-            places = tuple(self._place(site, view) for view in View)
-            module = module_name(site.module)
-            texts = (module if name == "module" else getattr(site, name) for name in _TEXTS)
-            row = (site.category.value, places, site.frame, *texts)
-            self._numbers[id(site)] = self._rows[row]
+            places = (self._place(site, view) for view in View)
+            values = (self._values[of(site)] for of in _KNOWN.values())
+            self._numbers[id(site)] = self._rows[(*places, *values)]
         return self._numbers[id(site)]
 
     def _place(self, site: Site, view: View) -> int:
@@ -78,31 +83,24 @@ class Sites:
         places = self._places[view]
         return places.setdefault((key, graph, named is not None), (len(places), note))[0]
 
-    def columns(self) -> dict[str, Any]:
-        """All sites, one entry a site in each column: the place in each view by its name, the
-        source line, and what is known else."""
-        rows = list(self._rows)
-        frames = [row[2] for row in rows]
+    def payload(self) -> dict[str, Any]:
+        """In columns, which compress much better than rows: of each site its place in each view and
+        the numbers of values that are known of it; of each place what it is."""
+        columns = list(zip(*self._rows, strict=True)) or [()] * (len(View) + len(_KNOWN))
         return {
-            "category": distinct(row[0] for row in rows),
-            **{f"by_{v.value}": [row[1][i] for row in rows] for i, v in enumerate(View)},
-            **{name: distinct(row[3 + i] for row in rows) for i, name in enumerate(_TEXTS)},
-            "location": distinct(f and f"{shorten_path(f.file)}:{f.line}" for f in frames),
-            "function": distinct(f and f.function for f in frames),
-            "code": distinct(f and f.code.strip() for f in frames),
-        }
-
-    def places(self) -> dict[str, Any]:
-        """What the numbers of places mean, by view, in columns."""
-        return {
-            view.value: {
-                "key": distinct(key for key, _, _ in found),
-                "parts": [module_parts(key) if view is View.MODULE else () for key, _, _ in found],
-                "graph": distinct(graph for _, graph, _ in found),
-                "known": distinct(known for _, _, known in found),
-                "note": distinct(note for _, note in found.values()),
-            }
-            for view, found in self._places.items()
+            "values": list(self._values),
+            "place": dict(zip((v.value for v in View), columns, strict=False)),
+            "known": dict(zip(_KNOWN, columns[len(View) :], strict=True)),
+            "places": {
+                view.value: {
+                    "key": [key for key, _, _ in found],
+                    "graph": [graph for _, graph, _ in found],
+                    "known": [known for _, _, known in found],
+                    "note": [note for _, note in found.values()],
+                    "parts": [module_parts(k) if view is View.MODULE else () for k, _, _ in found],
+                }
+                for view, found in self._places.items()
+            },
         }
 
 
@@ -112,49 +110,44 @@ class Items:
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
         self._rows: Each[tuple[int, int, str | None, str]] = Each()
-        self._known: dict[tuple[int, int, str | None, int, Hold], int] = {}
         self.lists: Each[tuple[int, ...]] = Each()
 
-    def item(self, x: LiveItem) -> int:
-        """The number of an item; its count is not part of it."""
-        # Profiles keep their storages: no other one can get this one's id.
-        key = (x.graph, id(x.storage), x.owner, x.line, x.hold)
-        if key not in self._known:
-            self._known[key] = self.new(x.graph, x.storage, x.owner, x.line, x.hold)
-        return self._known[key]
-
-    def new(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
+    def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         site = self._sites.of(graph, storage, owner, line)
         return self._rows[site, storage.nbytes, owner, hold.value]
 
+    def of(self, x: LiveItem) -> int:
+        """The number of an item; its count is not part of it."""
+        return self.item(x.graph, x.storage, x.owner, x.line, x.hold)
+
     def pairs(self, items: Iterable[LiveItem]) -> int:
         """The number of a list of (item, count)."""
-        return self.list(n for x in items for n in (self.item(x), x.count))
-
-    def list(self, numbers: Iterable[int]) -> int:
-        return self.lists[tuple(numbers)]
+        return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
 
     def columns(self) -> dict[str, Any]:
-        site, nbytes, owner, hold = zip(*self._rows, strict=True) if self._rows else [()] * 4
-        return {"site": site, "nbytes": nbytes, "owner": distinct(owner), "hold": distinct(hold)}
+        columns = list(zip(*self._rows, strict=True)) or [()] * 4
+        return dict(zip(("site", "nbytes", "owner", "hold"), columns, strict=True))
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
-    """The timeline of one device, see Note [How a live set is put together]; times of calls are
-    since ``start``."""
+    """See Note [How a live set is put together]; times of calls are since ``start``."""
     items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
-    kinds = distinct(timeline.kind(k) for k in range(len(timeline)))["at"]
-    first = {kinds[k]: k for k in reversed(range(len(kinds)))}
-    steps = []
-    for _, k in sorted(first.items()):
+    kinds: Each[Any] = Each()
+    of_calls: list[int] = []
+    steps: list[dict[str, int]] = []
+    for k in range(len(timeline)):
+        of_calls.append(kinds[timeline.kind(k)])
+        if len(kinds) == len(steps):
+            continue
         live = timeline.live_at(k, 0).items
+        own = (items.of(x) for x in live if x.hold is Hold.CALL)
         steps.append(
             {
                 "unit": unit_ids.get((calls.graph[k], calls.program[k]), -1),
                 "rest": items.pairs(x for x in live if x.hold is not Hold.CALL),
-                "own": items.list(items.item(x) for x in live if x.hold is Hold.CALL),
+                "own": items.lists[tuple(own)],
                 "between": items.pairs(timeline.live_after(k)),
             }
         )
@@ -166,7 +159,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
         "items": items.columns(),
         "calls": {
             "graph": calls.graph,
-            "step": kinds,
+            "step": of_calls,
             "start_ns": [t - start for t in calls.start_ns],
             "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
         },
@@ -177,7 +170,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
 def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, Any]:
     """A program. Events of other devices stay, so that instants have the same numbers."""
     storages = unit.program.storages
-    there = [device is None or s.device == device for s in storages]
+    there = [s.device == device for s in storages]
     entry = (s.id for s in storages if s.at_entry and there[s.id])
     now = {storage: _ENTRY - j for j, storage in enumerate(entry)}
     before: list[int] = []
@@ -189,12 +182,11 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
         if e.kind is not EventKind.FREE and there[e.storage]:
             # An input that changes its name before the first line still is what it was.
             same = s.at_entry and not e.line
-            new = before[-1] if same else items.new(unit.graph.id, s, e.owner, e.line, Hold.CALL)
+            new = before[-1] if same else items.item(unit.graph.id, s, e.owner, e.line, Hold.CALL)
             after[-1] = now[e.storage] = new
     return {
         "graph": unit.graph.id,
         "key": list(unit.program.key),
-        "kind": distinct(e.kind.value for e in unit.program.events),
         "line": [e.line for e in unit.program.events],
         "before": before,
         "after": after,

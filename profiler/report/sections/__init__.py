@@ -38,7 +38,6 @@ def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
 
 
 def of_report(s: Summary, show: Show) -> Iterator[Section]:
-    """What is said of compiled code, and of the data flow."""
     yield about.header(s)
     yield live.peak(s, show)
     breakdowns = list(live.peak_breakdowns(s, show))

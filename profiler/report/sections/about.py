@@ -16,13 +16,14 @@ from ..format import format_bytes, format_ns, format_share
 from ..section import EVERY, NOTHING, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
-VIEW_TITLES = {
-    View.CATEGORY: "category",
-    View.MODULE: "module",
-    View.NODE: "FX node",
-    View.LINE: "source line",
-    View.GRAPH: "graph",
+VIEWS: dict[View, tuple[col.Column, ...]] = {
+    View.CATEGORY: (col.CATEGORY,),
+    View.MODULE: (col.MODULE,),
+    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
+    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
+    View.GRAPH: (col.Code("graph"),),
 }
+"""Columns of what a view has parts by: a name, and what is said below it."""
 MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",
     Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
@@ -59,18 +60,15 @@ _REASON = (col.Bytes("", adds=True), col.TEXT)
 
 
 def words() -> Section:
-    """What the words of reports mean, said where somebody meets them first."""
     table = Table((col.Text(""), col.Text("", fold=True)), _WORDS, lines=True, least=EVERY)
     return Section("words", "Words", tables=(table,), detail=True, name="words")
 
 
 def module_name(path: str | None) -> str | None:
-    """A module's path as people read it."""
     return "(root)" if path == "" else path
 
 
 def header(s: Summary) -> Section:
-    """Versions, machine, rank; what was left out and what ran out of memory."""
     p, m, of = s.profile, s.profile.machine, s.profile.process
     where = [m.system, m.cpu, f"{m.cores} cores" if m.cores else ""]
     where += [f"{format_bytes(m.memory_bytes)} memory" if m.memory_bytes else "", *m.accelerators]
@@ -94,7 +92,7 @@ def header(s: Summary) -> Section:
     if not p.complete:
         said = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(said, Tone.WARN))
-    parts = tuple(part for part in (_left_out(s), _out_of_memory(s)) if part)
+    parts = (_left_out(s), _out_of_memory(s))
     return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
 
 
@@ -203,7 +201,6 @@ _SEEN = {
 
 
 def advice(s: Summary, show: Show) -> Section:
-    """What could be changed, most bytes first."""
     parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
     return Section("advice", "What to change", () if parts else (none,), parts=parts)
@@ -228,7 +225,6 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
 
 
 def not_counted(s: Summary, show: Show) -> Section:
-    """What is not in the figures, and why."""
     c = s.coverage
     # Whoever follows the allocator counts these, too.
     counted = any(a.device == s.device for a in s.profile.accounts)
@@ -262,7 +258,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     tables = []
     for view, b in s.views.items():
         left = f"{show(b.unattributed)} ({format_share(b.unattributed, b.total)})"
-        caption = f"unattributed at the peak by {VIEW_TITLES[view]}: {left}"
+        caption = f"unattributed at the peak by {VIEWS[view][0].title}: {left}"
         rows = [(r.nbytes, r.key) for r in b.remainder]
         tables.append(reasons(rows, caption=caption, only="text", detail=not b.unattributed))
     if c.missing:

@@ -7,21 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ... import model
 from ...graph_pools import label, left_behind, numbers
-from ...model import (
-    BEFORE,
-    AccountRow,
-    CapturedGraph,
-    CaptureRow,
-    DeviceAccount,
-    Failure,
-    GraphPool,
-)
 from .. import columns as col
 from .. import failure as words
 from ..format import format_ns
 from ..parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
-from ..section import NOTHING, Foot, Note, Section, Show, Table, Tone, of_rows
+from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 
 _BRIEF = 6
 """Uses of memory in a short text."""
@@ -30,17 +22,15 @@ _AUTOGRAD = "(no Python was running: autograd)"
 
 
 def of_accounts(
-    accounts: Iterable[DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
+    accounts: Iterable[model.DeviceAccount], show: Show, peaks: Iterable[DevicePeak] = ()
 ) -> tuple[Section, ...]:
-    """Accounts, each with the peak of its device if there is one."""
     of = {p.device: p for p in peaks}
     sections = [_of_account(a, show, of.get(a.device)) for a in accounts]
     # The one with most comes first.
     return (*sections[:1], *(replace(s, detail=True, name="other devices") for s in sections[1:]))
 
 
-def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
-    """One device; with its ``peak``, if ``a`` is of the present and more is known of the peak."""
+def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> Section:
     every: tuple[Section, ...] = (_purposes(a), _outside(a))
     if peak is not None:
         now = replace(_purposes(a), detail=True, name="what is reserved now")
@@ -57,16 +47,15 @@ def _of_account(a: DeviceAccount, show: Show, peak: DevicePeak | None) -> Sectio
             replace(_blocks(a), detail=True, name="its blocks"),
             replace(_host_reads(a), detail=True, name="reads of values"),
         )
-    parts = tuple(p for p in every if p.tables or p.parts)
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     named = f"{a.name or a.device}, {show(a.total)}{simulated}"
     title = f"Snapshot of {a.device}" if a.snapshot else named
     if a.failure is None:
-        return Section("", title, *_about(a, show), parts=parts)
-    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *parts))
+        return Section("", title, *_about(a, show), parts=every)
+    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *every))
 
 
-def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
+def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
     """What a snapshot tells of the blocks of an instant, as far as it does."""
     parts = [_pools(a)]
     if any(r.modules for r in a.rows):
@@ -76,7 +65,7 @@ def _of_snapshot(a: DeviceAccount) -> tuple[Section, ...]:
     return (*parts, _groups(a, "source line", _location), _blocks(a))
 
 
-def _pools(a: DeviceAccount) -> Section:
+def _pools(a: model.DeviceAccount) -> Section:
     columns = (
         *(col.Bytes("reserved", adds=True), col.Bytes("free", help="In no block", adds=True)),
         col.Bytes("largest", help="The largest free range: what fits without a new segment"),
@@ -90,17 +79,18 @@ def _pools(a: DeviceAccount) -> Section:
     return of_rows(f"Pools {_when(a)}", columns, rows)
 
 
-def _peak_of_history(a: DeviceAccount, show: Show) -> tuple[Section, ...]:
+def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
     if a.peak is None:
         return ()
     notes, tables = _about(a.peak, show)
     parts = (_purposes(a.peak), *_of_snapshot(a.peak))
     title = f"The fullest instant of the history of {a.device}"
-    return (Section("", title, notes, tables, tuple(p for p in parts if p.tables)),)
+    return (Section("", title, notes, tables, parts),)
 
 
-def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str, tuple[Note, ...]]:
-    """Title and notes about the allocation that failed."""
+def _failed(
+    a: model.DeviceAccount, f: model.Failure, device: str, show: Show
+) -> tuple[str, tuple[Note, ...]]:
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
     if f.doing:
@@ -122,14 +112,14 @@ def _failed(a: DeviceAccount, f: Failure, device: str, show: Show) -> tuple[str,
     return title, tuple(notes)
 
 
-def _helps(f: Failure) -> Section:
+def _helps(f: model.Failure) -> Section:
     columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
     return of_rows(title, columns, rows, least=len(rows), lines=True)
 
 
-def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
+def _about(a: model.DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
     if a.snapshot:
         notes = [
             Note(f"Reserved when it was taken: {show(a.reserved)} ({a.reserved:,} B)"),
@@ -158,13 +148,13 @@ def _about(a: DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table,
     return tuple(notes), (table,) if failed else ()
 
 
-def _in_phase(a: DeviceAccount) -> str:
+def _in_phase(a: model.DeviceAccount) -> str:
     if a.phase == "optimizer":
         return f" in optimizer step {a.step}"
     return f" in the {a.phase} of step {a.step}" if a.phase else ""
 
 
-def _purposes(a: DeviceAccount) -> Section:
+def _purposes(a: model.DeviceAccount) -> Section:
     uses = {p.label for p in a.by_purpose()}
     parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[1] in uses]
@@ -175,12 +165,11 @@ def _purposes(a: DeviceAccount) -> Section:
 def _sum(
     reserved: int, rows: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]
 ) -> Table:
-    """What ``reserved`` is made of, as bytes and of what, with a foot of what has no name."""
     foot = (*others, (reserved, "total reserved"))
     return Table(
         (col.BYTES, col.share(reserved), col.Text("what")),
         [(n, n, what) for n, what in rows],
-        tuple(Foot((n, n, what)) for n, what in foot),
+        tuple((n, n, what) for n, what in foot),
         least=len(rows),
         brief=_BRIEF,
     )
@@ -194,7 +183,7 @@ def _peak(peak: DevicePeak) -> Section:
     return Section("", "What was reserved at the peak", (note,), tables=(table,))
 
 
-def _holders(a: DeviceAccount) -> Section:
+def _holders(a: model.DeviceAccount) -> Section:
     tensors = col.Count("tensors", adds=True)
     columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
@@ -202,8 +191,7 @@ def _holders(a: DeviceAccount) -> Section:
     return replace(said, name="who has what is live now", spare=2)
 
 
-def _when(a: DeviceAccount) -> str:
-    """The instant that the account is of."""
+def _when(a: model.DeviceAccount) -> str:
     if a.present:
         return "now"
     if a.snapshot:
@@ -211,7 +199,7 @@ def _when(a: DeviceAccount) -> str:
     return "at the peak" if a.failure is None else "at that moment"
 
 
-def _outside(a: DeviceAccount) -> Section:
+def _outside(a: model.DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
     said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
@@ -219,7 +207,7 @@ def _outside(a: DeviceAccount) -> Section:
     return replace(said, name="what is outside of the allocator", spare=5)
 
 
-def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Section:
+def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], str]) -> Section:
     found: Counter[str] = Counter()
     for r in a.rows:
         found[key(r)] += r.nbytes
@@ -228,27 +216,26 @@ def _groups(a: DeviceAccount, by: str, key: Callable[[AccountRow], str]) -> Sect
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 
 
-def _location(r: AccountRow) -> str:
+def _location(r: model.AccountRow) -> str:
     return words.place(r.frame) or _nowhere(r)
 
 
-def _nowhere(r: AccountRow) -> str:
-    """What to say of a row without a line."""
-    return r.holder or (f"({BEFORE})" if r.detail == BEFORE else _AUTOGRAD)
+def _nowhere(r: model.AccountRow) -> str:
+    return r.holder or (f"({model.BEFORE})" if r.detail == model.BEFORE else _AUTOGRAD)
 
 
-def _blocks(a: DeviceAccount) -> Section:
+def _blocks(a: model.DeviceAccount) -> Section:
     columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
     rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
-        code = "" if r.frame is None and (r.holder or r.detail == BEFORE) else code
+        code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
     return of_rows(f"Live {_when(a)}, largest first", columns, rows)
 
 
-def _host_reads(a: DeviceAccount) -> Section:
+def _host_reads(a: model.DeviceAccount) -> Section:
     count = sum(r.count for r in a.host_reads)
     times = "once" if count == 1 else f"{count:,} times"
     rows = [(r.count, r.nbytes, r.frame or _AUTOGRAD) for r in a.host_reads]
@@ -256,8 +243,7 @@ def _host_reads(a: DeviceAccount) -> Section:
     return of_rows(f"The program looked at values {times}; kernels computed none", columns, rows)
 
 
-def of_graph_pool(pool: GraphPool, show: Show) -> Section:
-    """One pool, and the graphs that were captured into it."""
+def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
     outside = (_rows(pool.outside),) if pool.outside else ()
     parts = (
         *(_shares(pool), _left(pool, show), _at_peak(pool, show)),
@@ -265,11 +251,10 @@ def of_graph_pool(pool: GraphPool, show: Show) -> Section:
     )
     title = f"CUDA graphs in pool {pool.name} on {pool.device}"
     captures = (_captures(pool),) if pool.graphs else ()
-    shown = tuple(p for p in parts if p.tables)
-    return Section("", title, tuple(_about_pool(pool, show)), captures, shown)
+    return Section("", title, tuple(_about_pool(pool, show)), captures, parts)
 
 
-def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
+def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
     notes = [Note(f"Reserved: {show(pool.reserved)} ({pool.reserved:,} B)")]
     if not pool.graphs:
         return [*notes, Note("nothing was captured into it")]
@@ -282,7 +267,7 @@ def _about_pool(pool: GraphPool, show: Show) -> list[Note]:
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
-def _captures(pool: GraphPool) -> Table:
+def _captures(pool: model.GraphPool) -> Table:
     columns = (
         col.Bytes("pool grew", help="By how much, during the capture", adds=True),
         col.Bytes("costs", help="By how much smaller the pool were without this graph"),
@@ -296,19 +281,19 @@ def _captures(pool: GraphPool) -> Table:
     ]
     none = (None,) * 4
     foot = (
-        Foot((pool.grew_outside, *none, "outside of captures", "", None)),
-        Foot((pool.reserved, *none, "total reserved", "", None)),
+        (pool.grew_outside, *none, "outside of captures", "", None),
+        (pool.reserved, *none, "total reserved", "", None),
     )
     return Table(columns, rows, foot)
 
 
-def _state(g: CapturedGraph) -> str:
+def _state(g: model.CapturedGraph) -> str:
     if g.failed:
         return f"{label(g)} (failed: {g.failed})"
     return f"{label(g)} (deleted)" if g.deleted else label(g)
 
 
-def _shares(pool: GraphPool) -> Section:
+def _shares(pool: model.GraphPool) -> Section:
     every = [g.number for g in pool.graphs]
     rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
     graphs = col.Count("graphs")
@@ -319,11 +304,11 @@ def _shares(pool: GraphPool) -> Section:
         (pool.unused, "in use by nobody"),
         (pool.reserved, "total reserved"),
     )
-    foot = tuple(Foot((n, n, None, what)) for n, what in others if n or what == others[-1][1])
+    foot = tuple((n, n, None, what) for n, what in others if n or what == others[-1][1])
     return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
 
 
-def _left(pool: GraphPool, show: Show) -> Section:
+def _left(pool: model.GraphPool, show: Show) -> Section:
     found = left_behind(pool)
     columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
@@ -337,7 +322,7 @@ def _left(pool: GraphPool, show: Show) -> Section:
     return of_rows("What captures left in the pool", columns, rows, *notes)
 
 
-def _at_peak(pool: GraphPool, show: Show) -> Section:
+def _at_peak(pool: model.GraphPool, show: Show) -> Section:
     graph = max(pool.graphs, key=lambda g: g.peak, default=None)
     if graph is None or not graph.at_peak:
         return NOTHING
@@ -345,9 +330,9 @@ def _at_peak(pool: GraphPool, show: Show) -> Section:
     return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
 
 
-def _rows(found: list[CaptureRow], rounding: int = 0) -> Table:
+def _rows(found: list[model.CaptureRow], rounding: int = 0) -> Table:
     rows = [
         (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
     ]
-    foot = (Foot((rounding, None, "rounding", None, None, None)),) if rounding else ()
+    foot = ((rounding, None, "rounding", None, None, None),) if rounding else ()
     return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

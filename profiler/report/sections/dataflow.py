@@ -9,7 +9,7 @@ from ...attribution import View
 from .. import columns as col
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import Foot, Note, Section, Show, Table
+from ..section import Note, Section, Show, Table
 from .about import module_name
 
 _MOST = 300
@@ -17,7 +17,6 @@ _MOST = 300
 
 
 def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
-    """The peak of each device, and what was live then."""
     parts = []
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
@@ -28,19 +27,15 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
-    return Section("dataflow", "Data flow, eager code included", parts=tuple(parts))
-
-
-def no_dataflow() -> Section:
-    """Of a run without memory events."""
     none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
-    return Section("dataflow", "Data flow, eager code included", (none,))
+    notes = () if parts else (none,)
+    return Section("dataflow", "Data flow, eager code included", notes, parts=tuple(parts))
 
 
 def _categories(p: DataFlowPeak) -> Table:
     columns = (col.BYTES, col.share(p.nbytes), col.CATEGORY)
     rows = [(n, n, category.value) for category, n in p.categories.items()]
-    foot = (Foot((p.nbytes, p.nbytes, "total")),)
+    foot = ((p.nbytes, p.nbytes, "total"),)
     return Table(columns, rows, foot, least=len(rows))
 
 
@@ -114,4 +109,4 @@ def _live(p: DataFlowPeak) -> Table:
     if rest:
         sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None))
     caption = f"Live on {p.device} at that peak"
-    return Table(columns, rows, tuple(map(Foot, sums)), caption, rest="smaller", detail=True)
+    return Table(columns, rows, tuple(sums), caption, rest="smaller", detail=True)

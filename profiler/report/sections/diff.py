@@ -24,7 +24,6 @@ _TITLES = {
 
 
 def of_diff(diff: ProfileDiff) -> Iterator[Section]:
-    """All quantities, then of each what changed."""
     before, after = diff.devices
     both = before if before == after else f"{before} → {after}"
     compared = _quantities([(_title(q), q) for q in diff.quantities])
@@ -52,7 +51,6 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
 
 
 def _saved(diff: ProfileDiff) -> Iterator[Section]:
-    """Values that are saved for the backward on one side alone, or otherwise."""
     after = ["after"]
     sides = {SavedKind.NEW: after, SavedKind.OPERATOR: after, SavedKind.GONE: ["before"]}
     for device in dict.fromkeys(c.device for c in diff.saved):

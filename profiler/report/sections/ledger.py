@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ...model import GraphRecord, LedgerEntry, LedgerKind, Profile
 from ...trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
 from .. import columns as col
-from ..section import EVERY, Foot, Note, Section, Show, Table, Tone, of_rows
+from ..section import EVERY, Note, Section, Show, Table, Tone, of_rows
 from ..summary import Summary
 
 _NAMED = 3
@@ -45,7 +46,6 @@ def _why(entry: LedgerEntry, graph: GraphRecord | None, show: Show) -> str:
 
 
 def ledger_counts(s: Summary) -> Section:
-    """How often what was done, and the reasons of everything that did not go to plan."""
     c = s.ledger.counts
     done = (
         f"compiled {c['compiled']:,}, found in a cache {c['cache_hit']:,}, compiled again past a "
@@ -64,15 +64,13 @@ def ledger_counts(s: Summary) -> Section:
         ]
         told = f"{title}: {sum(r.count for r in reasons):,}"
         part = of_rows(told, columns, rows, rest=_MORE_REASONS, lines=True, tone=tone)
-        if part:
-            parts.append(replace(part, detail=tone is Tone.PLAIN))
+        parts.append(replace(part, detail=tone is Tone.PLAIN))
     fallbacks = () if s.ledger.fallbacks else ("no fallbacks to plain Inductor",)
     notes = tuple(Note(said, detail=True) for said in (done, *fallbacks))
     return Section("", "Ledger", notes, parts=tuple(parts), name="ledger", spare=3)
 
 
 def trees(s: Summary, show: Show) -> Section:
-    """The recordings, the functions that they are of, and what did not go the straight way."""
     notes = []
     if s.pools:
         pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))
@@ -115,24 +113,18 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
 
 
 def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:
-    """Each recording after the one that runs before it, with its depth; once, whatever a file
-    says of parents."""
-    known = {(n.device, n.node) for n in nodes}
-    below: dict[tuple[str, int] | None, list[RecordedNode]] = {}
-    for n in nodes:
-        parent = None if n.parent is None else (n.device, n.parent)
-        below.setdefault(parent if parent in known and n.parent != n.node else None, []).append(n)
-    done: set[int] = set()
-    # Those in a circle of parents, which no valid tree has, come last.
-    for root in (*below.get(None, []), *nodes):
-        stack = [(root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if id(node) in done:
-                continue
-            done.add(id(node))
-            yield node, depth
-            stack += [(n, depth + 1) for n in reversed(below.get((node.device, node.node), []))]
+    """Each recording after the one that runs before it, which was recorded before it, with its
+    depth."""
+    latest: dict[tuple[str, int | None], int] = {}
+    below: defaultdict[int, list[int]] = defaultdict(list)
+    for i, n in enumerate(nodes):
+        below[latest.get((n.device, n.parent), -1)].append(i)
+        latest[n.device, n.node] = i
+    stack = [(i, 0) for i in reversed(below[-1])]
+    while stack:
+        i, depth = stack.pop()
+        yield nodes[i], depth
+        stack += [(child, depth + 1) for child in reversed(below[i])]
 
 
 def _functions(s: Summary) -> Table:
@@ -150,7 +142,7 @@ def _functions(s: Summary) -> Table:
         for f in s.trees
     ]
     foot = tuple(
-        Foot((name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes))
+        (name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes)
         for device, rest in pool_rest(s.trees, s.pools).items()
         for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
     )

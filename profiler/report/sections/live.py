@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from .. import columns as col
+from ..failure import place
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import EVERY, Foot, Note, Section, Show, Table, Tone
+from ..section import EVERY, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
-from .about import MEANING, VIEW_TITLES, module_name
+from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
 
 _BRIEF = 4
@@ -23,7 +24,6 @@ _CODE = 100
 
 
 def peak(s: Summary, show: Show) -> Section:
-    """When live memory was highest and what ran then."""
     p = s.peak
     if p is None:
         none = "No call of a compiled graph was recorded, so there is no peak."
@@ -37,8 +37,7 @@ def peak(s: Summary, show: Show) -> Section:
     elif p.instant == 0:
         notes.append(Note("at the entry of the call"))
     if p.node:
-        where = f", {shorten_path(p.frame.file)}:{p.frame.line}" if p.frame else ""
-        notes.append(Note(f"for FX node {p.node}{where}"))
+        notes.append(Note(", ".join(filter(None, (f"for FX node {p.node}", place(p.frame))))))
     others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
     if others:
         notes.append(Note("other devices: " + ", ".join(others), detail=True))
@@ -58,7 +57,6 @@ def peak(s: Summary, show: Show) -> Section:
 
 
 def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
-    """The numbers that a page begins with: what, how much, and a remark."""
     if s.peak is None:
         return [("Peak", "-", "no call of a compiled graph was recorded")]
     total, line = s.peak.nbytes, s.views[View.LINE].unattributed
@@ -84,7 +82,6 @@ def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
 
 
 def of_instant(profile: Profile) -> Iterator[Section]:
-    """What a page shows of the instant that is chosen, or why there is none."""
     if not len(profile.calls):
         none = "No call of a compiled graph was recorded: nothing that torch.compile made ran "
         none += "while the profile was taken."
@@ -108,18 +105,8 @@ def of_instant(profile: Profile) -> Iterator[Section]:
     yield Section("addresses", "Address map", (Note(said),))
 
 
-_NAMES = {
-    View.CATEGORY: (col.CATEGORY,),
-    View.MODULE: (col.MODULE,),
-    View.NODE: (col.Code("FX node"), *col.alike(col.Code, "graph", "operator or name", below=True)),
-    View.LINE: (col.Path("source line"), col.Code("code", below=True)),
-    View.GRAPH: (col.Code("graph"),),
-}
-
-
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
-    """A live set by ``view``: bytes, share, storages, name, and what is said below the name."""
-    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *_NAMES[view])
+    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *VIEWS[view])
 
 
 def live_templates() -> dict[str, Table]:
@@ -158,8 +145,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
         detail = view not in told or s.device in told[view]
-        title = f"Live at the peak, by {VIEW_TITLES[view]}"
-        name = f"compiled code by {VIEW_TITLES[view]}"
+        title = f"Live at the peak, by {VIEWS[view][0].title}"
+        name = f"compiled code by {VIEWS[view][0].title}"
         if view is View.MODULE:
             tables = (_modules(b, s.modules),)
             yield Section("", title, tables=tables, detail=detail, name=name)
@@ -168,10 +155,10 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         if view is View.CATEGORY:
             columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
-        foot = (
-            Foot((b.unattributed, b.unattributed, "", "unattributed", *blank), _tone(b)),
-            Foot((b.total, b.total, "", "total", *blank)),
-        )
+        foot: list[col.Row] = [
+            (b.unattributed, b.unattributed, "", "unattributed", *blank),
+            (b.total, b.total, "", "total", *blank),
+        ]
         rows = [row(view, p) for p in b.parts]
         least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
         tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
@@ -182,10 +169,6 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             notes = (Note(f"{part}, have no line: compiled code did not make them"),)
         spare = 2 if view is View.LINE else 1
         yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
-
-
-def _tone(b: Breakdown) -> Tone:
-    return Tone.WARN if b.unattributed else Tone.DIM
 
 
 def _modules(b: Breakdown, root: ModuleNode) -> Table:
@@ -204,17 +187,16 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
     add(root, 0)
     whole = col.Share("share", whole=b.total)
     columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
-    outside = [Foot(("", p.nbytes, p.nbytes, p.key)) for p in b.parts if p.key.startswith("(")]
+    outside = [("", p.nbytes, p.nbytes, p.key) for p in b.parts if p.key.startswith("(")]
     foot = (
         *outside,
-        Foot(("", b.unattributed, b.unattributed, "unattributed"), _tone(b)),
-        Foot(("", b.total, b.total, "total")),
+        ("", b.unattributed, b.unattributed, "unattributed"),
+        ("", b.total, b.total, "total"),
     )
     return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
 
 
 def saved(s: Summary, show: Show) -> Section:
-    """Activations that forwards leave for their backwards."""
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
@@ -229,7 +211,7 @@ def saved(s: Summary, show: Show) -> Section:
         )
         for a in s.saved
     ]
-    foot = (Foot((total, "", "", "total", "", "", "")),) if rows else ()
+    foot = ((total, "", "", "total", "", "", ""),) if rows else ()
     said = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
     said += "held long is what recomputing or offloading it saves most on."
     notes = (Note(said, only="page"),) if rows else ()
@@ -240,7 +222,6 @@ def saved(s: Summary, show: Show) -> Section:
 
 
 def graphs(s: Summary) -> Section:
-    """One row a compiled graph, and which calls were not observed."""
     columns = (
         *(col.Code("graph"), col.Count("calls", adds=True)),
         col.Ns("median", help="Duration of a call on the host"),
@@ -272,7 +253,6 @@ def _unobserved(s: Summary) -> Table:
 
 
 def _others(graphs: Sequence[GraphRow]) -> Table:
-    """What calls do with memory that is not theirs."""
     columns = (
         col.Code("graph"),
         col.Code("writes to", help="Inputs that a call changes in place", fold=True),
@@ -288,6 +268,5 @@ def _others(graphs: Sequence[GraphRow]) -> Table:
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:
-    """The first of ``names``, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -17,7 +17,6 @@ _MEMORY = col.alike(col.Bytes, "reserved", "allocated", "most reserved", "most a
 
 
 def of_ranks(s: RankSummary, show: Show) -> Section:
-    """How ranks compare, and where they differ."""
     highest = max((r.peak for r in s.rows), default=0)
     columns = (
         *(col.Count("rank"), col.Bytes("peak")),
@@ -61,7 +60,6 @@ def _figure(i: Imbalance, value: float, show: Show) -> str:
 
 
 def of_present(found: Sequence[Present], show: Show) -> Iterator[Section]:
-    """One process in detail, or several side by side with what is to be said of each."""
     if len(found) > 1:
         yield _side_by_side(found)
         for p in found:

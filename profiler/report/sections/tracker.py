@@ -8,14 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from ...model import (
-    MemorySnapshot,
-    OperationSummary,
-    RunState,
-    SnapshotKind,
-    TensorInfo,
-    TrackerRecord,
-)
+from ... import model
 from .. import columns as col
 from ..format import format_ns, format_share
 from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
@@ -23,15 +16,15 @@ from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 _BRIEF = 5
 """Operations of a short text."""
 _STATES = {
-    RunState.RUNNING: "it has not ended: the process runs, or was killed",
-    RunState.STOPPED: "stopped",
-    RunState.EXIT: "ended",
-    RunState.EXCEPTION: "ended by an exception",
-    RunState.SIGNAL: "ended by a signal",
+    model.RunState.RUNNING: "it has not ended: the process runs, or was killed",
+    model.RunState.STOPPED: "stopped",
+    model.RunState.EXIT: "ended",
+    model.RunState.EXCEPTION: "ended by an exception",
+    model.RunState.SIGNAL: "ended by a signal",
 }
 
 
-def of_tracker(record: TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
+def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
     """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
     yield replace(_about(record), spare=2, name="the tracker")
     yield replace(_memory(record, snapshots), spare=3)
@@ -41,7 +34,7 @@ def of_tracker(record: TrackerRecord, show: Show, snapshots: int) -> Iterator[Se
     yield replace(_sources(record), detail=True, name="what the tracker sees")
 
 
-def _about(record: TrackerRecord) -> Section:
+def _about(record: model.TrackerRecord) -> Section:
     m = record.metadata
     began = datetime.fromtimestamp((m.perf_origin_ns + m.start_ns) / 1e9, tz=timezone.utc)
     command = " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(m.command))
@@ -70,7 +63,7 @@ def _about(record: TrackerRecord) -> Section:
     return Section("", "", tuple(notes))
 
 
-def _memory(record: TrackerRecord, limit: int) -> Section:
+def _memory(record: model.TrackerRecord, limit: int) -> Section:
     shown = _choose(record.snapshots, limit)
     if not shown:
         return Section("", "Memory over time", (Note("No snapshot was taken."),))
@@ -98,7 +91,7 @@ def _memory(record: TrackerRecord, limit: int) -> Section:
     return Section("", "Memory over time", notes, (Table(columns, rows, least=len(rows)),))
 
 
-def _height(s: MemorySnapshot) -> int:
+def _height(s: model.MemorySnapshot) -> int:
     """Bytes in use: of accelerators if there are any, else resident."""
     devices = [m.highest_bytes or 0 for d, m in s.devices.items() if d != "cpu"]
     if any(devices):
@@ -107,13 +100,13 @@ def _height(s: MemorySnapshot) -> int:
     return (cpu.highest_bytes if cpu else s.resident_bytes) or s.total_bytes
 
 
-def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
+def _choose(snapshots: list[model.MemorySnapshot], limit: int) -> list[model.MemorySnapshot]:
     """At most ``limit``, or the first, highest and last: named ones, then evenly spread."""
     if len(snapshots) <= limit:
         return snapshots
     peak = max(range(len(snapshots)), key=lambda i: _height(snapshots[i]))
     chosen = {0, peak, len(snapshots) - 1}
-    marked = (SnapshotKind.CHECKPOINT, SnapshotKind.OUT_OF_MEMORY)
+    marked = (model.SnapshotKind.CHECKPOINT, model.SnapshotKind.OUT_OF_MEMORY)
     named = [i for i, s in enumerate(snapshots) if s.kind in marked]
     step = (len(snapshots) - 1) / max(limit - 1, 1)
     for i in (*named, *(round(i * step) for i in range(limit))):
@@ -122,7 +115,7 @@ def _choose(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
     return [snapshots[i] for i in sorted(chosen)]
 
 
-def _largest(record: TrackerRecord, show: Show) -> Section:
+def _largest(record: model.TrackerRecord, show: Show) -> Section:
     s = record.most_described()
     if s is None:
         return NOTHING
@@ -147,7 +140,7 @@ def _largest(record: TrackerRecord, show: Show) -> Section:
     return Section("", title, (note,) if rest > 0 else (), (Table(tuple(columns), rows),))
 
 
-def _what(t: TensorInfo) -> str:
+def _what(t: model.TensorInfo) -> str:
     what = [
         t.name,
         t.node or "",
@@ -157,7 +150,7 @@ def _what(t: TensorInfo) -> str:
     return ", ".join(w for w in what if w) or "-"
 
 
-def _operations(record: TrackerRecord, show: Show) -> Section:
+def _operations(record: model.TrackerRecord, show: Show) -> Section:
     if not record.operation_summary:
         none = "No operation was tracked: put tracker.track_operation(name) around what you want "
         return Section("", "Operations", (Note(none + "to see."),))
@@ -184,7 +177,7 @@ def _operations(record: TrackerRecord, show: Show) -> Section:
     return Section("", "Operations", (note,) if devices else (), (table,))
 
 
-def _operation(o: OperationSummary, show: Show) -> col.Row:
+def _operation(o: model.OperationSummary, show: Show) -> col.Row:
     def grew(nbytes: int, known: int) -> str:
         return show(nbytes) + ("" if known == o.count else f" in {known:,}")
 
@@ -198,7 +191,7 @@ def _operation(o: OperationSummary, show: Show) -> col.Row:
     )
 
 
-def _operators(record: TrackerRecord, show: Show) -> Section:
+def _operators(record: model.TrackerRecord, show: Show) -> Section:
     o = record.pytorch_operations
     if not o.windows:
         return NOTHING
@@ -227,7 +220,7 @@ def _operators(record: TrackerRecord, show: Show) -> Section:
     return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
 
 
-def _sources(record: TrackerRecord) -> Section:
+def _sources(record: model.TrackerRecord) -> Section:
     sources = record.metadata.sources
     if not sources:
         return NOTHING

@@ -22,13 +22,6 @@ function blocksAt({ segments, blocks }, instant) {
   return { live, used: live.reduce((n, b) => n + nbytes[b], 0), reserved, largest };
 }
 
-/** Placements of the graph that a call runs, those for its sizes; the latest is last. */
-function placementsOf(placements, model, call) {
-  const graph = model.calls.graph[call];
-  const key = model.unit(call)?.key.join();
-  return placements.filter((p) => p.graph === graph && (key ?? p.key.join()) === p.key.join());
-}
-
 /**
  * The instant of a placement that goes with a position of a call. An arena's placement has the
  * events of the observed program; a recording has its own, which are matched by the line of
@@ -52,7 +45,7 @@ function instantOf({ node, lines }, model, call, position) {
 }
 
 function addresses(state, root) {
-  const { placements, sites, templates } = state.payload;
+  const { placements, templates } = state.payload;
   const choice = el(
     "select",
     { "aria-label": "Recording or plan", on: { change: update } },
@@ -70,13 +63,18 @@ function addresses(state, root) {
   let reserved = 0;
   let boxes = [];
   const refresh = drawn(picture, paint);
-  pointed(drawing, blockAt, hover, pick);
+  pointed(drawing, (x, y) => boxAt(boxes, x, y), hover, pick);
 
   function update() {
     const { model, call, position } = state;
-    const own = placementsOf(placements, model, call);
+    const graph = model.calls.graph[call];
+    const key = model.unit(call)?.key.join();
+    const ofGraph = placements.filter((p) => p.graph === graph);
+    const own = ofGraph.filter((p) => (key ?? p.key.join()) === p.key.join());
     const any = choice.value === "";
-    shown = any ? (own.at(-1) ?? another(model, call)) : placements[Number(choice.value)];
+    // The latest; where there is none for the sizes of the call, of its graph, or else of all.
+    const latest = own.at(-1) ?? ofGraph.at(-1) ?? placements.at(-1);
+    shown = any ? latest : placements[Number(choice.value)];
     const last = shown.lines.length;
     const follows = own.includes(shown);
     instant = follows ? instantOf(shown, model, call, position) : last;
@@ -96,20 +94,12 @@ function addresses(state, root) {
     refresh();
   }
 
-  /** For a call without one: the latest of its graph for other sizes, or else of all. */
-  function another(model, call) {
-    const graph = model.calls.graph[call];
-    return placements.findLast((p) => p.graph === graph) ?? placements.at(-1);
-  }
-
   function whyNot(model, call) {
     const { label } = model.graph(call);
     const why = state.payload.no_addresses[label];
     if (why) return `${label} has no fixed addresses: ${why}.`;
-    const reason = model.unit(call)
-      ? " for the sizes of this call."
-      : ": this call was not observed.";
-    return `${label} has no fixed addresses${reason}`;
+    const reason = model.unit(call) ? " for the sizes of this call" : ": it was not observed";
+    return `${label} has no fixed addresses${reason}.`;
   }
 
   function list({ live, used }) {
@@ -134,12 +124,12 @@ function addresses(state, root) {
   }
 
   function describe(b) {
-    const { site, nbytes, owner } = shown.blocks;
-    return state.model.describeSite(site[b], nbytes[b], owner[b], "call");
+    const { site, nbytes } = shown.blocks;
+    return { ...state.model.site(site[b]), nbytes: nbytes[b], hold: "call" };
   }
 
   function pick(b) {
-    state.showDetail([], nameOf(b), [describe(b)]);
+    state.showDetail(nameOf(b), [], describe(b));
   }
 
   // ---- the picture
@@ -171,13 +161,13 @@ function addresses(state, root) {
         if (at < start || at >= start + size) return;
         const [x, y] = [MAP.left + begins[b] * step, bottom - (at - start + nbytes[b]) * scale];
         const [long, high] = [(end[b] - begins[b]) * step, nbytes[b] * scale];
-        boxes.push([b, x, y, Math.max(1, long), Math.max(1, high)]);
+        boxes.push([b, [x, y, Math.max(1, long), Math.max(1, high)]]);
       });
       bottom -= height + SEGMENT_GAP;
     }
     c.textAlign = "left";
-    for (const [b, x, y, long, high] of boxes) {
-      const ground = categoryColor(cellAt(sites.category, site[b]));
+    for (const [b, [x, y, long, high]] of boxes) {
+      const ground = categoryColor(state.model.categoryOf(site[b]));
       c.fillStyle = ground;
       c.fillRect(x, y, long, high);
       if (long > 4 && high > 3) {
@@ -199,11 +189,6 @@ function addresses(state, root) {
     cursor.style.left = `${MAP.left + (instant + 0.5) * step}px`;
   }
 
-  function blockAt(px, py) {
-    const isIn = ([, x, y, long, high]) => px >= x && px <= x + long && py >= y && py <= y + high;
-    return boxes.findLast(isIn)?.[0];
-  }
-
   function hover(b, event) {
     const { nbytes, address, begin: begins, end } = shown.blocks;
     const d = describe(b);
@@ -212,8 +197,7 @@ function addresses(state, root) {
       ["of the pool", share(nbytes[b], reserved)],
       ["address", formatAddress(address[b], shown.node === null)],
       ["instants", `${count(begins[b])} to ${count(end[b] - 1)}`],
-      ["category", words(d.category), categoryColor(d.category)],
-      ["module", d.module],
+      ...siteFacts(d),
     ];
     showTooltip(event, nameOf(b), known, d.location, d.code);
   }

@@ -2,5 +2,5 @@
 
 start(({ sections }) => {
   const drawn = (data) => el("section", {}, data.title && el("h2", {}, data.title), section(data));
-  append(document.getElementById("main"), sections.map(drawn));
+  fill(document.getElementById("main"), sections.map(drawn));
 });

@@ -43,7 +43,7 @@ function liveTable(state, root) {
     const foot = [...(view === "storage" ? [] : left), [total, total, copies, "total"]];
     const columns = templates[view].columns.map((c) => ({ ...c, whole: total }));
     const title = `Live set by ${name(view)}`;
-    const onPick = (_, i) => state.showDetail(of.parts[i].items, words(nameOf(of.parts[i])));
+    const onPick = (_, i) => state.showDetail(words(nameOf(of.parts[i])), of.parts[i].items);
     fill(holder, table({ ...templates[view], columns }, { rows, foot, limit: 14, title, onPick }));
     const last = holder.querySelector("tfoot tr:last-child .num");
     last.id = "live-total";
@@ -63,21 +63,20 @@ function liveTable(state, root) {
   state.on("select", draw);
 }
 
-/** One part of the live set: what it is, where it comes from, why it is live. */
+/** One part of the live set, or a block: what it is, where it comes from, why it is live. */
 function detail(state, root) {
   const none = "Choose a part of the treemap or a row of the table to see where it comes from.";
   const sum = (parts, value) => parts.reduce((n, d) => n + value(d), 0);
   const size = (d) => d.nbytes * d.copies;
 
-  function show(items, title, described) {
+  function show() {
+    const { title, items, block } = state.detail;
     const { model, live } = state;
-    const copied = () => {
-      const found = items.filter((i) => live.has(i));
-      return found.map((i) => ({ ...model.describe(i), copies: live.get(i) }));
-    };
-    const all = described?.map((d) => ({ ...d, copies: 1 })) ?? copied();
-    all.sort((a, b) => size(b) - size(a));
+    const found = items.filter((i) => live.has(i));
+    const all = found.map((i) => ({ ...model.describe(i), copies: live.get(i) }));
+    if (block) all.push({ ...block, copies: 1 });
     if (!all.length) return fill(root, el("p.empty", {}, none));
+    all.sort((a, b) => size(b) - size(a));
     const copies = sum(all, (d) => d.copies);
     const many = copies === 1 ? "one storage" : `${count(copies)} storages`;
     const total = sum(all, size);
@@ -119,7 +118,7 @@ function detail(state, root) {
   }
 
   state.on("detail", show);
-  state.on("select", () => show(state.detail?.items ?? [], state.detail?.title));
+  state.on("select", show);
 }
 
 // The live set as a treemap: modules, their FX nodes with the source line and its code.
@@ -135,59 +134,47 @@ const GAP = 2;
 
 /** The tree of modules, with leaves (node, source line, category); every byte is in one leaf. */
 function liveTree(model, live, total) {
-  const { site, nbytes } = model.device.items;
-  const found = [...Map.groupBy(live, ([item]) => site[item]).values()].map((of) => ({
-    ...model.describe(of[0][0]),
-    items: of.map(([item]) => item),
-    value: of.reduce((n, [item, copies]) => n + nbytes[item] * copies, 0),
-  }));
-  const root = moduleNode("", "");
-  const order = found.filter((l) => l.value > 0).sort((a, b) => b.value - a.value);
+  const sites = [...Map.groupBy(live, ([item]) => model.sites[item])];
+  const leaves = sites.map(([site, of]) => {
+    const info = model.describe(of[0][0]);
+    return {
+      ...{ info, category: info.category, modules: model.modulesOf(site) },
+      name: info.fqn ?? info.node ?? info.owner ?? "scratch",
+      items: of.map(([item]) => item),
+      value: of.reduce((n, [item, copies]) => n + model.nbytes[item] * copies, 0),
+    };
+  });
+  const order = leaves.filter((leaf) => leaf.value > 0).sort((a, b) => b.value - a.value);
   order.forEach((leaf, rank) => {
-    const { leaves, small } = moduleOf(root, leaf, model);
-    (rank < MOST_LEAVES && leaf.value >= total * SMALL_LEAF ? leaves : small).push(leaf);
+    leaf.small = rank >= MOST_LEAVES || leaf.value < total * SMALL_LEAF;
   });
-  return finish(root);
+  return moduleOf("", "", order, 0);
 }
 
-function moduleNode(name, path) {
-  return { name, path, below: new Map(), leaves: [], small: [] };
-}
-
-function moduleOf(root, leaf, model) {
-  const { key, known, parts } = rowAt(model.payload.places.module, leaf.by_module);
-  const outside = known ? key.startsWith("(") && [key] : [`unattributed: ${key}`];
-  let at = root;
-  for (const name of outside || parts) {
-    const path = at.path ? `${at.path}.${name}` : name;
-    if (!at.below.has(name)) at.below.set(name, moduleNode(name, path));
-    at = at.below.get(name);
+/** A module so deep in the tree, of `leaves`; with a single module below it is one: `encoder.layers`. */
+function moduleOf(name, path, leaves, depth) {
+  const own = leaves.filter((leaf) => leaf.modules.length === depth);
+  const inside = leaves.filter((leaf) => leaf.modules.length > depth);
+  const below = [...Map.groupBy(inside, (leaf) => leaf.modules[depth])];
+  if (path && !own.length && below.length === 1) {
+    const [[next]] = below;
+    return moduleOf(`${name}.${next}`, `${path}.${next}`, leaves, depth + 1);
   }
-  return at;
-}
-
-/** Modules with a single module below are joined: `encoder.layers`. */
-function finish(n) {
-  if (n.below.size === 1 && !n.leaves.length && !n.small.length && n.path !== "") {
-    const [below] = n.below.values();
-    below.name = `${n.name}.${below.name}`;
-    return finish(below);
-  }
-  const sum = (parts) => parts.reduce((total, part) => total + part.value, 0);
-  const leaves = n.leaves.map((leaf) => {
-    const { value, items, category } = leaf;
-    const name = leaf.fqn ?? leaf.node ?? leaf.owner ?? "scratch";
-    return { name, value, items, category, info: leaf };
+  const sum = (parts) => ({
+    value: parts.reduce((total, part) => total + part.value, 0),
+    items: parts.flatMap((part) => part.items),
   });
-  const small = [...Map.groupBy(n.small, (leaf) => leaf.category)].map(([category, of]) => {
-    const items = of.flatMap((leaf) => leaf.items);
-    return { name: `${of.length} smaller`, value: sum(of), items, category, info: null };
-  });
-  const children = [...[...n.below.values()].map(finish), ...leaves, ...small];
+  const small = Map.groupBy(
+    own.filter((leaf) => leaf.small),
+    (leaf) => leaf.category,
+  );
+  const children = [
+    ...below.map(([next, of]) => moduleOf(next, path ? `${path}.${next}` : next, of, depth + 1)),
+    ...own.filter((leaf) => !leaf.small),
+    ...[...small].map(([category, of]) => ({ name: `${of.length} smaller`, category, ...sum(of) })),
+  ];
   children.sort((a, b) => b.value - a.value);
-  const items = children.flatMap((c) => c.items);
-  const name = n.name || "(root)";
-  return { name, path: n.path, value: sum(children), children, items, module: true };
+  return { name: name || "(root)", path, children, module: true, ...sum(children) };
 }
 
 /**
@@ -224,6 +211,13 @@ function squarify(children, [x, y, width, height], put) {
   }
 }
 
+const siteFacts = ({ category, module, op, outside, graph }) => [
+  ["category", words(category), categoryColor(category)],
+  ["module", module],
+  ["operator", op],
+  ["graph", outside ? null : graph?.label],
+];
+
 function treemap(state, root) {
   const picture = canvas("treemap-canvas", "Treemap");
   const box = el("div.treemap", { id: "treemap" }, picture);
@@ -231,12 +225,8 @@ function treemap(state, root) {
   /** What is drawn, in order: what lies in a module comes after it. */
   let boxes = [];
   const refresh = drawn(box, draw);
-  pointed(box, at, hover, (found) => state.showDetail(found.items, titleOf(found)));
-
-  function at(px, py) {
-    const isIn = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
-    return boxes.findLast(isIn)?.[0];
-  }
+  const pick = (found) => state.showDetail(titleOf(found), found.items);
+  pointed(box, (x, y) => boxAt(boxes, x, y), hover, pick);
 
   function titleOf(data) {
     if (data.module) return data.path || "(root)";
@@ -245,15 +235,12 @@ function treemap(state, root) {
 
   function hover(data, event) {
     const { category, info: d } = data;
-    const known = [
+    const size = [
       ["bytes", bytes(data.value)],
       ["share", share(data.value, state.total)],
-      ["category", category && words(category), category && categoryColor(category)],
-      ["module", d?.module],
-      ["operator", d?.op],
-      ["graph", d?.outside ? null : d?.graph?.label],
     ];
-    showTooltip(event, titleOf(data), known, d?.location, d?.code);
+    const known = category ? siteFacts({ ...d, category }) : [];
+    showTooltip(event, titleOf(data), [...size, ...known], d?.location, d?.code);
   }
 
   function draw() {

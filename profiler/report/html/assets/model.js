@@ -6,29 +6,25 @@
 /** The program of a call that was not observed. */
 const NOTHING = { line: [], before: [], after: [] };
 
-/** What a column has at a place; one of texts has each once. */
-function cellAt(column, i) {
-  return column.of ? column.of[column.at[i]] : column[i];
-}
+/** What a column that has each value once has at a place. */
+const cellAt = ({ of, at }, i) => of[at[i]];
 
 /** What all of `columns` have at a place. */
 function rowAt(columns, i) {
-  return Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, cellAt(c, i)]));
+  return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values[i]]));
 }
 
 /** One device of the payload. */
 class DeviceModel {
   constructor(payload, device) {
-    const { device: name, calls } = device;
-    Object.assign(this, { payload, device, name, calls, categories: payload.categories });
-    this.length = calls.step.length;
+    const { device: name, calls, items } = device;
+    Object.assign(this, { payload, device, name, calls, length: calls.step.length });
     this.graphs = new Map(payload.graphs.map((g) => [g.id, g]));
-    this._sums = new Map();
-    this._curves = new Map();
+    this.sites = items.site;
+    this.nbytes = items.nbytes;
+    this._category = this.sites.map((s) => STACK.indexOf(this.categoryOf(s)));
+    this._programs = new Map();
     this._extents = [];
-    const { of, at } = payload.sites.category;
-    const categories = of.map((name) => this.categories.indexOf(name));
-    this._category = device.items.site.map((s) => categories[at[s]]);
   }
 
   _step(k) {
@@ -63,57 +59,49 @@ class DeviceModel {
   live(k, position) {
     const { lists } = this.device;
     const step = this._step(k);
-    const out = new Map();
-    const add = (item, count) => {
-      if (item < 0) return;
-      const now = (out.get(item) ?? 0) + count;
-      if (now) out.set(item, now);
-      else out.delete(item);
-    };
+    const counts = new Map();
+    const add = (item, n) => item >= 0 && counts.set(item, (counts.get(item) ?? 0) + n);
     const between = this.isBetween(k, position);
     const pairs = lists[between ? step.between : step.rest];
     for (let i = 0; i < pairs.length; i += 2) add(pairs[i], pairs[i + 1]);
-    if (between) return out;
+    if (between) return counts;
     const { before, after } = this.unit(k) ?? NOTHING;
     for (const item of lists[step.own]) add(item, 1);
     for (const item of this._items(step, after.slice(0, position))) add(item, 1);
     for (const item of this._items(step, before.slice(0, position))) add(item, -1);
-    return out;
+    return new Map([...counts].filter(([, n]) => n));
   }
 
-  /** Bytes by category of a list of items with counts. */
+  /** Bytes by category of a list of items with counts, and their total. */
   _sum(list) {
-    const known = this._sums.get(list);
-    if (known) return known;
-    const items = this.device.lists[list];
-    const sum = new Float64Array(this.categories.length);
-    for (let i = 0; i < items.length; i += 2) {
-      sum[this._category[items[i]]] += this.device.items.nbytes[items[i]] * items[i + 1];
+    const pairs = this.device.lists[list];
+    const by = new Float64Array(STACK.length);
+    for (let i = 0; i < pairs.length; i += 2) {
+      by[this._category[pairs[i]]] += this.nbytes[pairs[i]] * pairs[i + 1];
     }
-    this._sums.set(list, sum);
-    return sum;
+    return { by, total: by.reduce((a, b) => a + b, 0) };
   }
 
   /**
    * What a program holds itself: bytes by category at each instant, one row an instant, their
    * totals, and where these are highest and lowest. Calls with the same inputs share it.
    */
-  _curve(step) {
-    const { units, lists, items } = this.device;
-    const key = step.own * (units.length + 1) + step.unit + 1;
-    const known = this._curves.get(key);
+  _program(step) {
+    const { units, lists } = this.device;
+    const key = `${step.own} ${step.unit}`;
+    const known = this._programs.get(key);
     if (known) return known;
     const unit = units[step.unit] ?? NOTHING;
     const [before, after] = [this._items(step, unit.before), this._items(step, unit.after)];
-    const now = new Float64Array(this.categories.length);
+    const now = new Float64Array(STACK.length);
     const totals = new Float64Array(unit.line.length + 1);
     const rows = new Float64Array(totals.length * now.length);
     const found = { rows, totals, highest: 0, lowest: 0 };
     let total = 0;
     const put = (item, sign) => {
       if (item < 0) return;
-      now[this._category[item]] += sign * items.nbytes[item];
-      total += sign * items.nbytes[item];
+      now[this._category[item]] += sign * this.nbytes[item];
+      total += sign * this.nbytes[item];
     };
     for (const item of lists[step.own]) put(item, 1);
     for (let i = 0; i < totals.length; i++) {
@@ -124,66 +112,81 @@ class DeviceModel {
       if (total > totals[found.highest]) found.highest = i;
       if (total < totals[found.lowest]) found.lowest = i;
     }
-    this._curves.set(key, found);
+    this._programs.set(key, found);
     return found;
   }
 
-  /** Bytes by category at a position, written to `out`. */
-  categoryBytes(k, position, out) {
-    const step = this._step(k);
-    const between = this.isBetween(k, position);
-    out.set(this._sum(between ? step.between : step.rest));
-    if (between) return out;
-    const { rows } = this._curve(step);
-    for (let c = 0; c < out.length; c++) out[c] += rows[position * out.length + c];
-    return out;
-  }
-
-  /** What all positions of a call hold beside its own program's memory, and what that does. */
+  /** What a call's program holds, and bytes that are there beside it, and after the call. */
   extent(k) {
     const step = this._step(k);
-    const total = (list) => this._sum(list).reduce((a, b) => a + b, 0);
     return (this._extents[this.calls.step[k]] ??= {
-      ...this._curve(step),
-      rest: total(step.rest),
-      between: total(step.between),
+      ...this._program(step),
+      beside: this._sum(step.rest),
+      left: this._sum(step.between),
     });
+  }
+
+  /** Bytes by category at a position. */
+  categoryBytes(k, position) {
+    const { rows, beside, left } = this.extent(k);
+    if (this.isBetween(k, position)) return left.by;
+    return beside.by.map((n, c) => n + rows[position * STACK.length + c]);
   }
 
   /** Live bytes at a position. */
   bytes(k, position) {
-    const { totals, rest, between } = this.extent(k);
-    return this.isBetween(k, position) ? between : rest + totals[position];
+    const { totals, beside, left } = this.extent(k);
+    return this.isBetween(k, position) ? left.total : beside.total + totals[position];
   }
 
   /** One of the payload's views of a live set, the largest part first. */
   breakdown(live, view) {
-    const { site, nbytes } = this.device.items;
-    const placeOf = this.payload.sites[`by_${view}`];
-    const found = [...Map.groupBy(live, ([item]) => placeOf[site[item]])].map(([place, of]) => ({
-      ...rowAt(this.payload.places[view], place),
-      nbytes: of.reduce((n, [item, count]) => n + nbytes[item] * count, 0),
+    const { place: placeOf, places } = this.payload.sites;
+    const byPlace = Map.groupBy(live, ([item]) => placeOf[view][this.sites[item]]);
+    const found = [...byPlace].map(([place, of]) => ({
+      ...rowAt(places[view], place),
+      nbytes: of.reduce((n, [item, count]) => n + this.nbytes[item] * count, 0),
       storages: of.reduce((n, [, count]) => n + count, 0),
       items: of.map(([item]) => item),
     }));
     found.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
     const parts = found.filter((entry) => entry.known);
     const remainder = found.filter((entry) => !entry.known);
-    const sum = (entries) => entries.reduce((n, e) => n + e.nbytes, 0);
-    const [attributed, unattributed] = [sum(parts), sum(remainder)];
-    return { total: attributed + unattributed, attributed, unattributed, parts, remainder };
+    const unattributed = remainder.reduce((n, e) => n + e.nbytes, 0);
+    return { unattributed, parts, remainder };
+  }
+
+  /** The modules that a site is in, from the root; or why it is in none. */
+  modulesOf(site) {
+    const { place, places } = this.payload.sites;
+    const { key, known, parts } = rowAt(places.module, place.module[site]);
+    if (!known) return [`unattributed: ${key}`];
+    return key.startsWith("(") ? [key] : parts;
   }
 
   /** What an item is, in words. */
   describe(item) {
-    const { site, nbytes, owner, hold } = rowAt(this.device.items, item);
-    return this.describeSite(site, nbytes, owner, hold);
+    const known = rowAt(this.device.items, item);
+    return { ...this.site(known.site), ...known };
   }
 
-  /** What memory of a site is, in words. */
-  describeSite(site, nbytes, owner, hold) {
-    const found = rowAt(this.payload.sites, site);
-    return { ...found, site, nbytes, owner, hold, graph: this.graphs.get(found.graph) };
+  categoryOf(site) {
+    const { known, values } = this.payload.sites;
+    return values[known.category[site]];
+  }
+
+  /** The categories of all that is ever live, from the bottom of a stack. */
+  categories() {
+    const used = new Set(this._category);
+    return STACK.filter((_, i) => used.has(i));
+  }
+
+  /** What is known of a site, and its graph. */
+  site(site) {
+    const { known, values } = this.payload.sites;
+    const found = Object.entries(known).map(([name, numbers]) => [name, values[numbers[site]]]);
+    const { graph, ...all } = Object.fromEntries(found);
+    return { ...all, graph: this.graphs.get(graph) };
   }
 
   /** The event that leads to a position: its line of generated code and the text of that. */
@@ -194,7 +197,7 @@ class DeviceModel {
     const [before, after] = this._items(this._step(k), [unit.before[i], unit.after[i]]);
     const line = unit.line[i];
     const statement = this.payload.texts[this.graphs.get(unit.graph).statements[line]];
-    return { kind: cellAt(unit.kind, i), line, statement, item: after >= 0 ? after : before };
+    return { before, after, line, statement };
   }
 }
 
@@ -206,19 +209,15 @@ const ROUNDING = 1e-6;
 
 /** The share of the run in which compiled calls were under way. */
 function busyShare(model) {
-  const axis = new Axis(model, "time");
-  let busy = 0;
-  for (let k = 0; k < model.length; k++) {
-    if (model.unit(k)) busy += axis.ends[k] - axis.starts[k];
-  }
-  return axis.end ? busy / axis.end : 0;
+  const { start_ns: start, duration_ns: duration } = model.calls;
+  const busy = duration.reduce((n, took, k) => n + (model.unit(k) ? took : 0), 0);
+  return busy / (start.at(-1) + duration.at(-1) || 1);
 }
 
 /** Where positions lie on the horizontal axis: by the clock, or all calls alike. */
 class Axis {
   constructor(model, mode) {
     this.model = model;
-    this.mode = mode;
     const n = model.length;
     this.starts = new Float64Array(n + 1);
     this.ends = new Float64Array(n);
@@ -273,43 +272,33 @@ function pixelColumns(model, axis, from, to, count) {
   const position = new Int32Array(count);
   const scale = count / (to - from || 1);
   const clamp = (c) => Math.max(0, Math.min(count - 1, c));
-  const put = (c, bytes, k, p) => {
-    if (bytes > high[c]) {
-      high[c] = bytes;
-      call[c] = k;
-      position[c] = p;
-    }
-    if (bytes < low[c]) low[c] = bytes;
-  };
   const span = (a, b, bytes, k, p) => {
     if (b < from || a >= to || (b === from && a !== b)) return;
     // An edge belongs to the column that it begins, so the end of a span is exclusive.
     const first = clamp(Math.floor((a - from) * scale + ROUNDING));
     const last = Math.max(first, clamp(Math.ceil((b - from) * scale - ROUNDING) - 1));
-    for (let c = first; c <= last; c++) put(c, bytes, k, p);
+    for (let c = first; c <= last; c++) {
+      if (bytes > high[c]) [high[c], call[c], position[c]] = [bytes, k, p];
+      low[c] = Math.min(low[c], bytes);
+    }
   };
   const [first] = model.length ? axis.find(from) : [0];
   for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
-    const { totals, highest, lowest, rest, between } = model.extent(k);
+    const { totals, highest, lowest, beside, left } = model.extent(k);
     const a = axis.starts[k];
     const b = axis.ends[k];
+    const at = (p) => a + ((b - a) * p) / totals.length;
     const column = Math.floor((a - from) * scale);
-    if (a >= from && b < to && column === Math.floor((b - from) * scale)) {
-      put(column, rest + totals[highest], k, highest);
-      put(column, rest + totals[lowest], k, lowest);
-    } else {
-      const n = totals.length;
-      for (let p = 0; p < n; p++) {
-        span(a + ((b - a) * p) / n, a + ((b - a) * (p + 1)) / n, rest + totals[p], k, p);
-      }
+    const inOne = a >= from && b < to && column === Math.floor((b - from) * scale);
+    for (const p of inOne ? [highest, lowest] : totals.keys()) {
+      span(at(p), at(p + 1), beside.total + totals[p], k, p);
     }
-    if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], between, k, totals.length);
+    if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], left.total, k, totals.length);
   }
-  const categories = model.categories.map(() => new Float64Array(count));
-  const row = new Float64Array(categories.length);
+  const categories = STACK.map(() => new Float64Array(count));
   for (let c = 0; c < count; c++) {
     if (high[c] < 0) continue;
-    model.categoryBytes(call[c], position[c], row);
+    const row = model.categoryBytes(call[c], position[c]);
     categories.forEach((values, i) => (values[c] = row[i]));
   }
   return { high, low, call, position, categories };

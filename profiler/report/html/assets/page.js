@@ -3,7 +3,7 @@
 
 const missing = (value) => value === null || value === undefined || value === "";
 
-// ---- Numbers in words: the same text as profiler/report/format.py gives at the terminal
+// ---- Numbers with three significant digits: the same text as profiler/report/format.py gives
 
 const UNITS = ["KiB", "MiB", "GiB", "TiB"];
 const TIMES = Object.entries({ ns: 1, us: 1e3, ms: 1e6, s: 1e9 });
@@ -17,13 +17,11 @@ function grouped(n, digits) {
   });
 }
 
-/** A number with three significant digits. */
 function significant(value) {
   const size = Math.abs(value);
   return grouped(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 
-/** `n` bytes with three significant digits, e.g. "98.3 MiB". */
 function bytes(n) {
   if (missing(n)) return "-";
   if (Math.abs(n) < 1024) return exactBytes(n);
@@ -32,12 +30,10 @@ function bytes(n) {
   return `${significant(n / 1024 ** (at + 1))} ${UNITS[at]}`;
 }
 
-/** `n` bytes with all digits, e.g. "1,048,576 B". */
 function exactBytes(n) {
   return `${grouped(n, 0)} B`;
 }
 
-/** A duration of `n` nanoseconds, e.g. "12.3 ms". */
 function ns(n) {
   if (missing(n)) return "-";
   // From 999.5 on it would be rounded to 1000.
@@ -54,7 +50,6 @@ function tick(n, span) {
   return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
 }
 
-/** `part` of `whole` in percent; what is not nothing does not show as 0.0 %. */
 function share(part, whole) {
   if (!whole) return "-";
   const percent = (100 * part) / whole;
@@ -63,7 +58,6 @@ function share(part, whole) {
   return `${grouped(percent, 1)} %`;
 }
 
-/** A whole number with thousands separated. */
 function count(n) {
   return missing(n) ? "-" : grouped(n, 0);
 }
@@ -71,7 +65,6 @@ function count(n) {
 /** An address; in an arena from its beginning. */
 const formatAddress = (n, relative) => (relative ? `+${count(n)}` : `0x${n.toString(16)}`);
 
-/** A name of a profile as people read it, and as a heading. */
 const words = (name) => name.replaceAll("_", " ");
 const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
@@ -79,71 +72,51 @@ const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 // other asset writes markup from strings.
 
 /**
- * An element, e.g. "td.num" (classes after dots). Of its properties `on: {click: f}` listens,
- * `style: {}` sets single style properties, `data: {}` data attributes, others are attributes; null
- * and false are left out. Children are nodes, texts, and lists of them.
+ * An element, e.g. "td.num" (classes after dots). `on: {click: f}` listens, `style: {}` sets single
+ * style properties, `data: {}` data attributes, others are attributes; null and false are left out.
+ * Children are nodes, texts, and lists of them.
  */
-function el(tag, properties, ...children) {
+function el(tag, { on = {}, style, data = {}, ...attributes } = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const node = document.createElement(name);
   if (classes.length) node.className = classes.join(" ");
-  for (const [key, value] of Object.entries(properties ?? {})) set(node, key, value);
-  append(node, children);
-  return node;
+  listen(node, on);
+  for (const [property, value] of Object.entries(style ?? {}))
+    node.style.setProperty(property, value);
+  Object.assign(node.dataset, data);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (isThere(value)) node.setAttribute(key, value === true ? "" : value);
+  }
+  return fill(node, children);
 }
 
-function set(node, key, value) {
-  if (value === null || value === undefined || value === false) return;
-  if (key === "on") {
-    listen(node, value);
-  } else if (key === "style") {
-    for (const [property, v] of Object.entries(value)) node.style.setProperty(property, v);
-  } else if (key === "data") {
-    Object.assign(node.dataset, value);
-  } else if (/^on/i.test(key) || key === "innerHTML" || key === "srcdoc") {
-    throw new Error(`el() does not set ${key}`);
-  } else {
-    node.setAttribute(key, value === true ? "" : String(value));
-  }
-}
+const isThere = (value) => value !== null && value !== undefined && value !== false;
 
 /** Listens to events: their names, and what is done. */
 function listen(node, events) {
   for (const [event, listener] of Object.entries(events)) node.addEventListener(event, listener);
 }
 
-function append(node, children) {
-  for (const child of children) {
-    if (child === null || child === undefined || child === false) continue;
-    if (Array.isArray(child)) append(node, child);
-    else node.append(child instanceof Node ? child : String(child));
-  }
-}
-
-/** Replaces what is in `node`. */
 function fill(node, ...children) {
-  node.replaceChildren();
-  append(node, children);
+  node.replaceChildren(...children.flat(Infinity).filter(isThere));
   return node;
 }
 
-/** Says `text` to screen readers, politely. */
+/** Says `text` to screen readers. */
 function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
 
-/** Calls `f` once a frame at most, with the latest arguments. */
+/** Calls `f` once a frame at most. */
 function oncePerFrame(f) {
-  let latest = null;
-  return (...args) => {
-    if (latest === null) {
-      requestAnimationFrame(() => {
-        const now = latest;
-        latest = null;
-        f(...now);
-      });
-    }
-    latest = args;
+  let waits = false;
+  const now = () => {
+    waits = false;
+    f();
+  };
+  return () => {
+    if (!waits) requestAnimationFrame(now);
+    waits = true;
   };
 }
 
@@ -152,7 +125,7 @@ function swatch(tint) {
   return el("i.swatch", { style: { "--swatch": tint } });
 }
 
-/** What is known of something: [label, value, colour of a swatch] rows, without empty ones. */
+/** [label, value, colour of a swatch] rows, without those that have no value. */
 function facts(rows) {
   const known = rows.filter(([, value]) => !missing(value));
   const fact = ([label, value, tint]) => [
@@ -162,7 +135,7 @@ function facts(rows) {
   return el("dl.facts", {}, known.map(fact));
 }
 
-/** Does what `moves` has for a key, unless it is pressed with another one. */
+/** Does what `moves` has for a key, unless Ctrl, Alt or Meta is pressed too. */
 function onKey(event, moves) {
   const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
   if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -176,12 +149,10 @@ function help(id, text) {
   return el("p.help", { id }, text.split(/\[(.+?)\]/).map(part));
 }
 
-/** A button; `title` says what it does where its label is a sign. */
 function button(label, press, title = null, tag = "button") {
   return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
 }
 
-/** Buttons of which one is pressed. */
 function toggles(label, choices, choose) {
   const buttons = choices.map(([value, text, title]) =>
     el("button", { type: "button", title, on: { click: () => choose(value) } }, text),
@@ -237,7 +208,8 @@ function color(variable) {
   return colors.get(variable);
 }
 
-// Categories in the order of a stack, from its bottom: what stays for the whole run first, so that its level is easy to see.
+// Categories from the bottom of a stack: first what stays for the whole run, so that its level is
+// easy to see.
 const STACK = (
   "parameter persistent_state optimizer_state constant gradient activation checkpointed_input " +
   "input output autograd_detail temporary unknown"
@@ -247,7 +219,7 @@ const STACK = (
 const categoryVariable = (name) => `--cat-${name.replaceAll("_", "-")}`;
 const categoryColor = (name) => color(categoryVariable(name));
 
-/** The colour of a category before its name; nothing for other words. */
+/** Nothing for words that are no category. */
 function categorySwatch(name) {
   return STACK.includes(name) ? swatch(`var(${categoryVariable(name)})`) : null;
 }
@@ -267,7 +239,6 @@ function textOn(ground) {
 
 const tooltip = document.getElementById("tooltip");
 
-/** Shows a title, a source line, `facts` and a note beside the pointer. */
 function showTooltip({ clientX: x, clientY: y }, title, rows, note, code) {
   fill(
     tooltip,
@@ -293,10 +264,7 @@ addEventListener("scroll", hideTooltip, { passive: true, capture: true });
 
 // ---- From the page's payload to the first drawing
 
-/**
- * The payload: base64 of gzip of JSON. What browsers learned last of all that pages use is the
- * styles' light-dark(); one that cannot read the payload is older than that in any case.
- */
+/** The payload: base64 of gzip of JSON. */
 async function readPayload() {
   if (typeof DecompressionStream !== "function") {
     throw new Error(

@@ -1,10 +1,8 @@
 // What all pictures over time share: a canvas in CSS pixels, the window in time that pointer, wheel
 // and keys move, and axes. Drawn by hand: see docs/report-page.md on why there is no library.
 
-/** The first index whose value in a sorted array is above `x`. */
-function above(sorted, x) {
-  let low = 0;
-  let high = sorted.length;
+/** The first index from `low` to `high` whose value in a sorted array is above `x`. */
+function above(sorted, x, low = 0, high = sorted.length) {
   while (low < high) {
     const middle = (low + high) >> 1;
     if (sorted[middle] <= x) low = middle + 1;
@@ -19,7 +17,7 @@ function roundUp(least) {
   return [1, 2, 5, 10].find((f) => f * power >= least * (1 - 1e-9)) * power;
 }
 
-/** A round distance between at most `most` marks from 0 to `top` bytes, in binary units. */
+/** A round distance, in binary units, between at most `most` marks from 0 to `top` bytes. */
 function byteStep(top, most) {
   const unit = 1024 ** Math.max(0, Math.floor(Math.log2(Math.max(top, 1)) / 10));
   return Math.max(1, roundUp(top / most / unit) * unit);
@@ -60,6 +58,12 @@ function drawn(box, draw) {
   return refresh;
 }
 
+/** The last of `boxes`, [what, [x, y, width, height]], in which a point is. */
+function boxAt(boxes, px, py) {
+  const isIn = ([, [x, y, w, h]]) => px >= x && px < x + w && py >= y && py < y + h;
+  return boxes.findLast(isIn)?.[0];
+}
+
 /** Finds what is under the pointer: `hover(found, event)` shows a tooltip, `pick(found)`. */
 function pointed(node, find, hover, pick) {
   const at = (event) => {
@@ -80,7 +84,7 @@ function pointed(node, find, hover, pick) {
   });
 }
 
-/** The window [from, to) of [0, end) that is `width` pixels wide. */
+/** The window [from, to) of [0, end) that is `width` pixels wide, and at least `least` long. */
 class View {
   /** Calls `changed` where another window is shown. */
   constructor(end, changed) {
@@ -88,7 +92,6 @@ class View {
     this.reset(end, 100);
   }
 
-  /** Another axis: all of it is shown; `least` is the shortest window. */
   reset(end, least) {
     Object.assign(this, { end, least, from: 0, to: end });
   }
@@ -120,7 +123,7 @@ class View {
 
   /** `factor` above 1 shows less; what is at `x` stays there. */
   zoom(factor, x = this.width / 2) {
-    const span = Math.min(this.end, Math.max(this.least, (this.to - this.from) / factor));
+    const span = Math.max(this.least, (this.to - this.from) / factor);
     const from = this.time(x) - (x / this.width) * span;
     this.set(from, from + span);
   }
@@ -265,49 +268,42 @@ function timeAxis(c, box, view, label) {
   c.textAlign = "left";
 }
 
-/** A path along steps: `y[i]` from `x[i]` to `x[i + 1]`, or from the last one back. */
-function steps(c, x, y, backwards = false) {
-  for (let k = 0; k < y.length; k++) {
-    const i = backwards ? y.length - 1 - k : k;
-    c.lineTo(x[backwards ? i + 1 : i], y[i]);
-    c.lineTo(x[backwards ? i : i + 1], y[i]);
-  }
+/** Corners of steps: `y[i]` from `x[i]` to `x[i + 1]`. */
+function steps(x, y) {
+  return Array.from(y).flatMap((v, i) => [
+    [x[i], v],
+    [x[i + 1], v],
+  ]);
 }
 
 /**
  * Areas of steps, one on the other: `layers` of colour and values, from the bottom. `x` are edges in
- * pixels, one more than there are values, `y` says how high a value is; `outline` is the width of a
- * line between them, 0 for none.
+ * pixels, one more than there are values; `y` says how high a value is.
  */
-function drawStack(c, x, layers, y, outline) {
+function drawStack(c, x, layers, y) {
   let below = new Float64Array(x.length - 1);
   for (const [fill, values] of layers) {
     const top = below.map((b, i) => b + values[i]);
     c.beginPath();
-    steps(c, x, top.map(y));
-    steps(c, x, below.map(y), true);
+    for (const [a, b] of steps(x, top.map(y))) c.lineTo(a, b);
+    for (const [a, b] of steps(x, below.map(y)).reverse()) c.lineTo(a, b);
     c.fillStyle = fill;
     c.fill();
-    if (outline) {
-      c.strokeStyle = color("--page");
-      c.lineWidth = outline;
-      c.stroke();
-    }
     below = top;
   }
 }
 
-/** A line along steps. */
 function drawLine(c, x, values, y, style, width = 1.5) {
   c.beginPath();
-  steps(c, x, Array.from(values, y));
+  for (const [a, b] of steps(x, Array.from(values, y))) c.lineTo(a, b);
   c.strokeStyle = style;
   c.lineWidth = width;
   c.stroke();
 }
 
-/** A text, cut at its end where there is no room for it; nothing where hardly any is left. */
-function write(c, text, x, y, room, width = c.measureText(text).width) {
+/** A text, cut at its end where there is no room for it. */
+function write(c, text, x, y, room) {
+  const { width } = c.measureText(text);
   // The ellipsis takes some of the room.
   const fit = Math.floor((text.length * (room - 9)) / width);
   if (width <= room) c.fillText(text, x, y);

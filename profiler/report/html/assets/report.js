@@ -1,29 +1,30 @@
 // The report: one chosen instant, and the views of it.
 
-/** What is chosen, and who wants to know. */
+const NO_DETAIL = { title: "", items: [], block: null };
+
+/** What is chosen. Events: "select" of an instant, "device", and "detail" of what is live. */
 class State {
   constructor(payload) {
     this.payload = payload;
     this.models = payload.devices.map((d) => new DeviceModel(payload, d));
     this.model = this.models[0];
-    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: null });
+    Object.assign(this, { call: 0, position: 0, live: new Map(), total: 0, detail: NO_DETAIL });
     this._listeners = { select: [], device: [], detail: [] };
     this._changed = oncePerFrame(() => this._selected());
   }
 
-  /** Calls `f` after every choice of an instant ("select"), of a device, or of a "detail". */
   on(what, f) {
     this._listeners[what].push(f);
   }
 
-  _tell(what, ...values) {
-    for (const f of this._listeners[what]) f(...values);
+  _tell(what) {
+    for (const f of this._listeners[what]) f();
   }
 
   /** Another device; its peak is chosen. */
   setDevice(model) {
     this.model = model;
-    this.detail = null;
+    this.detail = NO_DETAIL;
     this._tell("device");
     const [call, instant] = model.device.peak ?? [0, 0];
     this.select(call, instant, true);
@@ -60,10 +61,10 @@ class State {
     return this.model.lastInstant(call) + 1;
   }
 
-  /** Shows what a part of the live set is, or memory that `described` says itself. */
-  showDetail(items, title, described) {
-    this.detail = { items, title };
-    this._tell("detail", items, title, described);
+  /** Shows what a part of the live set is, or a block of the address map. */
+  showDetail(title, items, block = null) {
+    this.detail = { title, items, block };
+    this._tell("detail");
   }
 
   nameOf(call, position) {
@@ -78,9 +79,7 @@ class State {
 
   _selected() {
     this.live = this.model.live(this.call, this.position);
-    const { nbytes } = this.model.device.items;
-    this.total = 0;
-    for (const [item, copies] of this.live) this.total += nbytes[item] * copies;
+    this.total = this.model.bytes(this.call, this.position);
     this._tell("select");
   }
 }
@@ -91,13 +90,14 @@ function instantBar(state, root) {
   const where = el("span", { id: "instant-name" });
   const event = el("code.instant-event");
   const left = el("span.num", { id: "instant-unattributed" });
+  const step = (label, title, press) => button(label, press, title, "button.quiet");
   const steps = [
-    ["⇤", "Previous call", () => state.moveCall(-1)],
-    ["←", "Previous instant", () => state.move(-1)],
-    ["→", "Next instant", () => state.move(1)],
-    ["⇥", "Next call", () => state.moveCall(1)],
-    ["Peak", "Go to the peak", () => state.selectPeak()],
-  ].map(([label, title, press]) => button(label, press, title, "button.quiet"));
+    step("⇤", "Previous call", () => state.moveCall(-1)),
+    step("←", "Previous instant", () => state.move(-1)),
+    step("→", "Next instant", () => state.move(1)),
+    step("⇥", "Next call", () => state.moveCall(1)),
+    step("Peak", "Go to the peak", () => state.selectPeak()),
+  ];
   const dot = () => el("span.dim", {}, " · ");
   fill(
     root,
@@ -112,7 +112,7 @@ function instantBar(state, root) {
     total.dataset.bytes = String(state.total);
     where.textContent = state.nameOf(call, position);
     const b = model.breakdown(state.live, "line");
-    left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, b.total)})`;
+    left.textContent = `${bytes(b.unattributed)} unattributed (${share(b.unattributed, state.total)})`;
     left.title = `${exactBytes(b.unattributed)} have no known source line`;
     left.dataset.bytes = String(b.unattributed);
     left.classList.toggle("warn", b.unattributed > 0);
@@ -127,10 +127,12 @@ function eventText(model, call, position) {
   if (!model.unit(call)) return unseen;
   const event = model.eventBefore(call, position);
   if (!event) return "at the entry of the call: its inputs and what other calls left behind";
-  const done = { alloc: "allocated", free: "freed", reuse: "handed over" }[event.kind];
-  const what = event.item >= 0 ? model.describe(event.item) : null;
-  const name = what ? `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ` : "";
-  return `${name}${done} at line ${event.line}${event.statement ? `: ${event.statement}` : ""}`;
+  const { before, after, line, statement } = event;
+  const item = after < 0 ? before : after;
+  const done = after < 0 ? "freed" : before < 0 ? "allocated" : "handed over";
+  const what = item >= 0 ? model.describe(item) : null;
+  const name = what && `${what.owner ?? "scratch memory"}, ${bytes(what.nbytes)}, ${done}`;
+  return `${name ?? "memory of another device"} at line ${line}${statement ? `: ${statement}` : ""}`;
 }
 
 function devices(state) {
@@ -146,13 +148,13 @@ function liveSet(state, root) {
   const map = el("div");
   const rows = el("div.live-rows");
   const more = el("div.detail", { "aria-live": "polite", "aria-label": "Detail" });
-  root.append(el("div.live", {}, el("div", {}, map, more), rows));
+  fill(root, el("div.live", {}, el("div", {}, map, more), rows));
   treemap(state, map);
   liveTable(state, rows);
   detail(state, more);
 }
 
-/** What Python leaves to the page: the interactive views, by the names that sections have. */
+/** An interactive view, by the name that sections have for it. */
 function drawView(state, name) {
   if (name.startsWith("curve ")) return curve(state.payload.curves[name.slice(6)]);
   const root = el("div");
@@ -164,11 +166,9 @@ function drawView(state, name) {
 function header(state) {
   const { header: said } = state.payload;
   const figures = el("dl.kpis");
-  const { true: warnings = [], false: plain = [] } = Object.groupBy(
-    said.notes,
-    ([tone]) => tone === "warn",
-  );
-  const meta = plain.map(([, text]) => el("span", {}, text));
+  const warnings = said.notes.filter(([tone]) => tone === "warn");
+  const others = said.notes.filter((note) => !warnings.includes(note));
+  const meta = others.map(([, text]) => el("span", {}, text));
   const figure = ([label, value, note]) => {
     const shown = el("dd", {}, el("strong.num", {}, value), note && el("span", {}, note));
     return el("div.kpi", {}, el("dt", {}, label), shown);
@@ -185,7 +185,6 @@ function chosenRank(ranks) {
   return ranks.shown.includes(asked) ? ranks.shown.indexOf(asked) : ranks.first;
 }
 
-/** How ranks compare, and which one the rest of the page is about. */
 function job(ranks, chosen) {
   const { section: said, shown } = ranks;
   const all = said.parts[0].tables[0].rows.length;
@@ -236,7 +235,7 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
     state.payload.sections.map((s) => el("a", { href: `#${s.id}` }, s.title.split(/[,;]/)[0])),
   );
   const sections = state.payload.sections.map((data) => sectionOf(state, data));
-  append(main, [ranks && job(ranks, chosen), header(state), nav, devices(state), sections]);
+  fill(main, ranks && job(ranks, chosen), header(state), nav, devices(state), sections);
   if (state.model.length) {
     document.getElementById("live-set").before(bar);
     instantBar(state, bar);

@@ -10,20 +10,15 @@ const NOTES = { warn: "p.notice", error: "p.notice.error" };
 /** How a page draws the interactive views that sections name. */
 const views = { draw: null };
 
-/** The day of a time in nanoseconds since 1970, and the time of that day, both in UTC. */
-const day = (time) => new Date(time / 1e6).toISOString().slice(0, 10);
-const clock = (time) => new Date(time / 1e6).toISOString().slice(11, 23);
-
-/** Numbers by the unit of their column, others are counts. */
+/** Numbers by the unit of their column, others are counts; times are ns since 1970, in UTC. */
 const IN_WORDS = {
   bytes,
   ns,
   share: (value, { whole }) => share(value, whole),
   address: (value, { relative }) => formatAddress(value, relative),
-  time: (value) => `${day(value)} ${clock(value)}`,
+  time: (value) => new Date(value / 1e6).toISOString().slice(0, 23).replace("T", " "),
 };
 
-/** The text of a cell. */
 function cellText(column, value) {
   if (missing(value)) return value === "" ? "" : "-";
   if (Array.isArray(value)) return `${value[0]}:${value[1]}`;
@@ -46,7 +41,7 @@ function showCell(column, value) {
     case "category":
       return [categorySwatch(value), said];
     case "time":
-      return el("span.num", { title: said }, column.dated ? said : clock(value));
+      return el("span.num.nowrap", {}, said);
     case "path":
       // Of a long one the end: the file name says most.
       return el("span.code", { title: said }, said.length > 36 ? `…${said.slice(-35)}` : said);
@@ -64,7 +59,7 @@ function showCell(column, value) {
 function withBelow(columns) {
   const out = [];
   columns.forEach((column, i) => {
-    if (column.below && out.length) out.at(-1)[2].push([column, i]);
+    if (column.below) out.at(-1)[2].push([column, i]);
     else out.push([column, i, []]);
   });
   return out;
@@ -79,17 +74,8 @@ function withBelow(columns) {
 function table(data, options = {}) {
   if (data.lines) return listOf(data);
   const { rows = data.rows, foot = data.foot } = options;
-  const root = el("div.table-wrap");
-  if (!rows.length && !foot.length) {
-    if (data.empty) root.append(el("p.empty", {}, data.empty));
-    return root;
-  }
+  if (!rows.length && !foot.length) return data.empty ? el("p.empty", {}, data.empty) : "";
   const groups = withBelow(data.columns);
-  const days = new Set();
-  data.columns.forEach((c, i) => {
-    if (c.unit === "time") for (const r of rows) days.add(day(r[i]));
-    c.dated = days.size > 1;
-  });
   const main = groups.find(([c, , below]) => c.fold || below.length)?.[0];
   const name = groups.find(([c]) => !NUMBERS.has(c.unit))?.[0];
   const wide = main ?? name;
@@ -102,24 +88,24 @@ function table(data, options = {}) {
   const heads = groups.map(([column, i]) => head(column, i));
   const more = el("p.table-more");
   const feet = foot.map((cells) => el("tr", {}, groups.map(cell(cells, 0))));
-  append(root, [
+  draw();
+  return el(
+    "div.table-wrap",
+    {},
     data.filtered !== null && filters(),
     el(
-      "table.data",
-      { class: main ? "data" : "data fit" },
+      main ? "table.data" : "table.data.fit",
+      {},
       el("caption", { class: !data.caption && "visually-hidden" }, data.caption || options.title),
       el("thead", {}, el("tr", {}, heads)),
       body,
       feet.length > 0 && el("tfoot", {}, feet),
     ),
     more,
-  ]);
-  draw();
-  return root;
+  );
 
   function classes(column) {
-    const names = [NUMBERS.has(column.unit) && "num", column === wide && "wide"];
-    return names.filter(Boolean).join(" ") || null;
+    return `${NUMBERS.has(column.unit) ? "num" : ""} ${column === wide ? "wide" : ""}`;
   }
 
   function head(column, i) {
@@ -127,17 +113,17 @@ function table(data, options = {}) {
     const properties = { scope: "col", class: classes(column), title: column.help || null };
     if (column.unit === "figure") return el("th", properties, said);
     const press = button(said, () => sortBy(i), null, "button.sort");
-    return el("th", { ...properties, "aria-sort": "none", data: { column: i } }, press);
+    return el("th", { ...properties, "aria-sort": "none" }, press);
   }
 
   function sortBy(i) {
     const down = sorted?.column === i ? !sorted.down : NUMBERS.has(data.columns[i].unit);
     sorted = { column: i, down };
     draw();
-    for (const h of heads) {
-      const direction = Number(h.dataset.column) !== i ? "none" : down ? "descending" : "ascending";
-      if (h.dataset.column) h.ariaSort = direction;
-    }
+    groups.forEach(([, column], at) => {
+      if (heads[at].ariaSort === null) return;
+      heads[at].ariaSort = column !== i ? "none" : down ? "descending" : "ascending";
+    });
   }
 
   function order() {
@@ -152,8 +138,8 @@ function table(data, options = {}) {
 
   function filters() {
     const column = data.columns[data.filtered];
-    const how = data.columns.findIndex((c) => c.unit === "count");
-    const times = (found) => count(found.reduce((n, r) => n + (how < 0 ? 1 : r[how]), 0));
+    const counted = data.columns.findIndex((c) => c.unit === "count");
+    const times = (found) => count(found.reduce((n, r) => n + r[counted], 0));
     const found = [...Map.groupBy(rows, (r) => r[data.filtered])];
     const choices = [["", `All ${count(rows.length)}`]];
     choices.push(...found.map(([value, of]) => [value, `${words(value)} ${times(of)}`]));
@@ -183,30 +169,23 @@ function table(data, options = {}) {
     if (!options.onPick) return el("tr", {}, cells);
     const click = () => options.onPick(row, i);
     const keydown = (event) => onKey(event, { Enter: click, " ": click });
-    const picked = options.isPicked?.(row) ? "true" : null;
-    return el(
-      "tr.pickable",
-      { tabindex: "0", "aria-selected": picked, on: { click, keydown } },
-      cells,
-    );
+    const picked = options.isPicked?.(row) && "true";
+    const properties = { tabindex: "0", "aria-selected": picked, on: { click, keydown } };
+    return el("tr.pickable", properties, cells);
   }
 
   function cell(row, depth) {
     return ([column, i, below]) => {
-      const parts = [showCell(column, row[i])];
       const said = below.filter(([, k]) => !missing(row[k]));
-      const code = said.map(([, k]) => row[k]).find(Array.isArray);
-      if (code?.[3]) parts.push(el("div.code", {}, code[3]));
-      if (said.length) {
-        const small = said.map(([c, k], n) => [
-          n ? " · " : "",
-          c.unit === "category" && categorySwatch(row[k]),
-          cellText(c, row[k]),
-        ]);
-        parts.push(
-          el(said.some(([c]) => c.unit === "code") ? "div.dim.code" : "div.dim", {}, small),
-        );
-      }
+      const code = said.map(([, k]) => row[k]).find(Array.isArray)?.[3];
+      const small = said.map(([c, k], n) => [
+        n > 0 && " · ",
+        c.unit === "category" && categorySwatch(row[k]),
+        cellText(c, row[k]),
+      ]);
+      const tag = said.some(([c]) => c.unit === "code") ? "div.dim.code" : "div.dim";
+      const parts = [showCell(column, row[i]), code && el("div.code", {}, code)];
+      if (said.length) parts.push(el(tag, {}, small));
       const short = column !== wide && !NUMBERS.has(column.unit) && String(row[i]).length < 40;
       const indent = depth && column === name ? { "padding-left": `${depth * 18}px` } : null;
       const properties = { class: short ? "nowrap" : classes(column), style: indent };

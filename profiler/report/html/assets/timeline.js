@@ -1,19 +1,16 @@
 // Memory over time: stacked by category, with the choice of an instant on it; and curves.
 
 const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
-const CURVE = { left: 70, right: 24, top: 20, bottom: 28 };
 const LINES = ["accent", "cat-temporary", "cat-gradient", "cat-output", "cat-activation"];
 
-/** The area of a box of the page that is left inside of these margins, in whole pixels. */
-function inside({ clientWidth, clientHeight }, margins) {
-  const width = Math.max(50, Math.floor(clientWidth - margins.left - margins.right));
-  return { ...margins, width, height: clientHeight - margins.top - margins.bottom };
+/** What these margins leave of a box of the page, in whole pixels. */
+function inside({ clientWidth, clientHeight }) {
+  const width = Math.max(50, Math.floor(clientWidth - PLOT.left - PLOT.right));
+  return { ...PLOT, width, height: clientHeight - PLOT.top - PLOT.bottom };
 }
 
 /** Memory of the device of a `state` (report.js) by category, and the choice of its instant. */
 function timeline(state, root) {
-  const { categories } = state.payload;
-  const stacked = STACK.map((name) => [name, categories.indexOf(name)]);
   let axis = null;
   // Where compiling took most of the time, the clock would show little else.
   let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
@@ -24,12 +21,21 @@ function timeline(state, root) {
   const plot = el("div.timeline-plot", {}, picture);
   const cursor = el("div.cursor", { hidden: true });
   const peak = el("div.timeline-peak", { hidden: true }, "peak");
-  const slider = el("div.timeline", { id: "timeline", tabindex: "0", role: "slider" });
-  slider.ariaLabel = "Instant";
-  slider.ariaOrientation = "horizontal";
-  slider.ariaValueMin = 0;
-  slider.setAttribute("aria-describedby", "timeline-help");
-  slider.addEventListener("keydown", keydown);
+  const slider = el(
+    "div.timeline",
+    {
+      id: "timeline",
+      tabindex: "0",
+      role: "slider",
+      "aria-label": "Instant",
+      "aria-valuemin": 0,
+      "aria-describedby": "timeline-help",
+      on: { keydown },
+    },
+    plot,
+    cursor,
+    peak,
+  );
   const choices = [
     ["time", "Time", "by the clock"],
     ["calls", "Calls", "every call equally wide"],
@@ -49,7 +55,7 @@ function timeline(state, root) {
   fill(
     root,
     el("div.toolbar", {}, legend, el("div.tabs", {}, modes.element, zooms)),
-    fill(slider, plot, cursor, peak),
+    slider,
     el("div.timeline-overview", {}, whole.bar),
     help(
       "timeline-help",
@@ -67,17 +73,15 @@ function timeline(state, root) {
     axis = new Axis(state.model, mode);
     modes.set(mode);
     view.reset(axis.end || 1, mode === "calls" ? 1e-3 : 10);
-    const { category } = state.payload.sites;
-    const used = new Set(state.model.device.items.site.map((s) => cellAt(category, s)));
     const entry = (name) => el("li", {}, categorySwatch(name), words(name));
-    fill(legend, STACK.filter((name) => used.has(name)).map(entry));
+    fill(legend, state.model.categories().map(entry));
     refresh();
   }
 
   function draw() {
     if (!axis || !state.model.length) return;
-    const box = inside(plot, PLOT);
-    const { width, height } = box;
+    const box = inside(plot);
+    const { width } = box;
     view.width = width;
     shown = pixelColumns(state.model, axis, view.from, view.to, width);
     const c = begin(picture, plot.clientWidth, plot.clientHeight);
@@ -87,18 +91,11 @@ function timeline(state, root) {
       if (mode === "time") return tick(x, span);
       return x < state.model.length && Number.isInteger(x) ? `call ${count(x + 1)}` : "";
     });
-    // Between calls a pixel or two wide the outlines would cover what they outline.
-    const calls = axis.find(view.to)[0] - axis.find(view.from)[0] + 1;
-    const outline = calls * 8 < width ? 0.6 : 0;
     const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
-    // Half a pixel: of less, the edges of steps would be all that shows.
-    const visible = most / (2 * height);
-    const layers = stacked
-      .map(([name, i]) => [categoryColor(name), shown.categories[i]])
-      .filter(([, values]) => values.some((v) => v > visible));
-    drawStack(c, edges, layers, y, outline);
+    const layers = STACK.map((name, i) => [categoryColor(name), shown.categories[i]]);
+    drawStack(c, edges, layers, y);
     if (shown.low.some((v, i) => v < shown.high[i])) {
-      c.globalAlpha = outline ? 0.65 : 0.4;
+      c.globalAlpha = 0.5;
       const low = shown.low.map((v, i) => Math.min(v, shown.high[i]));
       drawLine(c, edges, low, y, color("--text"), 1);
     }
@@ -110,18 +107,16 @@ function timeline(state, root) {
   function mark() {
     place(cursor, state.call, state.position);
     const top = state.model.device.peak;
-    if (top) place(peak, top[0], top[1]);
+    if (top) place(peak, ...top);
     else peak.hidden = true;
   }
 
   function place(node, call, position) {
     // The middle of what can be seen of the instant: its edge is the next one's too.
-    const [begins, ends] = [axis.at(call, position), axis.after(call, position)];
-    const seen = ends > view.from && begins < view.to;
-    const from = seen ? Math.max(begins, view.from) : begins;
-    const x = PLOT.left + view.x((from + (seen ? Math.min(ends, view.to) : ends)) / 2);
-    node.hidden = !(x >= PLOT.left - 1 && x <= plot.clientWidth - PLOT.right + 1);
-    node.style.left = `${x}px`;
+    const from = Math.max(axis.at(call, position), view.from);
+    const to = Math.min(axis.after(call, position), view.to);
+    node.hidden = from > to;
+    node.style.left = `${PLOT.left + view.x((from + to) / 2)}px`;
   }
 
   function positionAt(offset) {
@@ -142,10 +137,12 @@ function timeline(state, root) {
   function hover(x, _y, event) {
     const at = positionAt(x);
     if (!at) return hideTooltip();
-    const values = state.model.categoryBytes(...at, new Float64Array(categories.length));
-    const rows = stacked
-      .filter(([, i]) => values[i] > 0)
-      .map(([name, i]) => [words(name), bytes(values[i]), categoryColor(name)]);
+    const values = state.model.categoryBytes(...at);
+    const rows = STACK.map((name, i) => [
+      words(name),
+      bytes(values[i]),
+      categoryColor(name),
+    ]).filter((_, i) => values[i] > 0);
     const total = bytes(state.model.bytes(...at));
     showTooltip(event, `${total} · ${state.nameOf(...at)}`, rows.reverse());
   }
@@ -210,46 +207,28 @@ function curve({ label, time_ns: time, peak, stacked, lines: given }) {
   const first = time[0];
   const view = new View(Math.max(1, time.at(-1) - first));
   const sums = time.map((_, i) => lines.reduce((n, l) => n + l.values[i], 0));
-  const most = (stacked ? [sums] : lines.map((l) => l.values))
-    .flat()
-    .reduce((a, b) => Math.max(a, b), 0);
+  const heights = stacked ? sums : lines.flatMap((l) => l.values);
+  const most = heights.reduce((a, b) => Math.max(a, b), 0);
 
   drawn(box, () => {
-    const area = inside(box, CURVE);
+    const area = inside(box);
     view.width = area.width;
     const c = begin(picture, box.clientWidth, box.clientHeight);
     const y = byteAxis(c, area, most);
     timeAxis(c, area, view, (t, span) => tick(t + first, span));
-    const x = (t) => CURVE.left + view.x(t - first);
-    const edges = (times) => [...times, times.at(-1)].map(x);
-    if (stacked)
-      drawStack(
-        c,
-        edges(time),
-        lines.map((l) => [color(l.variable), l.values]),
-        y,
-        0,
-      );
-    for (const { variable, values } of stacked ? [] : lines) {
-      // What a snapshot does not know is as it was.
-      const known = [...values.keys()].filter((i) => values[i] !== null);
-      const at = edges(known.map((i) => time[i]));
-      drawLine(
-        c,
-        at,
-        known.map((i) => values[i]),
-        y,
-        color(variable),
-      );
-    }
+    const x = (t) => PLOT.left + view.x(t - first);
+    const edges = [...time, time.at(-1)].map(x);
+    const drawings = lines.map((l) => [color(l.variable), l.values]);
+    if (stacked) drawStack(c, edges, drawings, y);
+    else for (const [style, values] of drawings) drawLine(c, edges, values, y, style);
     if (peak === null) return;
     c.fillStyle = color("--accent");
-    c.fillRect(x(peak), CURVE.top, 1, area.height);
+    c.fillRect(x(peak), PLOT.top, 1, area.height);
     c.fillStyle = color("--text-2");
     c.textAlign = "center";
-    c.fillText("peak", x(peak), CURVE.top - 13);
+    c.fillText("peak", x(peak), PLOT.top - 13);
   });
-  const find = (x) => Math.max(0, above(time, first + view.time(x - CURVE.left)) - 1);
+  const find = (x) => Math.max(0, above(time, first + view.time(x - PLOT.left)) - 1);
   pointed(box, find, (i, event) => {
     const rows = lines.map((l) => [l.name, bytes(l.values[i]), `var(${l.variable})`]);
     showTooltip(event, ns(time[i]), rows);

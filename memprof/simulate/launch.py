@@ -241,7 +241,6 @@ class _Run:
             self.finish("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
-        from memprof.profiler.device.draining import Drains
         from memprof.profiler.device.out_of_memory import REPORTS
         from memprof.profiler.device.watch import Watch
 
@@ -250,7 +249,6 @@ class _Run:
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)
-        Drains(self._watch).start()
         if control.simulated():
             if self._request.balanced_experts:
                 from .experts import balance_experts

@@ -53,9 +53,10 @@ class GraphWatch:
     """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
     ``captures`` has them in the order in which they began."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        watch.made = self.made
+        self._watch = watch
         self.captures: list[Capture] = []
-        self._watch: Watch | None = None
         self._numbers = itertools.count(1)
         # By ``id`` of the graph. With what was being handled when the capture began, by ``id`` too.
         self._open: dict[int, tuple[Capture, int]] = {}
@@ -66,9 +67,8 @@ class GraphWatch:
         self._pools: set[tuple[int, tuple[int, int]]] = set()
         self._undo: Callable[[], None] | None = None
 
-    def install(self, watch: Watch) -> None:
-        """Begin, with a ``watch`` that was given ``made`` and is installed."""
-        self._watch = watch
+    def install(self) -> None:
+        """Begin; the ``Watch`` is installed."""
         self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
 
     def uninstall(self) -> None:
@@ -93,7 +93,6 @@ class GraphWatch:
             RuntimeError: the history was not followed.
         """
         watch = self._watch
-        assert watch is not None
         if not watch.why_not:
             for c, _ in list(self._open.values()):
                 self._finish(c, "it had not ended when the session did")
@@ -117,7 +116,6 @@ class GraphWatch:
     def _find_pool(self, c: Capture) -> None:
         """Find where a capture allocated that failed before it had said where: in a pool that is
         nobody else's, and goes with it."""
-        assert self._watch is not None
         self._watch.drain()
         if c.device not in self._watch.replays:
             return
@@ -167,7 +165,7 @@ class GraphWatch:
 
     def _guarded(self, do: Callable[..., Any], *args: Any) -> Any:
         watch = self._watch
-        if watch is None or not watch.follows:
+        if not watch.follows:
             return None
         try:
             return do(*args)
@@ -176,7 +174,6 @@ class GraphWatch:
             return None
 
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        assert self._watch is not None
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         maker, frame, name = _who_captures()
@@ -199,7 +196,6 @@ class GraphWatch:
     def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
         """A pool was in use before the first capture into it, as by a warm-up: keep what is there
         since before the history was last taken."""
-        assert self._watch is not None
         self._watch.drain()
         kept = self._blocks.setdefault(device, [])
         known = {id(b) for b in kept}
@@ -209,7 +205,6 @@ class GraphWatch:
         kept.sort(key=lambda b: b.event)
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
-        assert self._watch is not None
         self._open = {key: one for key, one in self._open.items() if one[0] is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed

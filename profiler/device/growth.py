@@ -84,20 +84,19 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     )
 
 
-def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[Growth]:
-    """What is held across steps and grows, on all devices, most a step first.
+def growth_of(
+    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
+) -> Iterator[Growth]:
+    """What is held on a device across steps and grows.
 
     Args:
-        replays: by device.
-        marks: of the run; at the last one it is known what modules and optimizers have.
+        device: its number.
+        replay: its history.
+        marks: of the run.
+        known: what modules and optimizers have now, by address.
     """
-    found = [g for device, replay in replays.items() for g in _growth_of(device, replay, marks)]
-    return sorted(found, key=lambda g: -g.a_step)
-
-
-def _growth_of(device: int, replay: Replay, marks: Sequence[Mark]) -> Iterator[Growth]:
-    steps, last = steps_of(marks, replay.events), marks[-1].known
-    addresses = sorted(last)
+    steps = steps_of(marks, replay.events)
+    addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}
 
     def line(block: Block) -> SourceFrame | None:
@@ -110,8 +109,8 @@ def _growth_of(device: int, replay: Replay, marks: Sequence[Mark]) -> Iterator[G
     blocks = list(replay.live)
     for block in blocks:
         address = block.first_of(addresses)
-        known = None if address is None else last[address]
-        if block.event and block.freed_after is None and known not in _LASTS:
+        lasts = address is not None and known[address] in _LASTS
+        if block.event and block.freed_after is None and not lasts:
             line_of(block).blocks.append(block)
     for block in replay.gone:
         line_of(block).gone.append(block)

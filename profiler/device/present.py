@@ -123,8 +123,8 @@ def unwatched_account(
     replay = Replay(settings)
     replay.take_over(segments)
     replay.assign_pools(segments)
-    seen = Mark(Phase.FORWARD, 0, look.known, often=look.often)
-    marks = [Mark(Phase.FORWARD, 0), seen]
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, look.known, often=look.often)]
+    replay.feed((), marks)
     peak = replay.now()
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated

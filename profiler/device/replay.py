@@ -19,18 +19,27 @@ Note [The instant that decides]
 A job fits where the most that it *reserves* fits. The allocator seldom gives back, so many instants
 have this maximum; of these the one at which most is allocated says best what the memory is for. So
 it is the first with the greatest pair (reserved, allocated).
+
+Note [Few marks]
+~~~~~~~~~~~~~~~~
+What a mark says of memory is noted in the blocks that are there when the history is followed past
+it. A run has a few marks a step, and is explained at its end, when blocks are asked about that
+still live, lived long or are of the peak. So marks that no such block refers to go (``thin``). Of
+those in a row one of each phase stays, so that a phase which lay between two blocks still does.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.profiler.model import SourceFrame
+from memprof.profiler.model import Purpose, SourceFrame
 
+from .marks import Mark
 from .segments import Segment, Segments
 
 ROUNDING = 512
@@ -65,6 +74,10 @@ class Block:
         freed_after: number of the last mark before the program let go of it; None until then.
         ended: how many events had happened when it could be handed out again; None until then.
         stream: on which it was asked for; 0 is the default stream.
+        known: what a mark knew it to be: the first, or persistent state if any did.
+        often, checkpointed: whether it was written to often, or handed to a checkpointed function,
+            at any mark.
+        batch: whether it is as large as a tensor of the last batch before.
     """
 
     address: int
@@ -76,6 +89,10 @@ class Block:
     freed_after: int | None = None
     ended: int | None = None
     stream: int = 0
+    known: Purpose | None = None
+    often: bool = False
+    checkpointed: bool = False
+    batch: bool = False
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -134,18 +151,21 @@ class Replay:
         settings: Mapping[str, Any] | None = None,
         made: Callable[[Block], None] | None = None,
         *,
+        device: int = 0,
         take_down: bool = True,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
             made: called with every block that is handed out; what becomes of it is noted in it.
+            device: whose counts of marks are meant.
             take_down: whether ``peak`` is to have its blocks and segments, not bytes and event
                 alone: a history in which each step is the highest so far takes long with them.
         """
         self._takes_down = take_down
         settings = settings or {}
         self._made = made
+        self._device = device
         self.allocated_bytes = 0
         self.most_allocated = 0
         self.peak = Peak()
@@ -165,6 +185,7 @@ class Replay:
         self.gone: list[Block] = []
         self._asked = 0
         self._let_go = 0
+        self._batch: frozenset[int] = frozenset()
         self._peak_pending = False
 
     @property
@@ -188,27 +209,20 @@ class Replay:
         self._take_down(peak)
         return peak
 
-    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
-        """Follow the next events of ``device_traces`` of one device.
-
-        Args:
-            events: those that were not fed yet.
-            marks: for each mark so far, how many blocks had been asked for, and how many let go of,
-                on this device when it was set; the first is ``(0, 0)``.
-        """
+    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[Mark] = ()) -> None:
+        """Follow the next events of ``device_traces`` of one device, and all marks that were set
+        so far."""
         self._segments.new_history()
         asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
-                while self._next_mark(marks)[0] <= self._asked:
-                    self.mark += 1
+                self._pass(marks, (self._asked, math.inf))
                 self._asked += 1
                 self._alloc(e)
             elif action == "free_requested":
-                while self._next_mark(marks) <= (self._asked, self._let_go):
-                    self.mark += 1
+                self._pass(marks, (self._asked, self._let_go))
                 self._let_go += 1
                 self._free_requested(e["addr"])
             elif action == "free_completed":
@@ -226,27 +240,18 @@ class Replay:
                 if id(raw) not in asked_by:
                     asked_by[id(raw)] = frames_of(raw)
                 self.out_of_memory.append((e["size"], asked_by[id(raw)]))
+        self._pass(marks, (math.inf, math.inf))
         self._keep_peak()
         self.gone = [b for b in self.gone if b.lived_long(self.events)]
 
     def take_over(
-        self,
-        segments: Iterable[Mapping[str, Any]],
-        counts: tuple[int, int] = (0, 0),
-        marks: Sequence[tuple[int, int]] = (),
+        self, segments: Iterable[Mapping[str, Any]], counts: tuple[int, int] = (0, 0)
     ) -> None:
         """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
-        the peak. A block that was followed and is there keeps what is known of it.
-
-        Args:
-            segments: with their blocks.
-            counts: blocks that had been asked for, and let go of, by then.
-            marks: as for ``feed``.
-        """
+        the peak. A block that was followed and is there keeps what is known of it; ``counts`` are
+        of blocks that had been asked for, and let go of, by then."""
         self._keep_peak()
         self._asked, self._let_go = counts
-        while self._next_mark(marks) <= counts:
-            self.mark += 1
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0
@@ -279,8 +284,7 @@ class Replay:
             or (block.requested, block.size) != (requested, size)
             or (block.freed_after is not None and not awaiting)
         ):
-            frames = found.get("frames", ())
-            block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+            block = self._block(address, requested, size, found.get("frames", ()), stream)
             if self._made is not None and self.events:
                 self._made(block)
         if not awaiting:
@@ -295,8 +299,32 @@ class Replay:
         found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
         return found == (self.reserved, self.allocated_bytes)
 
-    def _next_mark(self, marks: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        return marks[self.mark + 1] if self.mark + 1 < len(marks) else (math.inf, math.inf)
+    def _pass(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
+        """Go past marks at which no more had been asked for and let go of."""
+        while self.mark + 1 < len(marks):
+            mark = marks[self.mark + 1]
+            if mark.counts.get(self._device, (0, 0)) > until:
+                break
+            self.mark += 1
+            self._note(mark)
+
+    def _note(self, mark: Mark) -> None:
+        """Note in the blocks that are there what a mark says of them."""
+        self._batch = mark.batch or self._batch
+        for address in mark.checkpointed:
+            block = self._live.get(address)
+            if block is not None and block.freed_after is None:
+                block.checkpointed = True
+        known, often = sorted(mark.known), sorted(mark.often)
+        for block in self._live.values() if known or often else ():
+            if block.freed_after is not None:
+                continue
+            address_in = block.first_of(known)
+            purpose = None if address_in is None else mark.known[address_in]
+            # That something is written to may be seen later than that it is a module's.
+            if block.known is None or purpose is Purpose.PERSISTENT_STATE:
+                block.known = purpose
+            block.often = block.often or block.first_of(often) is not None
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn from the snapshot whose history was fed last to which pools segments belong."""
@@ -307,6 +335,18 @@ class Replay:
                 mine.pool = (int(pool[0]), int(pool[1]))
 
     # What the allocator can do.
+
+    def _block(
+        self,
+        address: int,
+        requested: int,
+        size: int,
+        frames: Sequence[Mapping[str, Any]],
+        stream: int,
+    ) -> Block:
+        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+        block.batch = requested in self._batch
+        return block
 
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
@@ -319,8 +359,7 @@ class Replay:
             segment.free.add(address + size, there - size)
         else:
             size = there
-        frames, stream = e.get("frames", ()), e.get("stream", 0)
-        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+        block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         self._live[address] = block
         self.allocated_bytes += size
         if self._made is not None:
@@ -396,6 +435,31 @@ class Replay:
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
+
+
+def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
+    """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
+    ``replays``, all that follow these marks, and in their blocks become those that they have then.
+    """
+    passed = min(r.mark for r in replays)
+    blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
+    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark))}
+    for b in blocks.values():
+        stay |= {b.mark, b.freed_after or 0}
+    kept: list[int] = []
+    for stays, row in itertools.groupby(range(len(marks)), lambda i: i >= passed or i in stay):
+        if stays:
+            kept += row
+        else:  # The first of each phase.
+            kept += sorted({marks[i].phase: i for i in reversed(list(row))}.values())
+    new = {i: n for n, i in enumerate(kept)}
+    marks[:] = [marks[i] for i in kept]
+    for b in blocks.values():
+        b.mark = new[b.mark]
+        if b.freed_after is not None:
+            b.freed_after = new[b.freed_after]
+    for r in replays:
+        r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
 
 
 def is_cut(rest: int, size: int) -> bool:

@@ -43,8 +43,6 @@ from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
 
-_NO_MARKS = ((0, 0),)
-
 _PURPOSES = {p.value: p for p in Purpose}
 
 
@@ -135,7 +133,7 @@ def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) 
     replay = Replay(snapshot.settings, take_down=False)
     replay.take_over(begin)
     replay.assign_pools(begin)
-    replay.feed(trace, _NO_MARKS)
+    replay.feed(trace)
     return replay
 
 

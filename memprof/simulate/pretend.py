@@ -55,8 +55,7 @@ class BadPretence(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """Values for a line, one a look and the last from then on, of the file whose path ends in these
-    whole names, separated by slashes."""
+    """Values for a line, one a look and the last from then on, of a file by the end of its path."""
 
     file: str
     line: int
@@ -66,7 +65,6 @@ class Pretence:
         return f"{self.file}:{self.line}"
 
     def means(self, file: str, line: int) -> bool:
-        """Whether it is for this line of the file at a path."""
         return line == self.line and f"/{file}".endswith(f"/{self.file}")
 
 
@@ -96,9 +94,8 @@ def _value(text: str) -> Value:
 
 
 class HostReads:
-    """Counts copies from devices to the host by the line that asked for them, and overwrites what
-    the program is about to look at, where that was asked for; ``misfits`` says what could not be
-    done."""
+    """Counts copies from devices to the host by line, and overwrites what the program is about to
+    look at, where that was asked for; ``misfits`` says what could not be done."""
 
     def __init__(self, pretences: Sequence[Pretence]) -> None:
         self._pretences = list(pretences)
@@ -108,7 +105,7 @@ class HostReads:
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
-        """Learn of the types of tensors that are read, from here on. Imports torch."""
+        """Learn of the types of tensors that are read, from here on."""
         if self._pretences:
             from memprof.simulated_cuda.overrides import wrap_kernels
 
@@ -139,9 +136,8 @@ class HostReads:
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 
-    def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
-        """A line has had ``nbytes`` copied to ``address``: overwrite them if that was asked for.
-        Returns whether they were."""
+    def apply(self, file: str, line: int, nbytes: int, address: int) -> None:
+        """Overwrite what was copied to ``address`` for a line, if that was asked for."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -153,10 +149,9 @@ class HostReads:
             except (struct.error, OverflowError, ValueError) as e:
                 what = dtype or f"a number of {nbytes} bytes that torch itself reads"
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
-                return False
-            ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-            return True
-        return False
+            else:
+                ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
+            return
 
     def unused(self) -> list[str]:
         """Sentences about those whose line never brought a value to the host."""

@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_said() -> None:
 
     buffer = ctypes.create_string_buffer(b"abcd", 4)
     pretences = HostReads([Pretence("a.py", 1, (0.5,)), Pretence("a.py", 2, (1,))])
-    assert not pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
+    pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
     assert buffer.raw == b"abcd"
     assert list(pretences.misfits) == [
         "--pretend a.py:1: 0.5 cannot be a number of 4 bytes that torch itself reads "

@@ -30,7 +30,7 @@ Of what was there before the history began nothing but rule 1 can be known: the 
 *unknown*, from before the session.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
-one is known for all code, compiled or not, and by whatever backend.
+one for all code.
 """
 
 from __future__ import annotations
@@ -75,12 +75,10 @@ def explain(
     workspaces: Collection[int] = (),
     passing: Collection[int] = (),
 ) -> None:
-    """Say in an account of every byte of a peak what it is for.
+    """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
 
     Args:
-        account: says how much was reserved.
-        peak: of a ``Replay`` that has followed the run to its end.
-        marks: all of the run.
+        account, peak, marks: of a ``Replay`` that has followed the run to its end.
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
@@ -110,8 +108,7 @@ def explain(
 
 
 def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
-    """Put an instant's bytes into an account that says how much was reserved: by rows, as for
-    ``rows_of``, and what is no block that somebody asked for."""
+    """The same with rows as ``row_of`` says them, of each block one with no bytes and no blocks."""
     live = [b for b in peak.blocks if b.address not in peak.awaiting]
     account.rounding = sum(b.size - b.requested for b in live)
     account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
@@ -122,7 +119,7 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
 
 def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
-    full so often before it was taken."""
+    ``lost`` so often because it was full."""
     account.failed = failed_requests(replay)
     if replay.strange:
         account.notes.append(
@@ -142,13 +139,11 @@ def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
 
 
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order; ``row_of`` gives it with no bytes and no blocks."""
+    """Blocks of one row together, in no order."""
     grouped: dict[_Row, list[int]] = {}
     for block in blocks:
-        of_alike = grouped.setdefault(row_of(block), [0, 0])
-        of_alike[0] += block.requested
-        of_alike[1] += 1
-    return [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
+        grouped.setdefault(row_of(block), []).append(block.requested)
+    return [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:

@@ -18,7 +18,6 @@ seconds.
 from __future__ import annotations
 
 import functools
-import itertools
 import linecache
 import re
 import sys
@@ -57,7 +56,6 @@ class GraphWatch:
         watch.made = self.made
         self._watch = watch
         self.captures: list[Capture] = []
-        self._numbers = itertools.count(1)
         # By ``id`` of the graph. With what was being handled when the capture began, by ``id`` too.
         self._open: dict[int, tuple[Capture, int]] = {}
         self._graphs: dict[int, tuple[Capture, weakref.ref[Any]]] = {}
@@ -65,17 +63,18 @@ class GraphWatch:
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
         self._pools: set[tuple[int, tuple[int, int]]] = set()
-        self._undo: Callable[[], None] | None = None
+        self._undo: list[hooks.Undo] = []
 
     def install(self) -> None:
         """Begin; the ``Watch`` is installed."""
-        self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
+        graph = [torch.cuda.CUDAGraph]
+        self._undo.append(hooks.replace(graph, "capture_begin", self._around_begin))
+        self._undo.append(hooks.replace(graph, "capture_end", self._around_end))
 
     def uninstall(self) -> None:
         """Leave torch as it was."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        while self._undo:
+            self._undo.pop()()
 
     def made(self, device: int, block: Block) -> None:
         """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
@@ -177,11 +176,11 @@ class GraphWatch:
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         maker, frame, name = _who_captures()
-        record = CapturedGraph(
-            *(next(self._numbers), capture_name() or name, maker, frame),
-            start_ns=time.perf_counter_ns(),
-        )
-        self._forget(graph)
+        what = len(self.captures) + 1, capture_name() or name, maker, frame
+        record = CapturedGraph(*what, start_ns=time.perf_counter_ns())
+        before, reference = self._graphs.pop(id(graph), (None, None))
+        if before is not None and reference is not None and reference() is graph:
+            _gone(before)  # It is captured anew.
         found = self._look(device, pool) if pool is not None else ()
         if pool is not None and (device, pool) not in self._pools:
             self._pools.add((device, pool))
@@ -219,12 +218,6 @@ class GraphWatch:
         c.end = self._watch.mark()
         if c.pool is None:
             self._find_pool(c)
-
-    def _forget(self, graph: Any) -> None:
-        """A graph is captured anew: what it was before is deleted."""
-        capture, reference = self._graphs.pop(id(graph), (None, None))
-        if capture is not None and reference is not None and reference() is graph:
-            _gone(capture)
 
     def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
         own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]

@@ -28,14 +28,8 @@ parameters: copies of a model that are kept are a leak."""
 
 @dataclass(slots=True)
 class Steps:
-    """What counts as a step of a run.
-
-    Attributes:
-        of: the number of the step, from 1, in which a block was made.
-        end: and the one in which it was let go of.
-        count: that have ended.
-        name: what it is called.
-    """
+    """What counts as a step of a run: the numbers of that in which a block was made, from 1, and of
+    that in which it was let go of, how many have ended, and what they are called."""
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
@@ -56,12 +50,7 @@ class _Line:
 
 
 def steps_of(marks: Sequence[Mark], events: int) -> Steps:
-    """What to count: optimizer steps, else backwards, else allocations.
-
-    Args:
-        marks: of a ``Watch``.
-        events: of the allocator that were followed.
-    """
+    """What to count: optimizer steps, else backwards, else the allocator's events."""
 
     def by(count: Callable[[Mark], int], name: str) -> Steps | None:
         if count(marks[-1]) < LEAST:
@@ -87,14 +76,8 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
 def growth_of(
     device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
 ) -> Iterator[Growth]:
-    """What is held on a device across steps and grows.
-
-    Args:
-        device: its number.
-        replay: its history.
-        marks: of the run.
-        known: what modules and optimizers have now, by address.
-    """
+    """What is held on a device across steps and grows; ``known`` is what modules and optimizers
+    have now, by address."""
     steps = steps_of(marks, replay.events)
     addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}

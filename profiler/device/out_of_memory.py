@@ -64,7 +64,7 @@ class Compiled:
 
 
 Describe = Callable[[str, int], Compiled | None]
-"""Says of a file and a line of it what is known of it as generated code."""
+"""Says what is known of a line of a file as generated code."""
 
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
@@ -85,11 +85,8 @@ class OutOfMemoryReports:
         self._unserved = False
 
     def start(self, *, says: bool = True) -> bool:
-        """Report from now on; False if that is so already.
-
-        Args:
-            says: whether each report is a line in the log, too.
-        """
+        """Report from now on; False if that is so already. If it ``says`` so, each report is a line
+        in the log, too."""
         with self._lock:
             if self._listens:
                 return False
@@ -157,7 +154,7 @@ on_fork(REPORTS.forked)
 
 
 def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
-    """What tells one failing place from another, without looking far."""
+    """What tells one failing place from another."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())
@@ -170,13 +167,8 @@ def _account_of(
 ) -> DeviceAccount:
     """Everything that is reserved on the device now, and why the request did not fit.
 
-    To be called where the request fails, on the thread that made it. Takes host memory alone.
-
-    Args:
-        event: what the allocator says.
-        watch: that follows the device, so that each block has the line that asked for it; without
-            one it has who holds it now.
-        describe: knows generated code.
+    To be called where the request fails, on the thread that made it. Takes host memory alone. With
+    a ``watch`` each block has the line that asked for it, without one who holds it now.
     """
     operation = compat.current_operation()
     segments, settings = compat.segments_now()
@@ -199,19 +191,15 @@ def _account_of(
         account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
-    if doing is not None:
-        pool = doing.pool
-    else:
-        pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
-    stream = torch.cuda.current_stream(event.device).cuda_stream
+    capturing = torch.cuda.is_current_stream_capturing()
     failure = explain_failure(
         segments,
         wanted=event.wanted,
         allowed=event.allowed,
         device_total=account.total,
         device_free=event.free,
-        stream=stream,
-        pool=pool,
+        stream=torch.cuda.current_stream(event.device).cuda_stream,
+        pool=doing.pool if doing is not None else None if capturing else (0, 0),
         requested=requested,
     )
     _say_who_asked(failure, operation, describe)
@@ -226,14 +214,12 @@ def _account_of(
 
 
 def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> None:
-    frames = list(_frames(sys._getframe()))
-    at = where(frames)
+    at = where(list(_frames(sys._getframe())))
     compiled = None
     if at.generated is not None and describe is not None:
         compiled = describe(at.generated.file, at.generated.line)
-    frame = at.line
-    if compiled is not None and compiled.frame is not None:
-        frame = compiled.frame
+    compiled = compiled or Compiled("")
+    frame = compiled.frame or at.line
     # A backward runs in threads of autograd's own, and Python waits in another one.
     f.operation = type(operation).__name__ if operation is not None else ""
     called_from = _line_of_backward() if f.operation else None
@@ -241,8 +227,8 @@ def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> 
         frame = None
     f.frame, f.called_from = source_of(frame), source_of(called_from)
     f.modules = at.module_path
-    f.nodes = (compiled.node if compiled is not None else "") or at.nodes
-    f.graph = compiled.graph if compiled is not None else ""
+    f.nodes = compiled.node or at.nodes
+    f.graph = compiled.graph
 
 
 def _frames(frame: types.FrameType) -> Iterator[SourceFrame]:

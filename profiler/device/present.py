@@ -111,15 +111,8 @@ def unwatched_account(
     look: Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
-    """The account of a device that nobody follows, now.
-
-    Args:
-        device: its index.
-        segments: all that it has.
-        settings: of the allocator.
-        look: what modules and optimizers of the process have.
-        otherwise: says whose a block is that none of these has.
-    """
+    """The account of a device that nobody follows, now, with all segments that it has;
+    ``otherwise`` says whose a block is that ``look`` does not know."""
     replay = Replay(settings)
     replay.take_over(segments)
     replay.assign_pools(segments)

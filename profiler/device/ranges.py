@@ -76,7 +76,7 @@ class FreeRanges:
         """Of ranges by the address after them."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(first address, bytes) of each."""
+        """First address and bytes of each."""
         return iter(self._sizes.items())
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class FreeRanges:
         return size is not None and end <= address + size
 
     def around(self, address: int, end: int) -> int | None:
-        """Where a range begins that has all of another one; None if none has. It looks at all."""
+        """Where a range begins that has all of another one. It looks at all."""
         return next((a for a, n in self if a <= address and end <= a + n), None)
 
 

@@ -64,9 +64,7 @@ class Block:
     """Memory that was handed out once.
 
     Attributes:
-        address: of its first byte.
-        requested: bytes that were asked for.
-        size: bytes of the block, at least as many.
+        requested, size: bytes that were asked for, and of the block.
         event: how many events had happened when it was handed out, its own included; 0 if that
             was before the history began.
         mark: number of the last mark before it was handed out.
@@ -100,7 +98,7 @@ class Block:
 
     @property
     def frames(self) -> tuple[SourceFrame, ...]:
-        """The program at that time, innermost first."""
+        """As ``raw_frames``."""
         return frames_of(self.raw_frames)
 
     def first_of(self, addresses: Sequence[int]) -> int | None:
@@ -112,16 +110,9 @@ class Block:
 
 @dataclass(slots=True)
 class Peak:
-    """The instant of Note [The instant that decides].
-
-    Attributes:
-        reserved, allocated: bytes.
-        event: how many events had happened.
-        mark: number of the last mark before it.
-        blocks: that were handed out, or awaiting.
-        awaiting: addresses of the latter.
-        segments: each with its size then.
-    """
+    """The instant of Note [The instant that decides]: bytes, how many events had happened, the
+    number of the last mark; blocks that were handed out, or awaiting, with the addresses of the
+    latter; and segments, each with its size then."""
 
     reserved: int = 0
     allocated: int = 0
@@ -159,8 +150,8 @@ class Replay:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
             made: called with every block that is handed out; what becomes of it is noted in it.
             device: whose counts of marks are meant.
-            take_down: whether ``peak`` is to have its blocks and segments, not bytes and event
-                alone: a history in which each step is the highest so far takes long with them.
+            take_down: whether ``peak`` is to have its blocks and segments. A history in which each
+                step is the highest so far takes long with them.
         """
         self._takes_down = take_down
         settings = settings or {}
@@ -336,14 +327,7 @@ class Replay:
 
     # What the allocator can do.
 
-    def _block(
-        self,
-        address: int,
-        requested: int,
-        size: int,
-        frames: Sequence[Mapping[str, Any]],
-        stream: int,
-    ) -> Block:
+    def _block(self, address: int, requested: int, size: int, frames: Any, stream: int) -> Block:
         block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
         block.batch = requested in self._batch
         return block

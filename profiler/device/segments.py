@@ -10,7 +10,7 @@ from .ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
-histories of other people's making can have many holes and many events that fit none of them."""
+other people's histories can have many holes and many events that fit none of them."""
 
 _MOST_IN_PART = 512
 """Addresses that lie in one list: what a new one moves at most."""
@@ -18,12 +18,9 @@ _MOST_IN_PART = 512
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A range of addresses that the allocator had from the device.
+    """A range of addresses that the allocator had from the device; an expandable one grows.
 
     Attributes:
-        address: of its first byte.
-        size: bytes, of which a growing (expandable) one has more with time.
-        expandable: whether it grows.
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
             ``torch.cuda.MemPool``); None if it was gone before anybody asked.
         free: its free ranges.
@@ -37,11 +34,7 @@ class Segment:
 
 
 class Segments:
-    """Segments of one device.
-
-    Attributes:
-        reserved: bytes of all.
-    """
+    """Segments of one device, which has ``reserved`` bytes in all."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -53,16 +46,15 @@ class Segments:
         return iter(self._by_address.values())
 
     def new_history(self) -> None:
-        """A further piece of a history begins: it may look at as many free ranges as the last."""
+        """It may look at as many free ranges as the last one."""
         self._looks = 0
 
     def add(self, segment: Segment) -> None:
-        """Note a segment that was there before the history began."""
+        """Note a segment that was there before."""
         self._put(segment)
         self.reserved += segment.size
 
     def at(self, address: int) -> Segment | None:
-        """The segment that has an address; None if none has."""
         start = self._starts.last_up_to(address)
         if start is None:
             return None
@@ -127,8 +119,7 @@ class Segments:
         return strange
 
     def _divide(self, segment: Segment, rest: Segment) -> bool:
-        """Give ``rest`` the free ranges of a segment from its beginning on; False if there have
-        been too many to look at."""
+        """Give ``rest`` the free ranges from its beginning on; False if that is too many looks."""
         free, segment.free = segment.free, FreeRanges()
         if segment.size == 0:
             rest.free = free
@@ -141,7 +132,6 @@ class Segments:
         return True
 
     def _may_look(self, free: FreeRanges) -> bool:
-        """Whether to look at all of some ranges, unless that has been a lot of work."""
         if self._looks > _MOST_LOOKS:
             return False
         self._looks += len(free)
@@ -166,7 +156,6 @@ class Ascending:
         self._firsts: list[int] = []
 
     def add(self, number: int) -> None:
-        """Note a number that is not there."""
         if not self._parts:
             self._parts, self._firsts = [[number]], [number]
             return
@@ -181,7 +170,6 @@ class Ascending:
             del part[half:]
 
     def remove(self, number: int) -> None:
-        """Forget a number that is there."""
         i = bisect.bisect_right(self._firsts, number) - 1
         part = self._parts[i]
         del part[bisect.bisect_left(part, number)]

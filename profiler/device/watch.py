@@ -149,7 +149,6 @@ class Watch:
         """Begin with CUDA, which this does not start; now, if it has started."""
         self._installed = True
         if self._phases:
-            clears, cleared = (functools.partial(self._clears, b) for b in (True, False))
             self._undo += [
                 hooks.wrap_backward(self._around_backward),
                 hooks.on_module_tensors(self.objects.module_made),
@@ -157,7 +156,7 @@ class Watch:
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
                 hooks.on_checkpoint(self._checkpointed),
-                hooks.around_clearing_of_workspaces(clears, cleared),
+                hooks.around_clearing_of_workspaces(self._clears),
                 hooks.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)

@@ -25,12 +25,8 @@ _RIVALS = ("fused-optimizer", "optimizer-one-by-one", "bf16-state")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change to try, as ``change_of`` reads it.
-
-    Attributes:
-        title: of the finding that it is to remedy; empty where there is none.
-        estimate: bytes that the finding says; None where the account before tells what to expect.
-    """
+    """A change to try, as ``change_of`` reads it; title of the finding that it is to remedy, if
+    any, and bytes that this says, None where the account before tells what to expect."""
 
     change: str
     title: str = ""
@@ -42,17 +38,17 @@ class Result:
     """What came of changes, several for all together.
 
     Attributes:
-        tried: None where the program failed with it, which ``problem`` says.
         title: of the finding, if it is the remedy of one.
         estimate: bytes that it should save, by the finding or by the account before; None if
             nobody knows.
+        tried: None where the program failed with it, which ``problem`` says.
     """
 
     changes: tuple[str, ...]
-    tried: Tried | None
+    title: str
+    estimate: int | None
+    tried: Tried | None = None
     problem: str = ""
-    title: str = ""
-    estimate: int | None = None
 
     @property
     def at_most(self) -> bool:
@@ -67,12 +63,8 @@ class Result:
 
 @dataclass(slots=True)
 class Advice:
-    """The program as it is on a device, and with changes.
-
-    Attributes:
-        results: one a change, and the last of all that helped together, if more than one did.
-        untried: findings of the report that memprof cannot apply.
-    """
+    """The program as it is on a device, with each change, and last with all that helped, if more
+    than one did; and findings of the report that memprof cannot apply."""
 
     gpu: Gpu
     before: Tried
@@ -85,9 +77,7 @@ class Advice:
 
     def saved_allocated(self, result: Result) -> int:
         """Bytes less that were allocated at once; negative for more."""
-        if result.tried is None:
-            return 0
-        return self.before.allocated - result.tried.allocated
+        return self.before.allocated - result.tried.allocated if result.tried is not None else 0
 
     def more_flops(self, result: Result) -> float | None:
         """Operations of compiled code more than before, as a share; None if none were counted."""
@@ -115,28 +105,28 @@ def advise(
     untried: Sequence[Finding] = (),
 ) -> Advice:
     """Try each change alone, and all that help together; ``said`` is told of each as it ends, by
-    name, and None where the program failed with it.
-
-    Raises: as ``Tries.run``, for the program as it is.
+    name, and None where the program failed with it. Raises as ``Tries.run`` for the program as it
+    is.
     """
     before = tries.run(gpu, {})
     said("as it is", before)
     found = Advice(gpu, before, [], list(untried))
 
     def attempt(keys: tuple[str, ...], title: str, estimate: int | None) -> None:
+        result = Result(keys, title, estimate)
         try:
-            result = Result(keys, tries.run(gpu, {}, keys), "", title, estimate)
+            result.tried = tries.run(gpu, {}, keys)
         except ScriptFailed as e:  # With this change alone: the others are still worth a try.
-            result = Result(keys, None, str(e), title, estimate)
+            result.problem = str(e)
         said(" + ".join(keys), result.tried)
         found.results.append(result)
 
     for trial in trials:
-        estimate = trial.estimate
-        if estimate is None:
-            # What is expected of a change is of all that it could change.
-            estimate = before.expected.get(trial.change)
-        attempt((trial.change,), trial.title, estimate)
+        # What is expected of a change is of all that it could change.
+        expected = before.expected.get(trial.change)
+        attempt(
+            (trial.change,), trial.title, expected if trial.estimate is None else trial.estimate
+        )
     helped = {r.changes[0]: found.saved(r) for r in found.results if found.saved(r) > 0}
     rivals = sorted((k for k in _RIVALS if k in helped), key=lambda k: -helped[k])
     together = tuple(k for k in helped if k not in rivals[1:])
@@ -166,10 +156,11 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
         more = found.more_flops(result)
         saved = found.saved(result)
         alone = len(result.changes) == 1
+        bound = "at most " if result.at_most and result.estimate else ""
         table.add_row(
             result.changes[0] if alone else "all that help",
             page.bytes(tried.needed),
-            _estimate(page, result),
+            "" if result.estimate is None else bound + page.bytes(result.estimate),
             page.bytes(saved) if saved > 0 else "does not help",
             "" if not more else f"{100 * more:.1f} %",
             "yes" if tried.fits else "no",
@@ -191,13 +182,6 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
         "all that the device gives. Recomputed operations are those of compiled code."
     )
     return page.text()
-
-
-def _estimate(page: Page, result: Result) -> str:
-    if result.estimate is None:
-        return ""
-    size = page.bytes(result.estimate)
-    return f"at most {size}" if result.at_most and result.estimate else size
 
 
 def _sentence(found: Advice, result: Result) -> str:

@@ -38,9 +38,8 @@ _BACK = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What came out of running one value: whether it fits, bytes of the device that it could not do
-    without where it does, and bytes that the request which failed was short of, 0 if nobody knows.
-    """
+    """Whether a value fits, bytes of the device that it could not do without where it does, and
+    bytes that the request which failed was short of, 0 if nobody knows."""
 
     fits: bool
     needed: int = 0
@@ -88,7 +87,8 @@ def largest(
     fits: dict[int, int] = {}
     low, high = -1, count
     widths: list[int] = []
-    stride, failed, short = 1, False, 0
+    stride = 1
+    last = Try(True)
     while high - low > 1:
         middle = (low + high) // 2
         line = _through(fits) or guess
@@ -99,10 +99,10 @@ def largest(
             index = 0
         elif stuck and high < count:
             index = middle
-        elif failed and line is not None and line.slope > 0:
+        elif not last.fits and line is not None and line.slope > 0:
             # A line from far below is no better than a guess, whatever the request was short of.
             least = high * _BACK if 2 * low < high else 1
-            index = max(high - math.ceil(max(short / line.slope, least)), middle)
+            index = max(high - math.ceil(max(last.short / line.slope, least)), middle)
         elif wanted is not None and wanted >= high < count:
             index = middle
         elif low >= 0 and wanted is not None and wanted <= low + stride:
@@ -116,13 +116,12 @@ def largest(
         else:
             index = second
         index = min(max(index, low + 1), high - 1)
-        found = probe(index)
-        if found.fits:
+        last = probe(index)
+        if last.fits:
             low = index
-            fits[index] = found.needed
+            fits[index] = last.needed
         else:
-            high, short = index, found.short
-        failed = not found.fits
+            high = index
     return low, _through(fits)
 
 
@@ -155,6 +154,17 @@ class Row:
     failed: Tried | None = None
     tries: list[Tried] = field(default_factory=list)
 
+    def attempt(self, values: dict[str, str], tries: Tries, said: Said) -> Tried:
+        """Run one, and tell of it."""
+        tried = tries.run(self.gpu, values)
+        self.tries.append(tried)
+        said(self, tried)
+        return tried
+
+
+Said = Callable[[Row, Tried], None]
+"""Is told of each try as it ends."""
+
 
 @dataclass(slots=True)
 class Budget:
@@ -182,12 +192,9 @@ def rows(
     variables: Sequence[Variable],
     gpus: Sequence[Gpu],
     tries: Tries,
-    said: Callable[[Row, Tried], None],
+    said: Said,
 ) -> list[Row]:
-    """Search each row; at most one variable is a range. ``said`` is told of each try as it ends.
-
-    Raises: as ``Tries.run``.
-    """
+    """Search each row; at most one variable is a range. Raises as ``Tries.run``."""
     varied = next((v for v in variables if v.is_range), None)
     lines: dict[tuple[str, ...], Line] = {}
     found = []
@@ -195,29 +202,24 @@ def rows(
         row = Row(gpu, values)
         found.append(row)
 
-        def attempt(values: dict[str, str], row: Row = row) -> Tried:
-            tried = tries.run(row.gpu, values)
-            row.tries.append(tried)
-            said(row, tried)
-            return tried
-
         if varied is None:
-            tried = attempt(values)
+            tried = row.attempt(values, tries, said)
             row.best, row.failed = (tried, None) if tried.fits else (None, tried)
             continue
         by_index: dict[int, Tried] = {}
 
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
-            tried = attempt({**row.values, varied.name: varied.values[index]}, row)
-            by_index[index] = tried
+            varying = {**row.values, varied.name: varied.values[index]}
+            tried = by_index[index] = row.attempt(varying, tries, said)
             needed = tried.needed - tried.reserved + tried.allocated
             return Try(tried.fits, needed, tried.short)
 
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())
-        count = len(varied.values)
         best, line = largest(
-            count, gpu.memory, probe, second=_second(varied), guess=lines.get(same)
+            *(len(varied.values), gpu.memory, probe),
+            second=_second(varied),
+            guess=lines.get(same),
         )
         if line is not None:
             lines[same] = line
@@ -234,38 +236,30 @@ def _second(varied: Variable) -> int:
 
 def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
     """Each value of each list with each of the others, the first variable's slowest."""
-    lists = [v for v in variables if not v.is_range]
-    names = [v.name for v in lists]
-    return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(v.values for v in lists))
-    ]
+    pairs = ([(v.name, value) for value in v.values] for v in variables if not v.is_range)
+    return list(map(dict, itertools.product(*pairs)))
 
 
-def budget_row(
-    gpu: Gpu, values: dict[str, str], tries: Tries, said: Callable[[Row, Tried], None]
-) -> Budget:
+def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Budget:
     """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
 
     The curve need not rise, so every tenth is run, and then by bisection what lies between the
     largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
-
-    Raises: as ``Tries.run``.
+    Raises as ``Tries.run``.
     """
     row = Row(gpu, values)
     known: dict[int, Tried] = {}
 
     def fits(thousandths: int) -> bool:
         if thousandths not in known:
-            tried = tries.run(gpu, {**values, BUDGET: f"{thousandths / _WHOLE:g}"})
-            known[thousandths] = tried
-            row.tries.append(tried)
-            said(row, tried)
+            budget = {**values, BUDGET: f"{thousandths / _WHOLE:g}"}
+            known[thousandths] = row.attempt(budget, tries, said)
         return known[thousandths].fits
 
     low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
-    high = None if low == _WHOLE else 0
-    if low is not None and low < _WHOLE:
+    if low is None:
+        row.failed = known[0]
+    elif low < _WHOLE:
         high = low + _COARSE
         for step in (_FINE, _FINEST):
             while high - low > step:
@@ -273,8 +267,8 @@ def budget_row(
                 low, high = (middle, high) if fits(middle) else (low, middle)
             if gpu.memory - known[low].needed <= ENOUGH * gpu.memory:
                 break
+        row.failed = known[high]
     row.best = known[low] if low is not None else None
-    row.failed = known[high] if high is not None else None
     return Budget(row, [known[t] for t in sorted(known)])
 
 
@@ -303,18 +297,13 @@ def render(
     table = page.table("gpu", *(f">{n}" for n in names), ">needs", ">to spare", "what limits")
     for row in rows:
         best = row.best
-        if varied is not None:
-            answer = best.values[varied.name] if best is not None else "none"
-        else:
-            answer = "yes" if best is not None else "no"
-        shown = [page.bytes(best.needed), page.bytes(row.gpu.memory - best.needed)] if best else []
-        table.add_row(
-            row.gpu.key,
-            *(row.values[name] for name in lists),
-            answer,
-            *(shown or ["", ""]),
-            _limit(row, varied),
-        )
+        shown = ["none" if varied is not None else "no", "", ""]
+        if best is not None:
+            answer = best.values[varied.name] if varied is not None else "yes"
+            spare = row.gpu.memory - best.needed
+            shown = [answer, page.bytes(best.needed), page.bytes(spare)]
+        values = (row.values[name] for name in lists)
+        table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
     _end(page, rows, made, known)
     return page.text()
@@ -349,21 +338,20 @@ def _limit(row: Row, varied: Variable | None) -> str:
 
 
 def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
-    shown = next((row for row in rows if row.best is not None), None)
-    if shown is not None and shown.best is not None:
-        values = ", ".join(f"{name} = {value}" for name, value in shown.best.values.items())
+    shown = next((row.best for row in rows if row.best is not None), None)
+    if shown is not None:
+        values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
         page.section(f"What is reserved at the peak{' with ' if values else ''}{values}")
         table = page.table(">bytes", "what")
-        parts = [part for part in shown.best.parts if part[1]]
+        parts = [part for part in shown.parts if part[1]]
         for what, nbytes in parts[:_PARTS]:
             table.add_row(page.bytes(nbytes), what)
         rest = sum(nbytes for _, nbytes in parts[_PARTS:])
         if rest:
             table.add_row(page.bytes(rest), f"{len(parts) - _PARTS} others")
-        table.add_row(page.bytes(shown.best.reserved), "total reserved")
+        table.add_row(page.bytes(shown.reserved), "total reserved")
         page.show(table)
-    notes = dict.fromkeys(note for row in rows for t in row.tries for note in t.notes)
-    for note in notes:
+    for note in dict.fromkeys(note for row in rows for t in row.tries for note in t.notes):
         page.indented(note, 2)
     seconds = sum(t.seconds for row in rows for t in row.tries)
     page.line(

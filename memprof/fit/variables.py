@@ -32,21 +32,6 @@ class Variable:
     is_range: bool
 
 
-class _Range(Sequence[str]):
-    """The numbers of a range as text, none of them before it is asked for."""
-
-    def __init__(self, low: Decimal, by: Decimal, count: int) -> None:
-        self._low, self._by, self._count = low, by, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return format(self._low + index * self._by, "f")
-
-
 def parse_variable(text: str) -> Variable:
     """Read ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:STEP`` or ``NAME=A,B,C``.
 
@@ -76,7 +61,7 @@ def parse_variable(text: str) -> Variable:
     count = int((high - low) / by) + 1
     if count > MOST_VALUES:
         raise BadVariable(f"{text!r} has {count:,} values; the most is {MOST_VALUES:,}")
-    return Variable(name, _Range(low, by, count), True)
+    return Variable(name, [format(low + i * by, "f") for i in range(count)], True)
 
 
 def _number(text: str, whole: str) -> Decimal:

@@ -1,7 +1,7 @@
 """Applies ``changes.py`` in the script's own process, by torch's own hooks and defaults.
 
-Before the script runs, or as soon as it has what a change is about. A change that found nothing to
-change says so: a saving of nothing is not to be taken for a change that does not help.
+A change that found nothing to change says so: a saving of nothing is not to be taken for a change
+that does not help.
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 class PartitionFlops:
     """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
-    backward in this process.
+    backward in this process, by the formulas of ``torch.utils.flop_counter``.
 
     What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
-    of one script differ by the operations that are recomputed. Formulas are those of
-    ``torch.utils.flop_counter``: matrix products, convolutions and attention. A graph that is
-    partitioned again (another size) counts again, and one that comes from AOTAutograd's cache is
-    not partitioned: that cache has to be off, as in ``UNCACHED``.
+    of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
+    is not partitioned: that cache has to be off, as in ``UNCACHED``.
     """
 
     def __init__(self) -> None:
@@ -48,7 +46,7 @@ class PartitionFlops:
         self.graphs = 0
 
     def install(self) -> None:
-        """Count what is partitioned from now on; before torch is imported."""
+        """Count from now on; before torch is imported."""
         after_import("torch._functorch.partitioners", self._wrap)
 
     def _wrap(self, partitioners: ModuleType) -> None:
@@ -78,9 +76,8 @@ def _flops(graph: Any) -> int:
 
 
 def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
-    """An optimizer's ``step``, not hooked by torch yet, that updates one parameter after the other,
-    in float32, and keeps its state in bfloat16; ``said`` is told how many tensors of state a step
-    made narrower."""
+    """An optimizer's ``step`` that updates one parameter after the other, in float32, and keeps its
+    state in bfloat16; ``said`` is told how many tensors of state a step made narrower."""
 
     @functools.wraps(step)
     def one_by_one(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -116,12 +113,8 @@ def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> 
 
 def _convert(state: Any, old: Any, new: Any) -> int:
     """How many tensors of a state were of type ``old``, and are ``new`` now; numbers stay."""
-    import torch
-
-    found = [k for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype is old]
-    found = [key for key in found if state[key].numel() > 1]
-    for key in found:
-        state[key] = state[key].to(new)
+    found = {k: v for k, v in state.items() if getattr(v, "dtype", None) is old and v.numel() > 1}
+    state.update({key: tensor.to(new) for key, tensor in found.items()})
     return len(found)
 
 
@@ -173,8 +166,8 @@ def _drop(_: str, said: Said, module: Any) -> None:
 
 
 def _chunk(_: str, said: Said, functional: Any) -> None:
-    """``cross_entropy`` in eight chunks of rows, each checkpointed: of what lies between logits and
-    loss, one part is there at a time. torch's own gets what is no mean over rows of logits."""
+    """``cross_entropy`` in eight chunks of rows, each checkpointed; torch's own gets what is no
+    mean over rows of logits."""
     whole = functional.cross_entropy
 
     def cross_entropy(
@@ -211,9 +204,9 @@ def _chunk(_: str, said: Said, functional: Any) -> None:
 def _expect(names: str, said: Said, output_graph: Any) -> None:
     """Do to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
 
-    AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
-    all is seen by graph trees, which then record again. ``NAME+NAME`` are each ``GraphValue.fqn``
-    of an input, else Dynamo's source, such as ``L['cache']``; every graph that has one is meant.
+    AOTAutograd reads it off their placeholders. An input that moves after all is seen by graph
+    trees. ``NAME+NAME`` are each ``GraphValue.fqn`` of an input, else Dynamo's source, such as
+    ``L['cache']``; every graph that has one is meant.
     """
     compile_ = output_graph.OutputGraph.call_user_compiler
     wanted = frozenset(names.split("+"))
@@ -321,7 +314,7 @@ class Applied:
         self._done: dict[str, str] = {}
 
     def install(self) -> None:
-        """Apply them, as soon as what they are about is there; before torch is imported."""
+        """Apply them as soon as what they are about is there; before torch is imported."""
         for text, change, argument in self._changes:
             if change.allocator:
                 self._allocate(text)
@@ -330,19 +323,17 @@ class Applied:
                 after_import(module, partial(hook, argument, partial(self._note, text)))
 
     def sentences(self) -> list[str]:
-        """What was changed."""
         return list(self._done.values())
 
     def idle(self, partitions: int) -> list[str]:
         """Changes that found nothing to change: without a graph that was partitioned into forward
         and backward a setting of the partitioner has changed nothing."""
-        found = []
-        for text, change, _ in self._changes:
-            if change.allocator:
-                continue
-            if partitions == 0 if change.setting else text not in self._done:
-                found.append(text)
-        return found
+        return [
+            text
+            for text, change, _ in self._changes
+            if not change.allocator
+            and (partitions == 0 if change.setting else text not in self._done)
+        ]
 
     def _note(self, text: str, said: str) -> None:
         self._done[text] = f"{text}: {said}"

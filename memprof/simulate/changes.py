@@ -33,8 +33,8 @@ class BadSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value (a Python literal, or the text itself) of one of torch's configuration modules, e.g.
-    of ``triton.cudagraphs`` in ``torch._inductor.config``."""
+    """A value of one of torch's configuration modules, e.g. of ``triton.cudagraphs`` in
+    ``torch._inductor.config``."""
 
     module: str
     name: str
@@ -66,11 +66,8 @@ def literal(text: str) -> object:
 
 
 def put_settings(settings: list[Setting]) -> None:
-    """Set each as soon as its module has been imported, before anybody reads it.
-
-    Raises:
-        CannotRun: at that time, there is no such setting, or its values are of another type.
-    """
+    """Set each as soon as its module has been imported, which raises ``CannotRun`` where there is
+    no such setting, or its values are of another type."""
     for setting in settings:
         after_import(setting.module, partial(_put, setting))
 
@@ -113,7 +110,6 @@ class Change:
     """A change that can be tried.
 
     Attributes:
-        what: a line of a report.
         how: what to write to have it for good.
         costs: what it costs, in words.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
@@ -122,7 +118,6 @@ class Change:
     """
 
     key: str
-    what: str
     how: str
     costs: str
     setting: str = ""
@@ -136,21 +131,18 @@ CHANGES: Mapping[str, Change] = {
     for change in (
         Change(
             "expandable-segments",
-            "segments of the allocator that grow",
             "PYTORCH_ALLOC_CONF=expandable_segments:True",
             "little",
             allocator="expandable_segments:True",
         ),
         Change(
             "checkpoint",
-            "recompute each repeated block in the backward",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block",
             "the forward of these blocks once more: about a third of the step's operations",
             argument="MODULES",
         ),
         Change(
             "recompute",
-            "compute these values again in the backward, in compiled code",
             "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
             "these operators once more",
             argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE]",
@@ -158,44 +150,37 @@ CHANGES: Mapping[str, Change] = {
         ),
         Change(
             "fused-optimizer",
-            "one kernel for the whole update, without copies of all gradients",
             "fused=True for the optimizer",
             "nothing",
         ),
         Change(
             "optimizer-one-by-one",
-            "update one parameter after the other",
             "foreach=False for the optimizer",
             "more kernels in the optimizer's step",
         ),
         Change(
             "memory-budget",
-            "recompute what is cheap to recompute, in compiled code",
             "torch._functorch.config.activation_memory_budget = 0.5",
             "operations that are recomputed: memprof fit --budget counts them",
             setting="torch._functorch.config.activation_memory_budget=0.5",
         ),
         Change(
             "bf16-state",
-            "keep the optimizer's state in bfloat16",
             "an optimizer that keeps its state in fewer bits",
             "precision of the moments, and kernels to convert them",
         ),
         Change(
             "drop-gradients",
-            "clear gradients as soon as the optimizer has used them",
             "optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
             "nothing",
         ),
         Change(
             "chunked-loss",
-            "compute cross_entropy in eight parts, each again in the backward",
             "torch.utils.checkpoint.checkpoint around the loss of each chunk of rows",
             "the loss once more",
         ),
         Change(
             "static-inputs",
-            "expect these inputs of compiled code where they were, and do not copy them",
             "torch._dynamo.mark_static_address(tensor) before the first call",
             "a recording for each place where they lie",
             argument="NAME+NAME",
@@ -203,7 +188,6 @@ CHANGES: Mapping[str, Change] = {
         ),
         Change(
             "option",
-            "an option of the backend, wherever the program compiles with it",
             'options={NAME: VALUE} of torch.compile(backend="memprof")',
             "what docs/options.md says of it",
             argument="NAME:VALUE",
@@ -259,13 +243,14 @@ def option_of(argument: str) -> dict[str, Any]:
 
 
 def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the environment that changes are made of."""
+    """Variables of the environment that changes are made of, beside options in ``base``."""
     options = [c.allocator for c, _ in map(change_of, changes) if c.allocator]
     if not options:
         return {}
-    before = base.get(_CONF) or base.get(_OLD_CONF) or ""
-    value = _with(before, options)
-    return dict.fromkeys(_CONFS, value)
+    names = {option.partition(":")[0] for option in options}
+    before = (base.get(_CONF) or base.get(_OLD_CONF) or "").split(",")
+    kept = [o for o in before if o and o.partition(":")[0].strip() not in names]
+    return dict.fromkeys(_CONFS, ",".join([*kept, *options]))
 
 
 def environment_again(
@@ -276,14 +261,6 @@ def environment_again(
     again; an empty text and no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
-
-
-def _with(before: str, options: list[str]) -> str:
-    """Options of the allocator, ``name:value`` each, beside those that were there, or in their
-    place."""
-    names = {option.partition(":")[0] for option in options}
-    kept = [o for o in before.split(",") if o and o.partition(":")[0].strip() not in names]
-    return ",".join([*kept, *options])
 
 
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:

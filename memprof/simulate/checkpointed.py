@@ -15,9 +15,8 @@ class Checkpointed:
     """Has blocks of each model recomputed, before its first call: modules of names like
     ``pattern``, with ``*`` for their numbers, or ``repeated_blocks``.
 
-    What is moved to a device or called is a model, with all that is inside of it. A program may
-    have several: where a frozen teacher comes first, the student is still worth it. What is moved
-    before it becomes a part of something larger is looked at again as a part of that.
+    What is moved to a device or called is a model, with all that is inside of it: a program may
+    have several. What later becomes a part of something larger is looked at again as a part of it.
     """
 
     def __init__(self, pattern: str, said: Callable[[str], None]) -> None:
@@ -55,7 +54,10 @@ class Checkpointed:
         self._recompute(blocks)
 
     def _blocks(self, root: Any) -> list[Any]:
-        return named_like(root, self._pattern) if self._pattern else repeated_blocks(root)
+        if not self._pattern:
+            return repeated_blocks(root)
+        named = ((name.replace("_orig_mod.", ""), m) for name, m in root.named_modules() if name)
+        return [module for name, module in named if without_numbers(name) == self._pattern]
 
     def _recompute(self, blocks: list[Any]) -> None:
         for block in blocks:
@@ -76,12 +78,6 @@ def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
     setattr(owner, name, moved)
 
 
-def named_like(root: Any, pattern: str) -> list[Any]:
-    """Modules whose name, with ``*`` for its numbers, is ``pattern``."""
-    named = ((name.replace("_orig_mod.", ""), m) for name, m in root.named_modules() if name)
-    return [module for name, module in named if without_numbers(name) == pattern]
-
-
 def repeated_blocks(root: Any) -> list[Any]:
     """The siblings of one class, in a list or a sequence of modules, with most parameters."""
     from torch.nn import ModuleList
@@ -92,13 +88,12 @@ def repeated_blocks(root: Any) -> list[Any]:
         groups: dict[type, list[Any]] = {}
         for child in parent.children():
             groups.setdefault(type(child), []).append(child)
-        for group in groups.values():
+        for kind, group in groups.items():
             size = sum(p.numel() for block in group for p in block.parameters())
             # A leaf has nothing inside that could be recomputed, a list is not called.
-            block = group[0]
-            inside = any(True for _ in block.children())
-            called = type(block).forward is not ModuleList.forward
-            if len(group) > 1 and size > most and inside and called:
+            inside = next(group[0].children(), None) is not None
+            worth = inside and kind.forward is not ModuleList.forward
+            if len(group) > 1 and size > most and worth:
                 best, most = group, size
     return best
 

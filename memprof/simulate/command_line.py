@@ -32,8 +32,8 @@ class Command:
 
 
 def parse(words: tuple[str, ...]) -> Command:
-    """Take a command apart: ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or
-    ``-m MODULE ARG...``.
+    """Take ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or ``-m MODULE ARG...``
+    apart.
 
     Raises:
         BadCommand: it is empty, starts other processes, or is no Python program.

@@ -28,7 +28,7 @@ MAX_EXPERTS = 4096
 
 
 def balance_experts() -> None:
-    """Deal tokens to experts in this process from here on."""
+    """Deal tokens to experts from here on."""
     compute_integers({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
         wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})

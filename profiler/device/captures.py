@@ -5,10 +5,9 @@ Note [Which memory is a graph's]
 A graph replays at the addresses that its capture was given. So everything that the capture asked
 for in its pool, between its begin and its end (``Mark``s, which ``graph_watch`` sets), is the
 graph's as long as the graph is, whether it was let go of at once or not; and what was let go of
-within a capture may be handed out again to a later one: these bytes are shared, which is right as
-long as the graphs do not run at the same time. What was asked for in a pool outside of captures, as
-in a warm-up or for static inputs, is no graph's; nor is what a capture asks for in other pools,
-such as tensors for random numbers in the general one.
+within a capture may be handed out again to a later one: these bytes are shared. What was asked for
+in a pool outside of captures, as in a warm-up or for static inputs, is no graph's; nor is what a
+capture asks for in other pools, such as tensors for random numbers.
 
 Note [The instant of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -86,7 +85,7 @@ class Device:
         name: e.g. ``cuda:0``.
         replay: its history.
         blocks: those of captures and of the pools that were captured into, in order.
-        held: first bytes of storages that tensors in Python have, ascending.
+        held: first bytes of storages that tensors in Python have, ascending, on any device.
         workspaces: sizes that cuBLAS's workspaces have.
     """
 
@@ -193,7 +192,6 @@ class _Pool:
         return set(found.values())
 
     def _add(self, c: Capture, g: CapturedGraph, blocks: Sequence[Block]) -> None:
-        """Say what a capture asked for, and what became of it."""
         g.grew = total(c.segments) - total(c.found)
         g.requests = len(blocks)
         g.asked = sum(b.requested for b in blocks)
@@ -223,12 +221,9 @@ class _Pool:
 
     def _is_held(self, block: Block) -> bool:
         """Whether a tensor in Python refers to it; not known of what went before the end."""
-        if self._instant is not None:
-            return False
-        return block.first_of(self._device.held) is not None
+        return self._instant is None and block.first_of(self._device.held) is not None
 
     def _share(self, pool: GraphPool) -> None:
-        """Say which graphs use which bytes."""
         uses = {
             g.number: clipped(merged(map(_range, blocks)), self._segments)
             for g, blocks in self._blocks
@@ -327,14 +322,8 @@ def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A block that a pool was asked for.
-
-    Attributes:
-        block: what was handed out.
-        size: bytes to cut off for it.
-        segment: address of the segment in which it was.
-        capture: number of the capture that asked; 0 for none.
-    """
+    """A block that a pool was asked for: bytes to cut off for it, the address of the segment in
+    which it was, and the number of the capture that asked, 0 for none."""
 
     block: Block
     size: int
@@ -343,11 +332,7 @@ class Request:
 
 
 class SimulatedPool:
-    """A private pool that serves requests; see Note [Playing the allocator].
-
-    Attributes:
-        reserved: bytes of its segments.
-    """
+    """A private pool that serves requests; see Note [Playing the allocator]."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -365,7 +350,6 @@ class SimulatedPool:
         self._free[stream, small].add(address, size)
 
     def serve(self, request: Request) -> None:
-        """Hand out a block."""
         of, size = (request.block.stream, request.size <= SMALL), request.size
         free = self._free[of]
         address = free.best(size)

@@ -2,17 +2,15 @@
 
 Note [Wrapped, not hooked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Everything in Python that captures (``torch.cuda.graph``, ``make_graphed_callables``, torch's graph
-trees and memprof's, serving engines) comes by ``CUDAGraph.capture_begin`` and ``capture_end``,
-which are wrapped. Torch 2.14 and later have hooks there
-(``torch.cuda.graphs.register_graph_capture_start_hook``); they tell neither the pool nor that a
-capture failed, and run when the first allocations are done. So every version is watched in one way.
+Everything in Python that captures comes by ``CUDAGraph.capture_begin`` and ``capture_end``, which
+are wrapped. The hooks that torch has there from 2.14 on
+(``torch.cuda.graphs.register_graph_capture_start_hook``) tell neither the pool nor that a capture
+failed, and run when the first allocations are done.
 
 Note [What a capture is asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-At its begin and its end a mark is set in the allocator's history, and the segments of its pool are
-looked up. To take the whole history at each of the thousands of captures of an engine would take
-seconds.
+At its begin and its end a mark is set, and the segments of its pool are looked up: to take the
+history at each of the thousands of captures of an engine would take seconds.
 """
 
 from __future__ import annotations
@@ -72,7 +70,6 @@ class GraphWatch:
         self._undo.append(hooks.replace(graph, "capture_end", self._around_end))
 
     def uninstall(self) -> None:
-        """Leave torch as it was."""
         while self._undo:
             self._undo.pop()()
 
@@ -105,16 +102,14 @@ class GraphWatch:
         held = compat.storage_addresses()
         found = []
         for number, replay in watch.replays.items():
-            device = Device(
-                *(f"cuda:{number}", replay, self._blocks.get(number, [])),
-                *(held.get(number, []), compat.workspace_sizes(number)),
-            )
+            blocks, sizes = self._blocks.get(number, []), compat.workspace_sizes(number)
+            device = Device(f"cuda:{number}", replay, blocks, held, sizes)
             found += describe(device, [c for c in self.captures if c.device == number])
         return found
 
     def _find_pool(self, c: Capture) -> None:
-        """Find where a capture allocated that failed before it had said where: in a pool that is
-        nobody else's, and goes with it."""
+        """Find where a capture allocated that failed before it had said where: in a pool of its
+        own, which goes with it."""
         self._watch.drain()
         if c.device not in self._watch.replays:
             return
@@ -122,9 +117,8 @@ class GraphWatch:
         found: dict[tuple[int, int], list[Range]] = {}
         for s in self._watch.replays[c.device].segments:
             end = s.address + s.size
-            if s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools:
-                continue
-            if any(s.address <= a < end for a in asked):
+            known = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
+            if s.pool is not None and not known and any(s.address <= a < end for a in asked):
                 found.setdefault(s.pool, []).append((s.address, end))
         if len(found) == 1:
             ((c.pool, ranges),) = found.items()
@@ -193,8 +187,7 @@ class GraphWatch:
         return capture
 
     def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
-        """A pool was in use before the first capture into it, as by a warm-up: keep what is there
-        since before the history was last taken."""
+        """Keep what is there in a pool that was in use before the first capture into it."""
         self._watch.drain()
         kept = self._blocks.setdefault(device, [])
         known = {id(b) for b in kept}
@@ -236,9 +229,8 @@ def _text(error: BaseException) -> str:
 
 
 def _who_captures() -> tuple[str, SourceFrame | None, str]:
-    """Whose code captures now on this thread (a function of torch, graph trees, or the package of a
-    serving engine), the innermost frame of the program, and what the graph is of, as far as the
-    former says it."""
+    """Whose code captures now on this thread, the innermost frame of the program, and what the
+    graph is of, as far as the former says it."""
     maker, name = "capture_begin", ""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code

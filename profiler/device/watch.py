@@ -113,8 +113,8 @@ class Watch:
             on_step: called when a step has ended, with the steps of the optimizer that has made
                 fewest, of those that have made any, and of the one that has made most.
             guest: whether the process is somebody else's, see Note [A guest].
-            phases: set marks at backwards and optimizer steps, and look for parameters; without
-                that there is nothing that ``accounts`` could tell apart.
+            phases: set marks at backwards and optimizer steps, and look for parameters, without
+                which ``accounts`` can tell nothing apart.
         """
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
@@ -190,9 +190,8 @@ class Watch:
         log.error("%s. Please report this.", self.why_not, exc_info=error)
 
     def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
-        """What was reserved at the peak of each device that was used, most first.
-
-        The run is taken to be over: but for a guest's, cuBLAS's workspaces are given back.
+        """What was reserved at the peak of each device that was used, most first, of a run that is
+        over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
             cut_off: whether the program ended in the middle, by an exception.
@@ -469,7 +468,7 @@ class Watch:
         self._mark(None, batch=frozenset(sizes_of(batch)))
 
     def _looks(self) -> bool:
-        """Whether to look for parameters and state at this step: they stay where they are."""
+        """Whether to look at this step for parameters and state, which stay where they are."""
         return self.steps < _LOOKS or self.steps % _LOOKS == 0
 
     @_hook

@@ -2,19 +2,17 @@
 
 Note [How the largest is found]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-It is assumed that what fits also fits with a smaller value. Between a value that fits and one that
-does not, bisection needs log2(n) tries, a minute each. But what a step needs is nearly a straight
-line in the batch: weights, and so much a sample. So the next try is where the line through the two
-largest values that fit reaches the device's memory, and the one after it is the next larger value,
-which must fail: mostly four tries in all.
+It is assumed that what fits also fits with a smaller value. Bisection needs log2(n) tries, a minute
+each. But what a step needs is nearly a straight line in the batch. So the next try is where the
+line through the two largest values that fit reaches the device's memory, and the one after it is
+the next larger value, which must fail: mostly four tries in all.
 
 The line is of what is allocated: what is reserved bends near the end, where the allocator gives
-back what is free before it fails. What fragmentation takes below its end no line tells. But a value
-that failed tells how much its request was short of: by so much, along the line, the next try is
-below it, and by a twelfth of it at least where the line comes from far below. What fits there makes
-a better line, or bisection finds the end. Where a line misleads altogether (sizes are padded,
-graphs differ), a pair of tries that did not halve what is left is followed by one in its middle:
-never more than three times as many tries as bisection alone.
+back what is free before it fails. A value that failed tells how much its request was short of: by
+so much, along the line, the next try is below it, and by a twelfth of it at least where the line
+comes from far below. Where a line misleads altogether (sizes are padded, graphs differ), a pair of
+tries that did not halve what is left is followed by one in its middle: never more than three times
+as many tries as bisection alone.
 
 No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
 """
@@ -77,12 +75,11 @@ def largest(
     second: int = 3,
     guess: Line | None = None,
 ) -> tuple[int, Line | None]:
-    """The largest of ``count`` indices from 0 that fits, -1 where not even the first one does, and
-    the line through what fitted, None where fewer than two did; see Note [How the largest is
-    found].
+    """The largest of ``count`` indices from 0 that fits, -1 for none, and the line through what
+    fitted, None where fewer than two did; see Note [How the largest is found].
 
     ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess`` is
-    what is known from elsewhere about a similar search.
+    what is known of a similar search.
     """
     fits: dict[int, int] = {}
     low, high = -1, count
@@ -145,7 +142,6 @@ class Row:
         best: the try with the largest value of the range that fits, or without a range the only
             one, if it fits; else None.
         failed: the next larger one, which does not fit; None where the range's last value fits.
-        tries: all of the row, in the order in which they ran.
     """
 
     gpu: Gpu

@@ -14,9 +14,6 @@ not known from one account.
   instances being gone; of how many there are no line of theirs can have made fewer blocks. At most:
   what an instance hands on is kept, and an account does not tell it from the rest of its line.
 * *bf16-state*: half of the optimizer's state.
-
-Of other changes nothing is expected: a budget is the partitioner's business, and findings of a
-report bring estimates of their own.
 """
 
 from __future__ import annotations
@@ -192,9 +189,7 @@ class Plan:
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
-        settings: of the simulation, without what is above.
-        whole: whether what does not fit runs again on an ample device, so that one sees what it
-            would take.
+        whole: whether what does not fit runs again on an ample device.
     """
 
     words: tuple[str, ...]

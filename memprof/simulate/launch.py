@@ -7,11 +7,10 @@ environment. Nothing of torch is imported before the script does: what a script 
 Note [When the peak has stood still]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A training run ends after so many optimizer steps. What serves a model has none, and neither has a
-compiled optimizer (its hooks are compiled away). There the run ends once the program has asked for
-``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
-least ``LEAST``. Blocks are counted, not seconds, so that the answer does not depend on the machine:
-compiling takes long and asks for nothing. Where there is an optimizer that has not stepped yet, the
-program may be validating before it trains: there it takes ``WITH_OPTIMIZER`` times as many.
+compiled optimizer. There the run ends once the program has asked for ``FACTOR`` times as many
+blocks without a new peak as it had when the last one came, and for at least ``LEAST``: blocks, not
+seconds, so that the answer does not depend on the machine. Where there is an optimizer that has not
+stepped yet, the program may be validating first: there it takes ``WITH_OPTIMIZER`` times as many.
 """
 
 from __future__ import annotations

@@ -2,17 +2,14 @@
 
 Note [Pretended values]
 ~~~~~~~~~~~~~~~~~~~~~~~
-``--pretend train.py:42=0.5`` names a line as the report does that counts looks at values: the
-innermost line of the program outside of torch. What the simulated device has copied to the host
-for that line is overwritten before torch reads it, so that whatever torch does with it (a Python
-number, the size of ``nonzero()``, a branch) follows.
+``--pretend train.py:42=0.5`` names the innermost line of the program outside of torch, as the
+report does that counts looks at values. What the simulated device has copied to the host for that
+line is overwritten before torch reads it, so that whatever torch does with it follows.
 
 The bytes are of the tensor's type where the line reads a tensor (``item()``, ``tolist()``,
 ``cpu()``, ``bool(tensor)``): those go through two operators, which are wrapped for that. What an
 operator reads for itself, such as the number of elements that ``nonzero()`` found, is an integer of
 as many bytes as are copied. Every element of a copy gets the value.
-
-A line's values are used one after the other, a look each, and the last one from then on.
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ the blocks that are there. Then, in this order:
 
 1. a block that held one of those at any mark of its life is one, and persistent state if it was
    that at any (Note [What counts as persistent state] in ``known.py``);
-2. a block that goes when torch is told to give back cuBLAS's workspaces is one, as before and
-   after a capture; in somebody's program, which keeps them, one of their size that is there at the
-   end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
-   size that was given back before the allocator did anything else;
-3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches of
-   keys and values did, by their file, is persistent state;
+2. a block that goes when torch is told to give back cuBLAS's workspaces is one; in somebody's
+   program, which keeps them, one of their size that is there at the end and in no tensor; from
+   torch 2.15 on one of that size that was given back before the allocator did anything else;
+3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches did,
+   by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -22,12 +21,9 @@ the blocks that are there. Then, in this order:
    program not been cut off; a temporary if it went before one began; what outlives the backward is
    an output where modules ran when it was asked for, or compiled code did, an input where neither.
 
-Without any backward there are no such spans: what modules asked for is a temporary if it went, and
-state if it is there at the end of the run. So it is for compiled code that runs several modules at
-once, but that what is there at the end is an output. Anything else is an input.
-
-Of what was there before the history began nothing but rule 1 can be known: the rest of it is
-*unknown*, from before the session.
+Without any backward what modules asked for is a temporary if it went, and state if it is there at
+the end; of compiled code that runs several modules at once that is an output. Anything else is an
+input. Of what was there before the history began nothing but rule 1 can be known.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
 one for all code.
@@ -72,7 +68,7 @@ def explain(
     cut_off: bool = False,
     now: bool = False,
     otherwise: Otherwise | None = None,
-    workspaces: Collection[int] = (),
+    stays: Callable[[Block], bool] = lambda block: False,
     passing: Collection[int] = (),
 ) -> None:
     """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
@@ -82,10 +78,10 @@ def explain(
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
-        workspaces: addresses of blocks at the end of the run that are cuBLAS's.
+        stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
         passing: bytes of workspaces that go with the operation.
     """
-    decide = _Decider(marks, cut_off, now, workspaces, passing)
+    decide = _Decider(marks, cut_off, now, stays, passing)
 
     def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
@@ -172,13 +168,13 @@ class _Decider:
         marks: Sequence[Mark],
         cut_off: bool,
         now: bool,
-        workspaces: Collection[int],
+        stays: Callable[[Block], bool],
         passing: Collection[int],
     ) -> None:
         self._marks = marks
         self._cut_off = cut_off
         self._now = now
-        self._workspaces = workspaces
+        self._stays = stays
         self._passing = passing
         self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
         self._ended = len(self._backwards)
@@ -251,7 +247,7 @@ class _Decider:
 
     def _is_workspace(self, block: Block) -> bool:
         if block.freed_after is None:
-            return block.address in self._workspaces
+            return self._stays(block)
         # Three events: it was handed out, given back, and could be handed out again.
         at_once = block.ended is not None and block.ended - block.event == 2
         return self._marks[block.freed_after].clears or (

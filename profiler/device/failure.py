@@ -2,9 +2,9 @@
 
 Note [Why a request did not fit]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-By the time the allocator gives up it has given back every segment that is wholly free: what is free
-then lies beside blocks that are in use. Places are added up in the order in which they are near to
-the request, and the first with which there would have been enough is the reason:
+By the time the allocator gives up it has given back every segment that is wholly free. Places are
+added up in the order in which they are near to the request, and the first with which there would
+have been enough is the reason:
 
 1. what the device has left, with the free pieces of segments that could serve the request, of its
    pool and its stream: there is enough, but no piece is large enough (*pieces*);

@@ -4,23 +4,20 @@ Note [What counts as persistent state]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What a program writes to and keeps from step to step, without training it. It is known by any of:
 
-* *running statistics*: buffers of BatchNorm and InstanceNorm. Their kernels write past the
-  counter of writes, so what they are is taken from the class;
+* *running statistics*: buffers of BatchNorm and InstanceNorm, by the class, since their kernels
+  write past the counter of writes;
 * *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
   code raises as well, had gone up at two looks (``Objects.look``), since one write may be a
-  checkpoint that is loaded. A module's buffer that nobody was seen to write to is a constant of
-  the model, and counts as a parameter;
+  checkpoint that is loaded. Any other buffer is a constant of the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
   holds and that were seen to be written to, of a module that has the same names and shapes as one
-  with parameters in an optimizer. Such a copy that nobody writes to (a teacher, a reference model)
-  is made of parameters;
+  with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
-  of an optimizer. The program says itself that they stay;
+  of an optimizer;
 * *caches of transformers*: keys, values and states of its classes of caches;
 * *any other tensor* that is there at a look and whose counter of writes is past ``MANY``: a cache
   that is an attribute or an argument, a running sum, the input of a CUDA graph that each batch is
-  copied into. No constructor writes so often, and no checkpoint that is loaded. Nothing goes after
-  this by which a block is known, DDP's and FSDP's functions included.
+  copied into. No constructor writes so often. All else by which a block is known goes before this.
 
 Of buffers and copies of models, too, so many writes are enough: one look at the end of a session
 knows them. Of compiled code the graph tells (Note [How a category is decided]).
@@ -53,12 +50,8 @@ _DEEPEST = 4
 
 
 class Look(NamedTuple):
-    """What is known of everything in the process.
-
-    Attributes:
-        known: of modules and optimizers, and what the program itself says.
-        often: addresses of storages that were written to often, those of ``known`` included.
-    """
+    """What is known of modules and optimizers, and what the program itself says; and addresses of
+    storages that were written to often."""
 
     known: Known
     often: frozenset[int] = frozenset()
@@ -84,12 +77,7 @@ class _Module:
 
 
 class Objects:
-    """Modules and optimizers of the process, and what their memory is for; modules are not kept.
-
-    Attributes:
-        has_optimizer: whether one was made.
-        looked: whether it was looked what is written to.
-    """
+    """Modules and optimizers of the process, and what their memory is for; modules are not kept."""
 
     def __init__(self) -> None:
         self.has_optimizer = False
@@ -100,13 +88,11 @@ class Objects:
         self.looked = False
 
     def module_made(self, module: torch.nn.Module) -> None:
-        """A module has got a parameter or a buffer."""
         seen = self._modules.get(id(module))
         if seen is None or seen.reference() is not module:
             self._modules[id(module)] = _Module(module)
 
     def optimizer_made(self) -> None:
-        """An optimizer is being made."""
         self.has_optimizer = True
 
     def look(self) -> None:
@@ -178,7 +164,6 @@ class Objects:
     def _averages(
         self, modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
     ) -> Known:
-        """Copies of models that are kept up to date, and trained by no optimizer."""
         trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         found: list[torch.Tensor] = []
         of_trained = set()

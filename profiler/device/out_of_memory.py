@@ -2,14 +2,11 @@
 
 Note [Which failures are reported in full]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A program that catches the error and goes on may fail at every step, or at every size that it
-tries. A report takes some tenths of a second, since it looks at all objects of Python. So of one
-place (the lines of the program on the stack, and autograd's operation) the first failure is
-reported, and then the second, fourth, eighth and so on; each says how often it was. So are
-``PLACES`` places, and whatever is the first for somebody who has just asked for reports.
-
-torch tells of a failure when the allocator has given back what it could and tried again: what
-succeeds then is none. Whether the program will catch the error nobody can know before it is raised.
+A program that catches the error may fail at every step, and a report takes some tenths of a second,
+since it looks at all objects of Python. So of one place (the lines of the program on the stack, and
+autograd's operation) the first failure is reported, and then the second, fourth, eighth and so on;
+each says how often it was. So are ``PLACES`` places, and whatever is the first for somebody who has
+just asked for reports. What succeeds when the allocator has given back what it could is no failure.
 """
 
 from __future__ import annotations
@@ -50,13 +47,8 @@ UNWATCHED = "(known with eager=True)"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What is known of a line of generated code.
-
-    Attributes:
-        graph: label of its graph.
-        node: FX node whose memory the line asks for; empty if not known.
-        frame: line of the program of that node.
-    """
+    """What is known of a line of generated code: the label of its graph, the FX node whose memory
+    it asks for, empty if not known, and the line of the program of that node."""
 
     graph: str
     node: str = ""

@@ -4,12 +4,8 @@ Note [What can be said without a history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The allocator tells the most that it ever had reserved and which blocks there are; whose a block is
 says the process: modules, optimizers, Python's tensors, autograd's graphs (``holders.py``). A look
-takes about a second for a million objects, and a few where there are large tensors of which it is
-asked who refers to them.
-
-What lay in memory that is free by now, activations and temporaries of the peak, it cannot tell: how
-many bytes these were say the counters, and which the report of compiled code or
-``memprof.profile(eager=True)``.
+takes about a second for a million objects, and a few where it is asked who refers to large tensors.
+What lay in memory that is free by now it cannot tell: of that the counters have the bytes.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Note [Following the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``torch.cuda.memory._snapshot()["device_traces"]`` has an entry for each thing that the allocator
-did, with what was *asked for*. The block that it handed out may be larger: a request is rounded up
-to 512 bytes, then cut off a free block unless what would remain is too small to be of use
-(c10/cuda/CUDACachingAllocator.cpp, ``round_size`` and ``should_split``). Which free block was taken
-the entry's address tells, so sizes follow without repeating the search.
+did, with what was *asked for*: rounded up to 512 bytes, then cut off a free block unless what would
+remain is of no use (c10/cuda/CUDACachingAllocator.cpp, ``round_size`` and ``should_split``). Which
+free block was taken the entry's address tells, so sizes follow without repeating the search.
 
 A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
@@ -129,8 +128,7 @@ class Replay:
     Attributes:
         allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
-        events: that were followed.
-        strange: events that contradict what was followed.
+        events, strange: that were followed, and that contradict the others.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time.
         mark: number of the last mark before what was followed last.

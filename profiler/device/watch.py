@@ -4,9 +4,8 @@ Note [Marks]
 ~~~~~~~~~~~~
 A mark is where autograd's engine starts and ends, and where an optimizer's step does: one function
 is wrapped, and optimizers have hooks, which in compiled ones are nothing. Where in the allocator's
-history it lies is counted: its statistics tell how many blocks have been asked for and let go of,
-and the history has an entry for each. (What ``torch.cuda.memory._set_memory_metadata`` puts on
-entries belongs to a thread: autograd's own threads do not have it.)
+history it lies its statistics tell: how many blocks have been asked for and let go of. (What
+``torch.cuda.memory._set_memory_metadata`` puts on entries autograd's own threads do not have.)
 
 Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -17,10 +16,9 @@ than what was followed, and is taken over.
 
 Note [A guest]
 ~~~~~~~~~~~~~~
-``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it
-begins in the midst of it, goes without an account where somebody else keeps the history, leaves
-cuBLAS's workspaces where they are, and takes everything back. What fails here is logged and ends
-the account, never the training.
+``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it goes
+without an account where somebody else keeps the history, leaves cuBLAS's workspaces where they are,
+and takes everything back. What fails here is logged and ends the account, never the training.
 """
 
 from __future__ import annotations
@@ -72,7 +70,7 @@ _MANY_MARKS = 1_000
 
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
-    """What torch calls of a ``Watch``: it says nothing where nobody watches, and never raises."""
+    """What torch calls of a ``Watch``: nothing where nobody watches, and it never raises."""
 
     @functools.wraps(do)
     def guarded(self: Watch, *args: Any) -> None:
@@ -229,10 +227,12 @@ class Watch:
                 strict=True,
             )
         )
+        sizes = compat.workspace_sizes(device) if self._guest else ()
+        holders = functools.cache(Holders)
         account = self._explained(
             *(device, replay.peak, reserved),
             cut_off=cut_off,
-            workspaces=self._workspaces(device) if self._guest else (),
+            stays=lambda b: b.requested in sizes and holders().of(b) is None,
             passing=compat.passing_workspace_sizes(device),
         )
         account.most_allocated = allocated
@@ -245,16 +245,6 @@ class Watch:
         explain(account, peak, self.marks, **how)
         say_of_history(account, self.replays[device], self.lost)
         return account
-
-    def _workspaces(self, device: int) -> set[int]:
-        """Addresses of what cuBLAS works in: of one of its sizes, there now, and in no tensor."""
-        sizes = compat.workspace_sizes(device)
-        live = self.replays[device].live
-        found = [b for b in live if b.freed_after is None and b.requested in sizes]
-        if not found:
-            return set()
-        holders = Holders()
-        return {b.address for b in found if holders.of(b) is None}
 
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
         """What is reserved on a device at this instant, in the midst of the program, and how many
@@ -270,18 +260,12 @@ class Watch:
             raise LookupError(f"cuda:{device} is not followed")
         replay = self.replays[device]
         peak = replay.now()
-        sizes = compat.workspace_sizes(device)
-        workspaces = {
-            b.address
-            for b in replay.live
-            if b.requested in sizes and (otherwise(b) or ("",))[0] is Purpose.WORKSPACE
-        }
         account = self._explained(
             *(device, peak, peak.reserved),
             cut_off=True,
             now=True,
             otherwise=otherwise,
-            workspaces=workspaces,
+            stays=lambda b: (otherwise(b) or ("",))[0] is Purpose.WORKSPACE,
         )
         account.most_allocated = replay.most_allocated
         failed = replay.out_of_memory

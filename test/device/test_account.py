@@ -61,10 +61,7 @@ class Run:
         self.marks.append(mark)
 
     def purposes(
-        self,
-        cut_off: bool = False,
-        workspaces: Collection[int] = (),
-        passing: Collection[int] = (),
+        self, cut_off: bool = False, workspaces: Collection[int] = (), passing: Collection[int] = ()
     ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
         rows = self.rows(cut_off, workspaces, passing)
@@ -83,7 +80,7 @@ class Run:
         explain(
             *(found, replay.peak, self.marks),
             cut_off=cut_off,
-            workspaces=workspaces,
+            stays=lambda b: b.address in workspaces,
             passing=passing,
         )
         assert not found.unexplained

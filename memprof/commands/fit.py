@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -14,7 +14,6 @@ from memprof.fit.advice import advise as try_changes
 from memprof.fit.table import (
     BUDGET,
     BUDGET_SETTING,
-    Budget,
     Row,
     budget_row,
     combinations,
@@ -177,8 +176,6 @@ def fit(
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
     tries = Tries(plan, store, os.environ)
-    found: list[Row] = []
-    budgets: list[Budget] = []
 
     def said(row: Row, tried: Tried) -> None:
         if not quiet:
@@ -186,39 +183,34 @@ def fit(
 
     with failures_in_words("fit", output):
         if budget:
-            budgets = [
-                budget_row(gpu, values, tries, said)
-                for gpu in gpus
-                for values in combinations(variables)
-            ]
-            found = [b.row for b in budgets]
+            rows = itertools.product(gpus, combinations(variables))
+            found = [budget_row(gpu, values, tries, said) for gpu, values in rows]
         else:
             found = search_rows(variables, gpus, tries, said)
+    style = replace(style_of(sys.stdout), exact=exact)
+    counts = tries.made, tries.known
     if as_data:
-        print_json(_data(found, budgets))
+        print_json({"rows": [_row(row, budget) for row in found]})
+    elif budget:
+        print_text("\n".join(render_budget(row, *counts, style) for row in found))
     else:
-        style = replace(style_of(sys.stdout), exact=exact)
-        text = "\n".join(render_budget(b, tries.made, tries.known, style) for b in budgets)
-        print_text(text or render(found, variables, tries.made, tries.known, style))
+        print_text(render(found, variables, *counts, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 
-def _data(found: Sequence[Row], budgets: Sequence[Budget]) -> dict[str, object]:
-    rows: list[dict[str, object]] = [
-        {
-            "gpu": row.gpu.key,
-            "memory_bytes": row.gpu.memory,
-            "values": row.values,
-            "best": row.best,
-            "failed": row.failed,
-            "tries": row.tries,
-        }
-        for row in found
-    ]
-    for shown, of in zip(rows, budgets, strict=False):
-        shown["monotonic"] = of.monotonic
-        shown["recomputed"] = {t.values[BUDGET]: of.recomputed(t) for t in of.curve}
-    return {"rows": rows}
+def _row(row: Row, budget: bool) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "gpu": row.gpu.key,
+        "memory_bytes": row.gpu.memory,
+        "values": row.values,
+        "best": row.best,
+        "failed": row.failed,
+        "tries": row.tries,
+    }
+    if budget:
+        shown["monotonic"] = row.monotonic
+        shown["recomputed"] = {t.values[BUDGET]: row.recomputed(t) for t in row.curve}
+    return shown
 
 
 _FINDINGS = "findings"

@@ -157,18 +157,10 @@ class Row:
         said(self, tried)
         return tried
 
-
-Said = Callable[[Row, Tried], None]
-"""Is told of each try as it ends."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """What the activation memory budget buys: the row with the largest that fits, and every try,
-    from the smallest budget to the largest."""
-
-    row: Row
-    curve: list[Tried]
+    @property
+    def curve(self) -> list[Tried]:
+        """Of a budget every try, from the smallest to the largest."""
+        return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
 
     @property
     def monotonic(self) -> bool:
@@ -182,6 +174,10 @@ class Budget:
         if not whole or tried.flops is None:
             return None
         return (tried.flops - whole) / whole
+
+
+Said = Callable[[Row, Tried], None]
+"""Is told of each try as it ends."""
 
 
 def rows(
@@ -236,7 +232,7 @@ def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
     return list(map(dict, itertools.product(*pairs)))
 
 
-def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Budget:
+def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Row:
     """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
 
     The curve need not rise, so every tenth is run, and then by bisection what lies between the
@@ -265,7 +261,7 @@ def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Bu
                 break
         row.failed = known[high]
     row.best = known[low] if low is not None else None
-    return Budget(row, [known[t] for t in sorted(known)])
+    return row
 
 
 _PARTS = 5
@@ -356,14 +352,14 @@ def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
     )
 
 
-def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) -> str:
+def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
     """The curve of the budget, and the setting that fits."""
     page = Page(style)
-    best, gpu = found.row.best, found.row.gpu
+    best, gpu, curve = row.best, row.gpu, row.curve
     if best is None:
         page.line(f"No activation memory budget fits {gpu.name}", "bold red")
     else:
-        more = found.recomputed(best)
+        more = row.recomputed(best)
         price = "" if more is None else f": recomputes {100 * more:.1f} % more"
         page.line(
             f"activation_memory_budget = {best.values[BUDGET]} fits {gpu.name} "
@@ -371,19 +367,18 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
             f"spare{price}",
             "bold",
         )
-        after = found.row.failed
-        if after is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
-            page.line(f"  nearer comes none: the next, {after.values[BUDGET]}, does not fit")
-    words = "needs never fall with more budget" if found.monotonic else "it is not monotonic"
-    if not any(t.flops for t in found.curve) and len({t.needed for t in found.curve}) == 1:
+        if row.failed is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
+            page.line(f"  nearer comes none: the next, {row.failed.values[BUDGET]}, does not fit")
+    words = "needs never fall with more budget" if row.monotonic else "it is not monotonic"
+    if not any(t.flops for t in curve) and len({t.needed for t in curve}) == 1:
         words = (
             "the budget changes nothing: nothing was seen that torch.compile compiles for training"
         )
     page.line(f"  {words}")
     page.line()
     table = page.table(">budget", ">needs", ">reserved", ">recomputed", "")
-    for tried in found.curve:
-        share = found.recomputed(tried)
+    for tried in curve:
+        share = row.recomputed(tried)
         table.add_row(
             tried.values[BUDGET],
             page.bytes(tried.needed),
@@ -392,5 +387,5 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
             "" if tried.fits else f"does not fit: {tried.limit}",
         )
     page.show(table)
-    _end(page, [found.row], made, known)
+    _end(page, [row], made, known)
     return page.text()

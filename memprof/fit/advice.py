@@ -42,6 +42,10 @@ class Result:
         estimate: bytes that it should save, by the finding or by the account before; None if
             nobody knows.
         tried: None where the program failed with it, which ``problem`` says.
+        saved, saved_allocated: bytes less that the device must have, and that were allocated at
+            once; negative for more.
+        recomputed: operations of compiled code more than before, as a share; None if none were
+            counted.
     """
 
     changes: tuple[str, ...]
@@ -49,6 +53,9 @@ class Result:
     estimate: int | None
     tried: Tried | None = None
     problem: str = ""
+    saved: int = 0
+    saved_allocated: int = 0
+    recomputed: float | None = None
 
     @property
     def at_most(self) -> bool:
@@ -70,20 +77,6 @@ class Advice:
     before: Tried
     results: list[Result]
     untried: list[Finding] = field(default_factory=list)
-
-    def saved(self, result: Result) -> int:
-        """Bytes less that the device must have; negative for more."""
-        return self.before.needed - result.tried.needed if result.tried is not None else 0
-
-    def saved_allocated(self, result: Result) -> int:
-        """Bytes less that were allocated at once; negative for more."""
-        return self.before.allocated - result.tried.allocated if result.tried is not None else 0
-
-    def more_flops(self, result: Result) -> float | None:
-        """Operations of compiled code more than before, as a share; None if none were counted."""
-        if result.tried is None or not self.before.flops or result.tried.flops is None:
-            return None
-        return (result.tried.flops - self.before.flops) / self.before.flops
 
 
 def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
@@ -115,7 +108,11 @@ def advise(
     def attempt(keys: tuple[str, ...], title: str, estimate: int | None) -> None:
         result = Result(keys, title, estimate)
         try:
-            result.tried = tries.run(gpu, {}, keys)
+            tried = result.tried = tries.run(gpu, {}, keys)
+            result.saved = before.needed - tried.needed
+            result.saved_allocated = before.allocated - tried.allocated
+            if before.flops and tried.flops is not None:
+                result.recomputed = (tried.flops - before.flops) / before.flops
         except ScriptFailed as e:  # With this change alone: the others are still worth a try.
             result.problem = str(e)
         said(" + ".join(keys), result.tried)
@@ -127,7 +124,7 @@ def advise(
         attempt(
             (trial.change,), trial.title, expected if trial.estimate is None else trial.estimate
         )
-    helped = {r.changes[0]: found.saved(r) for r in found.results if found.saved(r) > 0}
+    helped = {r.changes[0]: r.saved for r in found.results if r.saved > 0}
     rivals = sorted((k for k in _RIVALS if k in helped), key=lambda k: -helped[k])
     together = tuple(k for k in helped if k not in rivals[1:])
     if len(together) > 1:
@@ -148,28 +145,26 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
     table = page.table(
         *("change", ">needs", ">estimated", ">saves", ">recomputed", "fits", "costs"), fold=True
     )
-    ordered = sorted(found.results, key=lambda r: -found.saved(r))
+    ordered = sorted(found.results, key=lambda r: -r.saved)
     for result in ordered:
         tried = result.tried
         if tried is None or result.idle:
             continue
-        more = found.more_flops(result)
-        saved = found.saved(result)
         alone = len(result.changes) == 1
         bound = "at most " if result.at_most and result.estimate else ""
         table.add_row(
             result.changes[0] if alone else "all that help",
             page.bytes(tried.needed),
             "" if result.estimate is None else bound + page.bytes(result.estimate),
-            page.bytes(saved) if saved > 0 else "does not help",
-            "" if not more else f"{100 * more:.1f} %",
+            page.bytes(result.saved) if result.saved > 0 else "does not help",
+            f"{100 * result.recomputed:.1f} %" if result.recomputed else "",
             "yes" if tried.fits else "no",
             change_of(result.changes[0])[0].costs if alone else " + ".join(result.changes),
         )
     page.show(table)
     for result in ordered:
         if len(result.changes) == 1:
-            page.indented(_sentence(found, result), 2)
+            page.indented(_sentence(result), 2)
     for finding in found.untried:
         page.indented(
             f"not tried, since it is the program's own text that has to change: {finding.title}: "
@@ -184,7 +179,7 @@ def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) ->
     return page.text()
 
 
-def _sentence(found: Advice, result: Result) -> str:
+def _sentence(result: Result) -> str:
     """What was changed and how to have it, or why there is no row."""
     (text,) = result.changes
     of = f" (finding: {result.title})" if result.title else ""
@@ -192,7 +187,7 @@ def _sentence(found: Advice, result: Result) -> str:
         return f"{text}: the program failed with it: {result.problem}{of}"
     if result.idle:
         return f"{text}: there was nothing to change{of}"
-    if found.saved(result) <= 0:
+    if result.saved <= 0:
         return f"{text}: does not help{of}"
     changed = "; ".join(result.tried.changed)
     return f"{changed or text}. To have it: {change_of(text)[0].how}{of}"

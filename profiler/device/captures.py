@@ -31,11 +31,11 @@ expandable segments, ``max_split_size``, or where several streams' frees were pu
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
@@ -296,16 +296,11 @@ def _range(block: Block) -> Range:
 
 def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     """What was there when most bytes were, of the blocks of one capture in order."""
-    ends: list[tuple[int, int]] = []
-    most = now = at = 0
-    for b in blocks:
-        while ends and ends[0][0] < b.event:
-            now -= heappop(ends)[1]
-        now += b.size
-        if b.ended is not None:
-            heappush(ends, (b.ended, b.size))
-        if now > most:
-            most, at = now, b.event
+    steps = [(b.event, b.size) for b in blocks]
+    steps += [(b.ended, -b.size) for b in blocks if b.ended is not None]
+    steps.sort(key=lambda step: (step[0], step[1] < 0))
+    sums = list(itertools.accumulate(size for _, size in steps))
+    at = steps[sums.index(max(sums))][0] if steps else 0
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 

@@ -10,8 +10,6 @@ What lay in memory that is free by now it cannot tell: of that the counters have
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +23,7 @@ from .account import Otherwise, explain
 from .holders import Holders
 from .known import Look, Objects
 from .marks import Mark, Phase
+from .ranges import has, merged
 from .replay import Block, Replay
 from .totals import most, named, outside
 
@@ -54,20 +53,14 @@ def present_accounts() -> list[DeviceAccount]:
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
     # tensors may lie in it: those that CUDA graph trees keep for the next replay.
-    blocks = sorted(
+    used_ranges = merged(
         (b["address"], b["address"] + b["size"])
         for s in segments
         for b in s["blocks"]
         if b["state"] != "inactive"
     )
-    large = [
-        h
-        for h in holders.held
-        if h.nbytes > least
-        and h.address not in look.known
-        and (i := bisect_right(blocks, (h.address, math.inf)))
-        and h.address < blocks[i - 1][1]
-    ]
+    large = [h for h in holders.held if h.nbytes > least and h.address not in look.known]
+    large = [h for h in large if has(used_ranges, h.address)]
     if large:
         holders.name(large)
     found = []
@@ -84,8 +77,11 @@ def present_accounts() -> list[DeviceAccount]:
 
 def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     """Says of a block of these segments what its holder has it for."""
-    private = [s for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
-    starts = [(s["address"], s["address"] + s["total_size"]) for s in private]
+    private = merged(
+        (s["address"], s["address"] + s["total_size"])
+        for s in segments
+        if tuple(s["segment_pool_id"]) != (0, 0)
+    )
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
     def otherwise(block: Block) -> tuple[Purpose, str]:
@@ -94,8 +90,7 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
             return found
         if block.requested in sizes:
             return Purpose.WORKSPACE, WORKSPACE
-        pool = any(begin <= block.address < end for begin, end in starts)
-        return Purpose.UNKNOWN, IN_POOL if pool else NOBODY
+        return Purpose.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
 
     return otherwise
 

@@ -88,11 +88,6 @@ def line_of_caller() -> SourceFrame | None:
     return None
 
 
-def is_python(file: str, line: int) -> bool:
-    """Whether a frame is one of Python, not of C++."""
-    return line > 0 and _NO_PYTHON.search(file) is None
-
-
 @functools.lru_cache(maxsize=8192)
 def is_generated(file: str) -> bool:
     """Whether a file is of Inductor's code."""
@@ -130,7 +125,8 @@ def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
 
 def user_lines(frames: Iterable[SourceFrame]) -> Iterator[SourceFrame]:
     """The frames that are of the program itself."""
-    return (f for f in frames if is_python(f.file, f.line) and not is_internal(f.file))
+    python = (f for f in frames if f.line > 0 and _NO_PYTHON.search(f.file) is None)
+    return (f for f in python if not is_internal(f.file))
 
 
 def _nodes(generated: SourceFrame) -> str:

@@ -26,6 +26,7 @@ from memprof.profiler.model import (
     Purpose,
     TrackerRecord,
 )
+from memprof.simulate.applied import repeated_blocks
 from memprof.simulate.changes import (
     GENERAL,
     BadChange,
@@ -34,7 +35,6 @@ from memprof.simulate.changes import (
     environment_of,
     settings_of,
 )
-from memprof.simulate.checkpointed import repeated_blocks
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
@@ -288,7 +288,7 @@ def test_blocks_are_the_largest_siblings_with_something_inside() -> None:
 
 MODELS = """
 import torch
-from memprof.simulate.checkpointed import Checkpointed
+from memprof.simulate.applied import Checkpointed
 said = []
 Checkpointed("", said.append).install(torch.nn.modules.module)
 def model(count):

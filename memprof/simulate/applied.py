@@ -114,9 +114,10 @@ def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> 
 
 def _convert(state: Any, old: Any, new: Any) -> int:
     """How many tensors of a state were of type ``old``, and are ``new`` now; numbers stay."""
-    found = {k: v for k, v in state.items() if getattr(v, "dtype", None) is old and v.numel() > 1}
-    state.update({key: tensor.to(new) for key, tensor in found.items()})
-    return len(found)
+    is_old = [k for k, v in state.items() if getattr(v, "dtype", None) is old and v.numel() > 1]
+    for key in is_old:  # One after the other: two of one tensor are memory as well.
+        state[key] = state[key].to(new)
+    return len(is_old)
 
 
 def _narrow(_: str, said: Said, module: Any) -> None:

@@ -36,6 +36,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
@@ -54,12 +55,13 @@ class Capture:
 
     Attributes:
         graph: what is known so far.
-        device: number.
         pool: its pool; None where it failed before that was known.
         begin, end: numbers of the marks between which it ran; infinite until it has ended.
         found: segments of the pool when it began.
         segments: of the pool when it had ended.
         deleted_ns: ``time.perf_counter_ns()`` when the graph was deleted; None as long as it is.
+        reference: to the graph, where the capture ended well.
+        handled: ``id`` of the exception that was being handled when it began.
     """
 
     graph: CapturedGraph
@@ -70,6 +72,8 @@ class Capture:
     found: tuple[Range, ...] = ()
     segments: tuple[Range, ...] = ()
     deleted_ns: int | None = None
+    reference: Callable[[], Any] = lambda: None
+    handled: int = 0
 
     @property
     def ended_ns(self) -> int:
@@ -82,8 +86,6 @@ class Device:
     """What is known of a device when the session ends.
 
     Attributes:
-        name: e.g. ``cuda:0``.
-        replay: its history.
         blocks: those of captures and of the pools that were captured into, in order.
         held: first bytes of storages that tensors in Python have, ascending, on any device.
         workspaces: sizes that cuBLAS's workspaces have.
@@ -236,7 +238,6 @@ class _Pool:
             g.alone = found.get((g.number,), 0)
 
     def _outside(self, pool: GraphPool) -> None:
-        """Say what is there beside what captures asked for."""
         captured = {id(b) for _, blocks in self._blocks for b in blocks}
         there = self._mine if self._instant is not None else self._device.replay.live
         there = [b for b in there if has(self._segments, b.address) and self._lives(b)]

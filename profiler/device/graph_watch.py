@@ -54,9 +54,9 @@ class GraphWatch:
         watch.made = self.made
         self._watch = watch
         self.captures: list[Capture] = []
-        # By ``id`` of the graph. With what was being handled when the capture began, by ``id`` too.
-        self._open: dict[int, tuple[Capture, int]] = {}
-        self._graphs: dict[int, tuple[Capture, weakref.ref[Any]]] = {}
+        # By ``id`` of the graph.
+        self._open: dict[int, Capture] = {}
+        self._graphs: dict[int, Capture] = {}
         self._blocks: dict[int, list[Block]] = {}
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
@@ -90,13 +90,13 @@ class GraphWatch:
         """
         watch = self._watch
         if not watch.why_not:
-            for c, _ in list(self._open.values()):
+            for c in list(self._open.values()):
                 self._finish(c, "it had not ended when the session did")
             watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)
-        for c, reference in self._graphs.values():
-            graph = reference()
+        for c in self._graphs.values():
+            graph = c.reference()
             if graph is not None and compat.pool_of(graph) is None:  # It was reset.
                 _gone(c)
         held = compat.storage_addresses()
@@ -139,10 +139,11 @@ class GraphWatch:
 
     def _around_end(self, end: Callable[..., None]) -> Callable[..., None]:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> None:
-            capture, handled = self._open.get(id(graph), (None, 0))
+            capture = self._open.get(id(graph))
             # A body that raises ends the capture all the same, and what was captured is a part.
             inside = sys.exc_info()[1]
-            failed = _text(inside) if inside is not None and id(inside) != handled else ""
+            raised = inside is not None and (capture is None or id(inside) != capture.handled)
+            failed = _text(inside) if inside is not None and raised else ""
             ended = None
             try:
                 end(graph, *args, **kwargs)
@@ -172,8 +173,8 @@ class GraphWatch:
         maker, frame, name = _who_captures()
         what = len(self.captures) + 1, capture_name() or name, maker, frame
         record = CapturedGraph(*what, start_ns=time.perf_counter_ns())
-        before, reference = self._graphs.pop(id(graph), (None, None))
-        if before is not None and reference is not None and reference() is graph:
+        before = self._graphs.pop(id(graph), None)
+        if before is not None and before.reference() is graph:
             _gone(before)  # It is captured anew.
         found = self._look(device, pool) if pool is not None else ()
         if pool is not None and (device, pool) not in self._pools:
@@ -181,9 +182,10 @@ class GraphWatch:
             if found:
                 self._take_stock(device, found)
         begin = self._watch.mark()
-        capture = Capture(record, device, pool, begin, found=found)
+        handled = id(sys.exc_info()[1])
+        capture = Capture(record, device, pool, begin, found=found, handled=handled)
         self.captures.append(capture)
-        self._open[id(graph)] = capture, id(sys.exc_info()[1])
+        self._open[id(graph)] = capture
         return capture
 
     def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
@@ -197,12 +199,13 @@ class GraphWatch:
         kept.sort(key=lambda b: b.event)
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
-        self._open = {key: one for key, one in self._open.items() if one[0] is not c}
+        self._open = {key: one for key, one in self._open.items() if one is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed
         if graph is not None:
             c.pool = c.pool or compat.pool_of(graph)
-            self._graphs[id(graph)] = c, weakref.ref(graph, functools.partial(_gone, c))
+            c.reference = weakref.ref(graph, functools.partial(_gone, c))
+            self._graphs[id(graph)] = c
         else:
             c.deleted_ns = c.graph.start_ns
         if c.pool is not None:

@@ -106,7 +106,6 @@ def unwatched_account(
     ``otherwise`` says whose a block is that ``look`` does not know."""
     replay = Replay(settings)
     replay.take_over(segments)
-    replay.assign_pools(segments)
     marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, look.known, often=look.often)]
     replay.feed((), marks)
     peak = replay.now()

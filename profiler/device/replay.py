@@ -97,7 +97,6 @@ class Block:
 
     @property
     def frames(self) -> tuple[SourceFrame, ...]:
-        """As ``raw_frames``."""
         return frames_of(self.raw_frames)
 
     def first_of(self, addresses: Sequence[int]) -> int | None:
@@ -189,7 +188,6 @@ class Replay:
 
     @property
     def segments(self) -> Iterable[Segment]:
-        """What the allocator has now."""
         return self._segments
 
     def now(self) -> Peak:
@@ -248,6 +246,7 @@ class Replay:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
             segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
+            segment.pool = _pool_of(s)
             self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
@@ -289,7 +288,6 @@ class Replay:
         return found == (self.reserved, self.allocated_bytes)
 
     def _pass(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
-        """Go past marks at which no more had been asked for and let go of."""
         while self.mark + 1 < len(marks):
             mark = marks[self.mark + 1]
             if mark.counts.get(self._device, (0, 0)) > until:
@@ -320,8 +318,7 @@ class Replay:
         for s in segments:
             mine = self._segments.at(s["address"])
             if mine is not None:
-                pool = s.get("segment_pool_id", (0, 0))
-                mine.pool = (int(pool[0]), int(pool[1]))
+                mine.pool = _pool_of(s)
 
     # What the allocator can do.
 
@@ -442,6 +439,11 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
             b.freed_after = new[b.freed_after]
     for r in replays:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
+
+
+def _pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
+    pool = segment.get("segment_pool_id", (0, 0))
+    return int(pool[0]), int(pool[1])
 
 
 def is_cut(rest: int, size: int) -> bool:

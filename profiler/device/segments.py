@@ -148,8 +148,8 @@ class Segments:
 
 
 class Ascending:
-    """Different numbers in ascending order, in lists none of which is long: a list of all would
-    move half of them, or where they come falling all, for each new one."""
+    """Different numbers in ascending order, in lists none of which is long: of one list each new
+    number would move half, or all where they come falling."""
 
     def __init__(self) -> None:
         self._parts: list[list[int]] = []

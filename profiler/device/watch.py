@@ -179,7 +179,6 @@ class Watch:
 
     @property
     def follows(self) -> bool:
-        """Whether there is a history that is followed."""
         return bool(self.replays) and self.watches
 
     def fail(self, error: Exception) -> None:

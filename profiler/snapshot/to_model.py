@@ -91,7 +91,6 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     segments = snapshot.of_device(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
-    replay.assign_pools(segments)
     account = _of_peak(device, replay.now(), rows)
     account.snapshot = True
     account.notes += _notes(account, rows, bool(snapshot.trace_of(device)))
@@ -132,7 +131,6 @@ def _add_history(account: DeviceAccount, snapshot: Snapshot, device: int) -> Non
 def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) -> Replay:
     replay = Replay(snapshot.settings, take_down=False)
     replay.take_over(begin)
-    replay.assign_pools(begin)
     replay.feed(trace)
     return replay
 

@@ -23,7 +23,7 @@ from memprof.fit.table import (
 )
 from memprof.fit.table import rows as search_rows
 from memprof.fit.tries import Plan, Tried, Tries
-from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
+from memprof.fit.variables import Variable, check_places, parse_variable
 from memprof.profiler._text import visible
 from memprof.profiler.advice import Finding
 from memprof.profiler.advice import advise as find
@@ -35,11 +35,10 @@ from memprof.simulate.changes import (
     CHANGES,
     GENERAL,
     WITHOUT_TIMING,
-    BadChange,
-    BadSetting,
     change_of,
     parse_setting,
 )
+from memprof.simulate.command_line import BadInput
 from memprof.simulate.parent import Settings, StandardInput
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
@@ -99,7 +98,7 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     "--vary",
     "variables",
     multiple=True,
-    callback=read_by(lambda texts: tuple(map(parse_variable, texts)), BadVariable),
+    callback=read_by(lambda texts: tuple(map(parse_variable, texts)), BadInput),
     metavar="NAME=VALUES",
     help="BATCH=1..256, BATCH=8..256:8 (the largest that fits is found) or SEQ=512,1024.",
 )
@@ -113,7 +112,7 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--torch-config",
     multiple=True,
-    callback=read_by(_torch_config, BadSetting),
+    callback=read_by(_torch_config, BadInput),
     metavar="torch.….config.NAME=VALUE",
     help="A setting of torch.",
 )
@@ -252,7 +251,7 @@ def _changes(value: str) -> tuple[str, ...]:
 @click.option(
     "--try",
     "changes",
-    callback=read_by(_changes, BadChange),
+    callback=read_by(_changes, BadInput),
     is_flag=False,
     flag_value=_FINDINGS,
     metavar="[CHANGE,...]",

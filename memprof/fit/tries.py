@@ -222,7 +222,7 @@ class Tries:
 
         Raises:
             ScriptFailed: it ended in something else than success or want of memory.
-            BadCommand, BadJob: with these values it is no command, or no job.
+            BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
         plan = self._plan

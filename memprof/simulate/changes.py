@@ -20,15 +20,13 @@ from memprof.compile_backend.options import OptionError, Options
 from memprof.profiler.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
 
+from .command_line import BadInput
+
 WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
 """Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
 first of two runs would need more than the second."""
 
 _SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
-
-
-class BadSetting(ValueError):
-    """A setting that cannot be read; the message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,11 @@ def parse_setting(text: str) -> Setting:
     """Read ``torch.MODULE.config.NAME=VALUE``.
 
     Raises:
-        BadSetting: it is something else.
+        BadInput: it is something else.
     """
     found = _SETTING.fullmatch(text)
     if found is None:
-        raise BadSetting(
+        raise BadInput(
             f"{text!r} is no setting of torch: write "
             "torch._functorch.config.activation_memory_budget=0.5"
         )
@@ -201,24 +199,20 @@ GENERAL = tuple(key for key, change in CHANGES.items() if not change.required)
 """What is tried where nobody names changes."""
 
 
-class BadChange(ValueError):
-    """A text that names no change; the message says what to write."""
-
-
 def change_of(text: str) -> tuple[Change, str]:
     """A change and its argument, empty if it has none, of ``key`` or ``key=argument``.
 
     Raises:
-        BadChange: there is none of that name, or it has another form.
+        BadInput: there is none of that name, or it has another form.
     """
     key, equals, argument = text.partition("=")
     change = CHANGES.get(key)
     if change is None:
-        raise BadChange(f"{key!r} is none of {', '.join(CHANGES)}")
+        raise BadInput(f"{key!r} is none of {', '.join(CHANGES)}")
     if equals and not (change.argument and argument):
-        raise BadChange(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
+        raise BadInput(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
     if change.required and not argument:
-        raise BadChange(f"{key} of what? Write {key}={change.argument}")
+        raise BadInput(f"{key} of what? Write {key}={change.argument}")
     if key == "option":
         option_of(argument)
     return change, argument
@@ -228,17 +222,17 @@ def option_of(argument: str) -> dict[str, Any]:
     """``NAME:VALUE`` as an option of ``backend="memprof"``.
 
     Raises:
-        BadChange: it has another form, there is no such option, or it cannot have this value.
+        BadInput: it has another form, there is no such option, or it cannot have this value.
     """
     name, _, value = argument.partition(":")
     names = [f.name for f in fields(Options)]
     if name not in names or not value:
-        raise BadChange(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
+        raise BadInput(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
     option = {name: literal(value)}
     try:
         Options(**option)  # type: ignore[arg-type]
     except OptionError as error:
-        raise BadChange(str(error)) from None
+        raise BadInput(str(error)) from None
     return option
 
 

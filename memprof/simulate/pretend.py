@@ -25,6 +25,8 @@ from typing import Any
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import HostRead, SourceFrame
 
+from .command_line import BadInput
+
 Value = bool | int | float
 
 _FORMATS = {
@@ -46,10 +48,6 @@ _READS = ("_local_scalar_dense", "copy_")
 """Operators that bring a tensor to the host, whose first argument has the type of the copy."""
 
 
-class BadPretence(ValueError):
-    """A pretended value that cannot be understood; the message says how to write it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pretence:
     """Values for a line, one a look and the last from then on, of a file by the end of its path."""
@@ -69,11 +67,11 @@ def parse_pretence(text: str) -> Pretence:
     """``FILE:LINE=VALUE[,VALUE...]``.
 
     Raises:
-        BadPretence: it is something else.
+        BadInput: it is something else.
     """
     match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
     if match is None:
-        raise BadPretence(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
+        raise BadInput(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
     file, line, values = match.groups()
     return Pretence(file.removeprefix("./"), int(line), tuple(map(_value, values.split(","))))
 
@@ -87,7 +85,7 @@ def _value(text: str) -> Value:
             return kind(text)
         except ValueError:
             pass
-    raise BadPretence(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
+    raise BadInput(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
 
 
 class HostReads:

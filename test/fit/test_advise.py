@@ -29,13 +29,12 @@ from memprof.profiler.model import (
 from memprof.simulate.applied import repeated_blocks
 from memprof.simulate.changes import (
     GENERAL,
-    BadChange,
     change_of,
     environment_again,
     environment_of,
     settings_of,
 )
-from memprof.simulate.command_line import Command
+from memprof.simulate.command_line import BadInput, Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
 
@@ -202,7 +201,7 @@ def test_a_report_without_remedies_is_no_success(tmp_path: Path) -> None:
     ],
 )
 def test_bad_changes(text: str, said: str) -> None:
-    with pytest.raises(BadChange, match=said):
+    with pytest.raises(BadInput, match=said):
         change_of(text)
 
 
@@ -215,7 +214,7 @@ def test_bad_changes(text: str, said: str) -> None:
     ],
 )
 def test_a_bad_option_is_refused_before_anything_runs(option: str, said: str) -> None:
-    with pytest.raises(BadChange, match=said):
+    with pytest.raises(BadInput, match=said):
         change_of(f"option={option}")
     done = advise("--try", f"option={option}")
     assert done.exit_code == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from memprof.simulate import pretend
-from memprof.simulate.pretend import BadPretence, HostReads, Pretence, parse_pretence
+from memprof.simulate.command_line import BadInput
+from memprof.simulate.pretend import HostReads, Pretence, parse_pretence
 
 from .test_simulate import simulate
 
@@ -25,7 +26,7 @@ def test_a_line_and_its_values() -> None:
     "text", ["train.py:42", "train.py=3", ":3=1", "train.py:x=1", "train.py:4=", "train.py:4=1,,2"]
 )
 def test_what_is_no_line_or_no_value(text: str) -> None:
-    with pytest.raises(BadPretence, match=r"FILE:LINE=VALUE|is no value"):
+    with pytest.raises(BadInput, match=r"FILE:LINE=VALUE|is no value"):
         parse_pretence(text)
 
 

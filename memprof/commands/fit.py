@@ -286,7 +286,7 @@ def advise(
     settings = Settings(
         gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True, input=StandardInput()
     )
-    wanted = [Trial(text) for text in changes or ()]
+    wanted = [Trial((text,)) for text in changes or ()]
     untried: list[Finding] = []
     path = click.get_current_context().meta.get("profile")
     if path is not None:
@@ -295,7 +295,7 @@ def advise(
         of_findings, untried = trials_of(find(profile))
         wanted = [
             *of_findings,
-            *(t for t in wanted if all(t.change != f.change for f in of_findings)),
+            *(t for t in wanted if all(t.changes != f.changes for f in of_findings)),
         ]
         if not wanted:
             for finding in untried:
@@ -313,7 +313,8 @@ def advise(
             click.echo(visible(f"memprof advise: {name}: {what}"), err=True)
 
     with failures_in_words("advise", output):
-        found = try_changes(gpu, wanted or [Trial(k) for k in GENERAL], tries, said, untried)
+        wanted = wanted or [Trial((key,)) for key in GENERAL]
+        before, trials = try_changes(gpu, wanted, tries, said)
     if as_data:
         rows = [
             {
@@ -328,12 +329,12 @@ def advise(
                 "problem": r.problem,
                 "tried": r.tried,
             }
-            for r in found.results
+            for r in trials
         ]
-        print_json({"gpu": gpu, "before": found.before, "results": rows, "untried": found.untried})
+        print_json({"gpu": gpu, "before": before, "results": rows, "untried": untried})
     else:
         style = replace(style_of(sys.stdout), exact=exact)
-        print_text(render_advice(found, tries.made, tries.known, style))
+        print_text(render_advice(gpu, before, trials, untried, tries, style))
 
 
 def _recorded(path: str, profile: Profile) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[Block], tuple[Purpose, str] | None]
+Otherwise = Callable[[Block], tuple[Purpose, str]]
 """A block's purpose and who holds it, where the history does not tell."""
 
 _Row = TypeVar("_Row", AccountRow, CaptureRow)
@@ -88,9 +88,9 @@ def explain(
         purpose, detail = decide(block, at)
         holder = ""
         if otherwise is not None and purpose is Purpose.UNKNOWN:
-            purpose, holder = otherwise(block) or (purpose, "")
+            purpose, holder = otherwise(block)
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
-            _, holder = otherwise(block) or (purpose, "")
+            _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
             *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),

@@ -264,7 +264,7 @@ class Watch:
             cut_off=True,
             now=True,
             otherwise=otherwise,
-            stays=lambda b: (otherwise(b) or ("",))[0] is Purpose.WORKSPACE,
+            stays=lambda b: otherwise(b)[0] is Purpose.WORKSPACE,
         )
         account.most_allocated = replay.most_allocated
         failed = replay.out_of_memory

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from . import _torch_compat as compat
 
@@ -36,15 +36,13 @@ class OutOfMemoryEvent:
 
 Listener = Callable[[OutOfMemoryEvent], None]
 
-_T = TypeVar("_T")
-
 _listeners: list[Listener] = []
 _lock = threading.Lock()
 _attached = False
 _here = threading.local()
 
 
-def added(to: list[_T], one: _T) -> Callable[[], None]:
+def added(to: list[Any], one: Any) -> Callable[[], None]:
     """Add to a list, from any thread; what is returned takes it out, and may be called again."""
     to.append(one)
 

@@ -311,7 +311,8 @@ class Replay:
             # That something is written to may be seen later than that it is a module's.
             if block.known is None or purpose is Purpose.PERSISTENT_STATE:
                 block.known = purpose
-            block.often = block.often or block.first_of(often) is not None
+            if often and block.first_of(often) is not None:
+                block.often = True
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn from the snapshot whose history was fed last to which pools segments belong."""

@@ -51,12 +51,10 @@ class Line:
     base: float
     slope: float
 
-    def reaches(self, memory: int) -> int | None:
-        """The last index at which no more than ``memory`` is needed; None of a line that does not
-        rise."""
-        if self.slope <= 0:
-            return None
-        return int(min(max((memory - self.base) / self.slope, -1.0), 1e15))
+    def reaches(self, memory: int) -> int:
+        """The last index at which no more than ``memory`` is needed."""
+        index = (memory - self.base) / self.slope if self.slope > 0 else math.inf
+        return int(min(max(index, -1.0), 1e15))
 
 
 def _through(fits: dict[int, int]) -> Line | None:
@@ -89,29 +87,26 @@ def largest(
     while high - low > 1:
         middle = (low + high) // 2
         line = _through(fits) or guess
-        wanted = line.reaches(memory) if line is not None else None
         widths.append(high - low)
         stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
         if low == -1 and guess is None:
             index = 0
         elif stuck and high < count:
             index = middle
-        elif not last.fits and line is not None and line.slope > 0:
+        elif line is None:
+            index = second
+        elif not last.fits and line.slope > 0:
             # A line from far below is no better than a guess, whatever the request was short of.
             least = high * _BACK if 2 * low < high else 1
             index = max(high - math.ceil(max(last.short / line.slope, least)), middle)
-        elif wanted is not None and wanted >= high < count:
+        elif line.reaches(memory) >= high < count:
             index = middle
-        elif low >= 0 and wanted is not None and wanted <= low + stride:
+        elif low >= 0 and line.reaches(memory) <= low + stride:
             # The line says that it is full; where it fits all the same, strides get longer.
             index = low + stride
             stride *= 2
-        elif wanted is not None:
-            index = wanted
-        elif line is not None:  # It does not rise.
-            index = high - 1
         else:
-            index = second
+            index = line.reaches(memory)
         index = min(max(index, low + 1), high - 1)
         last = probe(index)
         if last.fits:

@@ -399,15 +399,18 @@ class Watch:
                 self._look()
                 look_at = begun + _PAUSE * (time.monotonic() - begun)
             if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
-                self._asks = on_main_thread(self._drain_if_due)
+                self._asks = on_main_thread(self._asked_for)
 
     @_hook
     def _look(self) -> None:
         self.objects.look()
 
+    def _asked_for(self) -> None:
+        self._asks = False
+        self._drain_if_due()
+
     @_hook
     def _drain_if_due(self) -> None:
-        self._asks = False
         self.drain(DRAIN)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -399,7 +399,9 @@ class Watch:
                 self._look()
                 look_at = begun + _PAUSE * (time.monotonic() - begun)
             if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
-                self._asks = on_main_thread(self._asked_for)
+                self._asks = True  # first: the main thread may be through before it is told
+                if not on_main_thread(self._asked_for):
+                    self._asks = False
 
     @_hook
     def _look(self) -> None:

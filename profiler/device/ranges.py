@@ -104,10 +104,12 @@ class FreeRanges:
             address = before
         self.add(address, size)
 
-    def begins(self, address: int, end: int) -> bool:
-        """Whether a range begins at an address that reaches to ``end`` or further."""
-        size = self._sizes.get(address)
-        return size is not None and end <= address + size
+    def beside(self, address: int, end: int) -> int | None:
+        """Where a range begins that has all of another one, and begins or ends with it."""
+        if end <= address + self._sizes.get(address, -1):
+            return address
+        begin = self._begins.get(end)
+        return begin if begin is not None and begin <= address else None
 
     def around(self, address: int, end: int) -> int | None:
         """Where a range begins that has all of another one. It looks at all."""

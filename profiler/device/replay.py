@@ -250,7 +250,7 @@ class Replay:
             self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
-                    segment.free.add(b["address"], b["size"])
+                    self._segments.free.add(b["address"], b["size"])
                 else:
                     self._take_over_block(b, s.get("stream", 0), followed.get(b["address"]))
         for block in followed.values():
@@ -332,11 +332,11 @@ class Replay:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
-        there = None if segment is None else segment.free.take(address)
+        there = None if segment is None else self._segments.free.take(address)
         if segment is None or there is None:
             self.strange += 1
         elif self._is_cut(there, size, segment.expandable):
-            segment.free.add(address + size, there - size)
+            self._segments.free.add(address + size, there - size)
         else:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
@@ -393,9 +393,8 @@ class Replay:
             block.freed_after = self.mark
             self.allocated_bytes -= block.size
         self._end(block)
-        segment = self._segments.at(address)
-        if segment is not None:
-            segment.free.give(address, block.size)
+        if self._segments.at(address) is not None:
+            self._segments.give(address, block.size)
 
     def _end(self, block: Block) -> None:
         block.ended = self.events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .ranges import FreeRanges
 
@@ -23,21 +23,20 @@ class Segment:
     Attributes:
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
             ``torch.cuda.MemPool``); None if it was gone before anybody asked.
-        free: its free ranges.
     """
 
     address: int
     size: int
     expandable: bool
     pool: tuple[int, int] | None = None
-    free: FreeRanges = field(default_factory=FreeRanges)
 
 
 class Segments:
-    """Segments of one device, which has ``reserved`` bytes in all."""
+    """Segments of one device, ``reserved`` bytes in all, and what is ``free`` inside of them."""
 
     def __init__(self) -> None:
         self.reserved = 0
+        self.free = FreeRanges()
         self._by_address: dict[int, Segment] = {}
         self._starts = Ascending()
         self._looks = 0
@@ -79,13 +78,12 @@ class Segments:
         if after is not None and after.expandable:  # A hole between the two is filled.
             self._forget(after)
             segment.size += after.size
-            fewer = after.free
-            if len(fewer) > len(segment.free):
-                fewer, segment.free = segment.free, fewer
-            for at, nbytes in fewer:
-                segment.free.add(at, nbytes)
-        segment.free.give(address, size)
+        self.give(address, size)
         return True
+
+    def give(self, address: int, size: int) -> None:
+        """A block is free again, as one with what is free beside it in its segment."""
+        self.free.give(address, size, self._by_address)
 
     def shrink(self, address: int, size: int) -> int:
         """The device got memory back; returns how much of that contradicts what was followed."""
@@ -95,9 +93,10 @@ class Segments:
         strange = 0
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
-        free = segment.free
-        hole = address if free.begins(address, tail) else None
-        if hole is None and self._may_look(free):
+        free = self.free
+        hole = free.beside(address, tail)
+        if hole is None and self._looks <= _MOST_LOOKS:
+            self._looks += len(free)
             hole = free.around(address, tail)
         whole = None if hole is None else free.take(hole)
         if hole is not None and whole is not None:
@@ -113,29 +112,8 @@ class Segments:
         if tail < end and tail in self._by_address:
             strange += 1
         elif tail < end:
-            rest = Segment(tail, end - tail, segment.expandable, segment.pool)
-            strange += not self._divide(segment, rest)
-            self._put(rest)
+            self._put(Segment(tail, end - tail, segment.expandable, segment.pool))
         return strange
-
-    def _divide(self, segment: Segment, rest: Segment) -> bool:
-        """Give ``rest`` the free ranges from its beginning on; False if that is too many looks."""
-        free, segment.free = segment.free, FreeRanges()
-        if segment.size == 0:
-            rest.free = free
-            return True
-        if not self._may_look(free):
-            segment.free = free
-            return False
-        for at, nbytes in free:
-            (rest if at >= rest.address else segment).free.add(at, nbytes)
-        return True
-
-    def _may_look(self, free: FreeRanges) -> bool:
-        if self._looks > _MOST_LOOKS:
-            return False
-        self._looks += len(free)
-        return True
 
     def _put(self, segment: Segment) -> None:
         if segment.address not in self._by_address:

@@ -183,7 +183,10 @@ def _account_of(
         account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     doing = doing_now()
-    capturing = torch.cuda.is_current_stream_capturing()
+    if doing is not None:
+        pool = doing.pool
+    else:
+        pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
     failure = explain_failure(
         segments,
         wanted=event.wanted,
@@ -191,7 +194,7 @@ def _account_of(
         device_total=account.total,
         device_free=event.free,
         stream=torch.cuda.current_stream(event.device).cuda_stream,
-        pool=doing.pool if doing is not None else None if capturing else (0, 0),
+        pool=pool,
         requested=requested,
     )
     _say_who_asked(failure, operation, describe)

@@ -171,7 +171,9 @@ class Holders:
     ) -> None:
         """Note a tensor of the program's, or what an operation has saved."""
         for address, nbytes in compat.memory_of(tensor, self._type):
-            held = self._found.setdefault(address, Held(address, nbytes))
+            held = self._found.get(address)
+            if held is None:
+                held = self._found[address] = Held(address, nbytes)
             if not operation:
                 if len(held.tensors) < ALIKE:
                     held.tensors.append(tensor)

@@ -19,7 +19,6 @@ import torch
 
 from memprof.compile_backend.bridge import report_out_of_memory
 from memprof.compile_backend.runtime import RUNTIME, Session
-from memprof.profiler.device.draining import Drains
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
 from memprof.profiler.device.watch import Watch
@@ -48,9 +47,8 @@ class EagerMemory:
         self.why_not = ""
         self._accounts = accounts
         self._wanted = accounts or graphs
-        self._graphs = GraphWatch() if graphs else None
-        made = self._graphs.made if self._graphs is not None else None
-        self._watch = Watch(guest=True, phases=accounts, made=made)
+        self._watch = Watch(guest=True, phases=accounts)
+        self._graphs = GraphWatch(self._watch) if graphs else None
         self._process = os.getpid()
         self._began_ns = 0
         self._undo = contextlib.ExitStack()
@@ -78,10 +76,7 @@ class EagerMemory:
             self._watch.install()
             if self._graphs is not None:
                 self._undo.callback(self._graphs.uninstall)
-                self._graphs.install(self._watch)
-            drains = Drains(self._watch)
-            self._undo.callback(drains.stop)
-            drains.start()
+                self._graphs.install()
             self._undo.callback(REPORTS.follow(self._watch))
         except Exception as e:
             self._watch.fail(e)

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 
-from memprof.fit import advice, table
+from memprof.fit.advice import Trial, render_advice, trials_of
+from memprof.fit.advice import advise as try_changes
+from memprof.fit.table import (
+    BUDGET,
+    BUDGET_SETTING,
+    Row,
+    budget_row,
+    combinations,
+    progress,
+    render,
+    render_budget,
+)
+from memprof.fit.table import rows as search_rows
 from memprof.fit.tries import Plan, Tried, Tries
-from memprof.fit.variables import BadVariable, Variable, check_places, parse_variable
+from memprof.fit.variables import Variable, check_places, parse_variable
 from memprof.profiler._text import visible
 from memprof.profiler.advice import Finding
 from memprof.profiler.advice import advise as find
 from memprof.profiler.frames import MAGIC
+from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
-from memprof.simulate import changes
+from memprof.simulate.changes import (
+    CHANGES,
+    GENERAL,
+    WITHOUT_TIMING,
+    change_of,
+    parse_setting,
+)
+from memprof.simulate.command_line import BadInput
 from memprof.simulate.parent import Settings, StandardInput
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from . import simulate
 from ._common import BadFile, print_json, print_text, read, read_by
+from .simulate import (
+    TOO_MUCH,
+    failures_in_words,
+    list_gpus,
+    one_gpu,
+    other_memory,
+    refused_before,
+    script_command,
+    size_option,
+    store_at,
+    tries_options,
+)
 
 _NAME_AND_VALUE = "NAME=VALUE"
 
@@ -41,11 +72,11 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
 
 def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
-        changes.parse_setting(text)
+        parse_setting(text)
     return _pairs(texts)
 
 
-@simulate.script_command()
+@script_command()
 @click.option(
     "--gpu",
     "gpus",
@@ -58,16 +89,16 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     metavar="GPU[,GPU...]",
     help="Which GPUs, by names like a100-40gb.",
 )
-@simulate.list_gpus
-@simulate.other_memory
+@list_gpus
+@other_memory
 @click.option(
-    "--keep-free", callback=simulate.size_option, metavar="SIZE", help="Take so much less for full."
+    "--keep-free", callback=size_option, metavar="SIZE", help="Take so much less for full."
 )
 @click.option(
     "--vary",
     "variables",
     multiple=True,
-    callback=read_by(lambda texts: tuple(map(parse_variable, texts)), BadVariable),
+    callback=read_by(lambda texts: tuple(map(parse_variable, texts)), BadInput),
     metavar="NAME=VALUES",
     help="BATCH=1..256, BATCH=8..256:8 (the largest that fits is found) or SEQ=512,1024.",
 )
@@ -81,7 +112,7 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--torch-config",
     multiple=True,
-    callback=read_by(_torch_config, changes.BadSetting),
+    callback=read_by(_torch_config, BadInput),
     metavar="torch.….config.NAME=VALUE",
     help="A setting of torch.",
 )
@@ -90,7 +121,7 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
 )
 @click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
-@simulate.tries_options("rows")
+@tries_options("rows")
 def fit(
     command: tuple[str, ...],
     gpus: tuple[Gpu, ...],
@@ -131,61 +162,54 @@ def fit(
         input=StandardInput(),
     )
     if budget:
-        if any(v.is_range or v.name == table.BUDGET for v in variables):
+        if any(v.is_range or v.name == BUDGET for v in variables):
             raise click.UsageError("--budget is a range already: give other variables as lists")
-        torch_config = {**torch_config, table.BUDGET_SETTING: f"{{{table.BUDGET}}}"}
+        torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
     plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole=budget)
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
-    with simulate.refused_before(command, example):
+    with refused_before(command, example):
         check_places(variables, plan.texts)
-        store = simulate.store_at(output, command)
+        store = store_at(output, command)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
     tries = Tries(plan, store, os.environ)
-    found: list[table.Row] = []
-    budgets: list[table.Budget] = []
 
-    def said(row: table.Row, tried: Tried) -> None:
+    def said(row: Row, tried: Tried) -> None:
         if not quiet:
-            click.echo(visible(table.progress(row, tried)), err=True)
+            click.echo(visible(progress(row, tried)), err=True)
 
-    with simulate.failures_in_words("fit", output):
+    with failures_in_words("fit", output):
         if budget:
-            budgets = [
-                table.budget_row(gpu, values, tries, said)
-                for gpu in gpus
-                for values in table.combinations(variables)
-            ]
-            found = [b.row for b in budgets]
+            rows = itertools.product(gpus, combinations(variables))
+            found = [budget_row(gpu, values, tries, said) for gpu, values in rows]
         else:
-            found = table.rows(variables, gpus, tries, said)
+            found = search_rows(variables, gpus, tries, said)
+    style = replace(style_of(sys.stdout), exact=exact)
+    counts = tries.made, tries.known
     if as_data:
-        print_json(_data(found, budgets))
+        print_json({"rows": [_row(row, budget) for row in found]})
+    elif budget:
+        print_text("\n".join(render_budget(row, *counts, style) for row in found))
     else:
-        style = replace(style_of(sys.stdout), exact=exact)
-        text = "\n".join(table.render_budget(b, tries.made, tries.known, style) for b in budgets)
-        print_text(text or table.render(found, variables, tries.made, tries.known, style))
-    raise SystemExit(0 if all(row.best is not None for row in found) else simulate.TOO_MUCH)
+        print_text(render(found, variables, *counts, style))
+    raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 
-def _data(found: Sequence[table.Row], budgets: Sequence[table.Budget]) -> dict[str, object]:
-    rows: list[dict[str, object]] = [
-        {
-            "gpu": row.gpu.key,
-            "memory_bytes": row.gpu.memory,
-            "values": row.values,
-            "best": row.best,
-            "failed": row.failed,
-            "tries": row.tries,
-        }
-        for row in found
-    ]
-    for shown, of in zip(rows, budgets, strict=False):
-        shown["monotonic"] = of.monotonic
-        shown["recomputed"] = {t.values[table.BUDGET]: of.recomputed(t) for t in of.curve}
-    return {"rows": rows}
+def _row(row: Row, budget: bool) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "gpu": row.gpu.key,
+        "memory_bytes": row.gpu.memory,
+        "values": row.values,
+        "best": row.best,
+        "failed": row.failed,
+        "tries": row.tries,
+    }
+    if budget:
+        shown["monotonic"] = row.monotonic
+        shown["recomputed"] = {t.values[BUDGET]: row.recomputed(t) for t in row.curve}
+    return shown
 
 
 _FINDINGS = "findings"
@@ -216,29 +240,29 @@ def _is_profile(word: str) -> bool:
 def _changes(value: str) -> tuple[str, ...]:
     texts = () if value == _FINDINGS else tuple(dict.fromkeys(value.split(",")))
     for text in texts:
-        changes.change_of(text)
+        change_of(text)
     return texts
 
 
-@simulate.script_command(_WithProfile)
-@simulate.one_gpu
-@simulate.list_gpus
-@simulate.other_memory
+@script_command(_WithProfile)
+@one_gpu
+@list_gpus
+@other_memory
 @click.option(
     "--try",
-    "texts",
-    callback=read_by(_changes, changes.BadChange),
+    "changes",
+    callback=read_by(_changes, BadInput),
     is_flag=False,
     flag_value=_FINDINGS,
     metavar="[CHANGE,...]",
-    help=f"Some of them: {', '.join(changes.CHANGES)}. With a profile, alone: its findings.",
+    help=f"Some of them: {', '.join(CHANGES)}. With a profile, alone: its findings.",
 )
-@simulate.tries_options("results")
+@tries_options("results")
 def advise(
     command: tuple[str, ...],
     gpu: Gpu,
     memory: int | None,
-    texts: tuple[str, ...] | None,
+    changes: tuple[str, ...] | None,
     steps: int,
     timeout: float | None,
     output: str | None,
@@ -262,26 +286,24 @@ def advise(
     settings = Settings(
         gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True, input=StandardInput()
     )
-    wanted = [advice.Trial(text) for text in texts or ()]
+    wanted = [Trial((text,)) for text in changes or ()]
     untried: list[Finding] = []
     path = click.get_current_context().meta.get("profile")
     if path is not None:
         profile = read(path)
-        tracked = profile.tracker.metadata.command if profile.tracker is not None else ()
-        command = command or tracked
-        if not command:
-            example = f"memprof advise {path} --try -- python train.py"
-            raise click.UsageError(visible(f"{path} has no command: {example}"))
-        of_findings, untried = advice.trials_of(find(profile))
-        known = {t.change for t in of_findings}
-        wanted = [*of_findings, *(t for t in wanted if t.change not in known)]
+        command = command or _recorded(path, profile)
+        of_findings, untried = trials_of(find(profile))
+        wanted = [
+            *of_findings,
+            *(t for t in wanted if all(t.changes != f.changes for f in of_findings)),
+        ]
         if not wanted:
             for finding in untried:
                 click.echo(visible(f"not to be tried from outside: {finding.title}"), err=True)
             raise BadFile(f"{path}: its report finds nothing that memprof could try")
-    plan = Plan(command, {}, changes.WITHOUT_TIMING, "", None, settings, whole=True)
-    with simulate.refused_before(command, "memprof advise -- python train.py"):
-        tries = Tries(plan, simulate.store_at(output, command), os.environ)
+    plan = Plan(command, {}, WITHOUT_TIMING, "", None, settings, whole=True)
+    with refused_before(command, "memprof advise -- python train.py"):
+        tries = Tries(plan, store_at(output, command), os.environ)
     if memory is not None:
         gpu = gpu.with_memory(memory)
 
@@ -290,9 +312,9 @@ def advise(
             what = "failed" if tried is None else f"needs {format_bytes(tried.needed)}"
             click.echo(visible(f"memprof advise: {name}: {what}"), err=True)
 
-    with simulate.failures_in_words("advise", output):
-        wanted = wanted or [advice.Trial(k) for k in changes.GENERAL]
-        found = advice.advise(gpu, wanted, tries, said, untried)
+    with failures_in_words("advise", output):
+        wanted = wanted or [Trial((key,)) for key in GENERAL]
+        before, trials = try_changes(gpu, wanted, tries, said)
     if as_data:
         rows = [
             {
@@ -300,16 +322,30 @@ def advise(
                 "finding": r.title,
                 "estimate": r.estimate,
                 "at_most": r.at_most,
-                "saved": found.saved(r),
-                "saved_allocated": found.saved_allocated(r),
-                "recomputed": found.more_flops(r),
+                "saved": r.saved,
+                "saved_allocated": r.saved_allocated,
+                "recomputed": r.recomputed,
                 "idle": r.idle,
                 "problem": r.problem,
                 "tried": r.tried,
             }
-            for r in found.results
+            for r in trials
         ]
-        print_json({"gpu": gpu, "before": found.before, "results": rows, "untried": found.untried})
+        print_json({"gpu": gpu, "before": before, "results": rows, "untried": untried})
     else:
         style = replace(style_of(sys.stdout), exact=exact)
-        print_text(advice.render_advice(found, tries.made, tries.known, style))
+        print_text(render_advice(gpu, before, trials, untried, tries, style))
+
+
+def _recorded(path: str, profile: Profile) -> tuple[str, ...]:
+    """The command of a profile.
+
+    Raises:
+        click.UsageError: it has none.
+    """
+    recorded = profile.tracker.metadata.command if profile.tracker is not None else ()
+    if not recorded:
+        raise click.UsageError(
+            visible(f"{path} has no command: memprof advise {path} --try -- python train.py")
+        )
+    return recorded

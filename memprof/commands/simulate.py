@@ -13,16 +13,15 @@ from typing import Any
 import click
 
 from memprof.fit.tries import BadStore, ScriptFailed, Store
-from memprof.fit.variables import BadVariable
 from memprof.profiler._text import visible
 from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.profiler.writing import check_writable
-from memprof.simulate.command_line import BadCommand, BadJob, jobs_of, parse
+from memprof.simulate.command_line import BadInput, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, StandardInput, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
-from memprof.simulate.pretend import BadPretence, parse_pretence
+from memprof.simulate.pretend import parse_pretence
 from memprof.simulate.result import as_json, render, write_profile_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
@@ -88,9 +87,9 @@ def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
     """Refuse bad options and files before anything runs; ``example`` is what to write."""
     try:
         if not command:
-            raise BadCommand(f"there is no script: {example}")
+            raise BadInput(f"there is no script: {example}")
         yield
-    except (BadCommand, BadVariable) as e:
+    except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
     except BadStore as e:
         raise BadFile(str(e)) from e
@@ -111,7 +110,7 @@ def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
         kept = f"; {output} has the tries so far" if output is not None else ""
         _say(f"memprof {name}: interrupted{kept}")
         raise SystemExit(130) from None
-    except (BadCommand, BadJob) as e:
+    except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
     except SimulationError as e:
         _say(f"memprof {name}: {e}")
@@ -225,7 +224,7 @@ def script_command(
 @click.option(
     "--pretend",
     multiple=True,
-    callback=read_by(_pretences, BadPretence),
+    callback=read_by(_pretences, BadInput),
     metavar="FILE:LINE=VALUE[,...]",
     help="What a line that looks at a value finds; the last value stays.",
 )
@@ -276,7 +275,7 @@ def simulate(
     with failures_in_words("simulate"):
         parsed = parse(command)
         if parsed.script is not None and not os.path.exists(parsed.script):
-            raise BadCommand(f"there is no {parsed.script}")
+            raise BadInput(f"there is no {parsed.script}")
         jobs = jobs_of(world_size, ranks or (), ranks_per_host)
     if output is not None:
         if parsed.script is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memprof.profiler.advice import Finding
 from memprof.profiler.report.page import PLAIN, Page, Style
@@ -23,36 +23,29 @@ _RIVALS = ("fused-optimizer", "optimizer-one-by-one", "bf16-state")
 """Of these one alone can be had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A change to try, as ``change_of`` reads it.
-
-    Attributes:
-        title: of the finding that it is to remedy; empty where there is none.
-        estimate: bytes that the finding says; None where the account before tells what to expect.
-    """
-
-    change: str
-    title: str = ""
-    estimate: int | None = None
-
-
 @dataclass(slots=True)
-class Result:
-    """What came of changes, several for all together.
+class Trial:
+    """A change to try, or several together, as ``change_of`` reads them, and what came of it.
 
     Attributes:
+        title: of the finding that it is to remedy, if any.
+        estimate: bytes that it should save, by the finding, or once it was tried by the account
+            before; None if nobody knows.
         tried: None where the program failed with it, which ``problem`` says.
-        title: of the finding, if it is the remedy of one.
-        estimate: bytes that it should save, by the finding or by the account before; None if
-            nobody knows.
+        saved, saved_allocated: bytes less that the device must have, and that were allocated at
+            once; negative for more.
+        recomputed: operations of compiled code more than before, as a share; None if none were
+            counted.
     """
 
     changes: tuple[str, ...]
-    tried: Tried | None
-    problem: str = ""
     title: str = ""
     estimate: int | None = None
+    tried: Tried | None = None
+    problem: str = ""
+    saved: int = 0
+    saved_allocated: int = 0
+    recomputed: float | None = None
 
     @property
     def at_most(self) -> bool:
@@ -64,36 +57,17 @@ class Result:
         """Whether there was nothing that it could have changed."""
         return self.tried is not None and set(self.changes) <= set(self.tried.idle)
 
-
-@dataclass(slots=True)
-class Advice:
-    """The program as it is on a device, and with changes.
-
-    Attributes:
-        results: one a change, and the last of all that helped together, if more than one did.
-        untried: findings of the report that memprof cannot apply.
-    """
-
-    gpu: Gpu
-    before: Tried
-    results: list[Result]
-    untried: list[Finding] = field(default_factory=list)
-
-    def saved(self, result: Result) -> int:
-        """Bytes less that the device must have; negative for more."""
-        return self.before.needed - result.tried.needed if result.tried is not None else 0
-
-    def saved_allocated(self, result: Result) -> int:
-        """Bytes less that were allocated at once; negative for more."""
-        if result.tried is None:
-            return 0
-        return self.before.allocated - result.tried.allocated
-
-    def more_flops(self, result: Result) -> float | None:
-        """Operations of compiled code more than before, as a share; None if none were counted."""
-        if result.tried is None or not self.before.flops or result.tried.flops is None:
-            return None
-        return (result.tried.flops - self.before.flops) / self.before.flops
+    def run(self, gpu: Gpu, tries: Tries, before: Tried) -> None:
+        """Try it, where the program as it is has taken what it took ``before``."""
+        try:
+            tried = self.tried = tries.run(gpu, {}, self.changes)
+        except ScriptFailed as e:  # With this change alone: the others are still worth a try.
+            self.problem = str(e)
+            return
+        self.saved = before.needed - tried.needed
+        self.saved_allocated = before.allocated - tried.allocated
+        if before.flops and tried.flops is not None:
+            self.recomputed = (tried.flops - before.flops) / before.flops
 
 
 def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
@@ -101,114 +75,98 @@ def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
     trials: dict[str, Trial] = {}
     for f in findings:
         if f.remedy:
-            known = trials.get(f.remedy)
-            estimate = f.nbytes + (known.estimate or 0 if known is not None else 0)
-            trials[f.remedy] = Trial(f.remedy, known.title if known else f.title, estimate)
+            trial = trials.setdefault(f.remedy, Trial((f.remedy,), f.title, 0))
+            trial.estimate = (trial.estimate or 0) + f.nbytes
     return list(trials.values()), [f for f in findings if not f.remedy]
 
 
 def advise(
-    gpu: Gpu,
-    trials: Sequence[Trial],
-    tries: Tries,
-    said: Callable[[str, Tried | None], None],
-    untried: Sequence[Finding] = (),
-) -> Advice:
-    """Try each change alone, and all that help together; ``said`` is told of each as it ends, by
-    name, and None where the program failed with it.
-
-    Raises: as ``Tries.run``, for the program as it is.
+    gpu: Gpu, trials: Sequence[Trial], tries: Tries, said: Callable[[str, Tried | None], None]
+) -> tuple[Tried, list[Trial]]:
+    """Try a program as it is, with each change, and last with all that helped, if more than one
+    did; ``said`` is told of each as it ends, by name, and None where the program failed with it.
+    Raises as ``Tries.run`` for the program as it is.
     """
     before = tries.run(gpu, {})
     said("as it is", before)
-    found = Advice(gpu, before, [], list(untried))
-
-    def attempt(keys: tuple[str, ...], title: str, estimate: int | None) -> None:
-        try:
-            result = Result(keys, tries.run(gpu, {}, keys), "", title, estimate)
-        except ScriptFailed as e:  # With this change alone: the others are still worth a try.
-            result = Result(keys, None, str(e), title, estimate)
-        said(" + ".join(keys), result.tried)
-        found.results.append(result)
-
     for trial in trials:
-        estimate = trial.estimate
-        if estimate is None:
-            # What is expected of a change is of all that it could change.
-            estimate = before.expected.get(trial.change)
-        attempt((trial.change,), trial.title, estimate)
-    helped = {r.changes[0]: found.saved(r) for r in found.results if found.saved(r) > 0}
+        if trial.estimate is None:  # What is expected of a change is of all that it could change.
+            trial.estimate = before.expected.get(trial.changes[0])
+        trial.run(gpu, tries, before)
+        said(trial.changes[0], trial.tried)
+    helped = {t.changes[0]: t.saved for t in trials if t.saved > 0}
     rivals = sorted((k for k in _RIVALS if k in helped), key=lambda k: -helped[k])
-    together = tuple(k for k in helped if k not in rivals[1:])
-    if len(together) > 1:
-        attempt(together, "", None)
-    return found
+    together = Trial(tuple(k for k in helped if k not in rivals[1:]))
+    if len(together.changes) < 2:
+        return before, list(trials)
+    together.run(gpu, tries, before)
+    said(" + ".join(together.changes), together.tried)
+    return before, [*trials, together]
 
 
-def render_advice(found: Advice, made: int, known: int, style: Style = PLAIN) -> str:
-    """A table of changes, largest saving first; so many tries were ``made``, ``known`` before."""
+def render_advice(
+    gpu: Gpu,
+    before: Tried,
+    trials: Sequence[Trial],
+    untried: Sequence[Finding],
+    tries: Tries,
+    style: Style = PLAIN,
+) -> str:
+    """A table of changes, largest saving first, and findings that memprof cannot apply."""
     page = Page(style)
-    fits = "fits" if found.before.fits else "does not fit"
+    fits = "fits" if before.fits else "does not fit"
     page.line(
-        f"As it is it needs {page.bytes(found.before.needed)} and {fits} {found.gpu.name} "
-        f"({page.bytes(found.gpu.memory)})",
+        f"As it is it needs {page.bytes(before.needed)} and {fits} {gpu.name} "
+        f"({page.bytes(gpu.memory)})",
         "bold",
     )
     page.line()
     table = page.table(
         *("change", ">needs", ">estimated", ">saves", ">recomputed", "fits", "costs"), fold=True
     )
-    ordered = sorted(found.results, key=lambda r: -found.saved(r))
-    for result in ordered:
-        tried = result.tried
-        if tried is None or result.idle:
+    ordered = sorted(trials, key=lambda t: -t.saved)
+    for trial in ordered:
+        tried = trial.tried
+        if tried is None or trial.idle:
             continue
-        more = found.more_flops(result)
-        saved = found.saved(result)
-        alone = len(result.changes) == 1
+        alone = len(trial.changes) == 1
+        bound = "at most " if trial.at_most and trial.estimate else ""
         table.add_row(
-            result.changes[0] if alone else "all that help",
+            trial.changes[0] if alone else "all that help",
             page.bytes(tried.needed),
-            _estimate(page, result),
-            page.bytes(saved) if saved > 0 else "does not help",
-            "" if not more else f"{100 * more:.1f} %",
+            "" if trial.estimate is None else bound + page.bytes(trial.estimate),
+            page.bytes(trial.saved) if trial.saved > 0 else "does not help",
+            f"{100 * trial.recomputed:.1f} %" if trial.recomputed else "",
             "yes" if tried.fits else "no",
-            change_of(result.changes[0])[0].costs if alone else " + ".join(result.changes),
+            change_of(trial.changes[0])[0].costs if alone else " + ".join(trial.changes),
         )
     page.show(table)
-    for result in ordered:
-        if len(result.changes) == 1:
-            page.indented(_sentence(found, result), 2)
-    for finding in found.untried:
+    for trial in ordered:
+        if len(trial.changes) == 1:
+            page.indented(_sentence(trial), 2)
+    for finding in untried:
         page.indented(
             f"not tried, since it is the program's own text that has to change: {finding.title}: "
             f"up to {page.bytes(finding.nbytes)}",
             2,
         )
     page.line(
-        f"{made} tries, {known} known from the file before. Each row is a run of the whole script "
-        "on the simulated device. Estimates are of bytes that are live, and what is saved is of "
-        "all that the device gives. Recomputed operations are those of compiled code."
+        f"{tries.made} tries, {tries.known} known from the file before. Each row is a run of the "
+        "whole script on the simulated device. Estimates are of bytes that are live, and what is "
+        "saved is of all that the device gives. Recomputed operations are those of compiled code."
     )
     return page.text()
 
 
-def _estimate(page: Page, result: Result) -> str:
-    if result.estimate is None:
-        return ""
-    size = page.bytes(result.estimate)
-    return f"at most {size}" if result.at_most and result.estimate else size
-
-
-def _sentence(found: Advice, result: Result) -> str:
+def _sentence(trial: Trial) -> str:
     """What was changed and how to have it, or why there is no row."""
-    (text,) = result.changes
-    of = f" (finding: {result.title})" if result.title else ""
-    if result.tried is None:
-        return f"{text}: the program failed with it: {result.problem}{of}"
-    if result.idle:
+    (text,) = trial.changes
+    of = f" (finding: {trial.title})" if trial.title else ""
+    if trial.tried is None:
+        return f"{text}: the program failed with it: {trial.problem}{of}"
+    if trial.idle:
         return f"{text}: there was nothing to change{of}"
-    if found.saved(result) <= 0:
+    if trial.saved <= 0:
         return f"{text}: does not help{of}"
-    changed = "; ".join(result.tried.changed)
+    changed = "; ".join(trial.tried.changed)
     return f"{changed or text}. To have it: {change_of(text)[0].how}{of}"

@@ -2,19 +2,17 @@
 
 Note [How the largest is found]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-It is assumed that what fits also fits with a smaller value. Between a value that fits and one that
-does not, bisection needs log2(n) tries, a minute each. But what a step needs is nearly a straight
-line in the batch: weights, and so much a sample. So the next try is where the line through the two
-largest values that fit reaches the device's memory, and the one after it is the next larger value,
-which must fail: mostly four tries in all.
+It is assumed that what fits also fits with a smaller value. Bisection needs log2(n) tries, a minute
+each. But what a step needs is nearly a straight line in the batch. So the next try is where the
+line through the two largest values that fit reaches the device's memory, and the one after it is
+the next larger value, which must fail: mostly four tries in all.
 
 The line is of what is allocated: what is reserved bends near the end, where the allocator gives
-back what is free before it fails. What fragmentation takes below its end no line tells. But a value
-that failed tells how much its request was short of: by so much, along the line, the next try is
-below it, and by a twelfth of it at least where the line comes from far below. What fits there makes
-a better line, or bisection finds the end. Where a line misleads altogether (sizes are padded,
-graphs differ), a pair of tries that did not halve what is left is followed by one in its middle:
-never more than three times as many tries as bisection alone.
+back what is free before it fails. A value that failed tells how much its request was short of: by
+so much, along the line, the next try is below it, and by a twelfth of it at least where the line
+comes from far below. Where a line misleads altogether (sizes are padded, graphs differ), a pair of
+tries that did not halve what is left is followed by one in its middle: never more than three times
+as many tries as bisection alone.
 
 No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
 """
@@ -38,9 +36,8 @@ _BACK = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What came out of running one value: whether it fits, bytes of the device that it could not do
-    without where it does, and bytes that the request which failed was short of, 0 if nobody knows.
-    """
+    """Whether a value fits, bytes of the device that it could not do without where it does, and
+    bytes that the request which failed was short of, 0 if nobody knows."""
 
     fits: bool
     needed: int = 0
@@ -54,12 +51,10 @@ class Line:
     base: float
     slope: float
 
-    def reaches(self, memory: int) -> int | None:
-        """The last index at which no more than ``memory`` is needed; None of a line that does not
-        rise."""
-        if self.slope <= 0:
-            return None
-        return int(min(max((memory - self.base) / self.slope, -1.0), 1e15))
+    def reaches(self, memory: int) -> int:
+        """The last index at which no more than ``memory`` is needed."""
+        index = (memory - self.base) / self.slope if self.slope > 0 else math.inf
+        return int(min(max(index, -1.0), 1e15))
 
 
 def _through(fits: dict[int, int]) -> Line | None:
@@ -78,51 +73,47 @@ def largest(
     second: int = 3,
     guess: Line | None = None,
 ) -> tuple[int, Line | None]:
-    """The largest of ``count`` indices from 0 that fits, -1 where not even the first one does, and
-    the line through what fitted, None where fewer than two did; see Note [How the largest is
-    found].
+    """The largest of ``count`` indices from 0 that fits, -1 for none, and the line through what
+    fitted, None where fewer than two did; see Note [How the largest is found].
 
     ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess`` is
-    what is known from elsewhere about a similar search.
+    what is known of a similar search.
     """
     fits: dict[int, int] = {}
     low, high = -1, count
     widths: list[int] = []
-    stride, failed, short = 1, False, 0
+    stride = 1
+    last = Try(True)
     while high - low > 1:
         middle = (low + high) // 2
         line = _through(fits) or guess
-        wanted = line.reaches(memory) if line is not None else None
         widths.append(high - low)
         stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
         if low == -1 and guess is None:
             index = 0
         elif stuck and high < count:
             index = middle
-        elif failed and line is not None and line.slope > 0:
+        elif line is None:
+            index = second
+        elif not last.fits and line.slope > 0:
             # A line from far below is no better than a guess, whatever the request was short of.
             least = high * _BACK if 2 * low < high else 1
-            index = max(high - math.ceil(max(short / line.slope, least)), middle)
-        elif wanted is not None and wanted >= high < count:
+            index = max(high - math.ceil(max(last.short / line.slope, least)), middle)
+        elif line.reaches(memory) >= high < count:
             index = middle
-        elif low >= 0 and wanted is not None and wanted <= low + stride:
+        elif low >= 0 and line.reaches(memory) <= low + stride:
             # The line says that it is full; where it fits all the same, strides get longer.
             index = low + stride
             stride *= 2
-        elif wanted is not None:
-            index = wanted
-        elif line is not None:  # It does not rise.
-            index = high - 1
         else:
-            index = second
+            index = line.reaches(memory)
         index = min(max(index, low + 1), high - 1)
-        found = probe(index)
-        if found.fits:
+        last = probe(index)
+        if last.fits:
             low = index
-            fits[index] = found.needed
+            fits[index] = last.needed
         else:
-            high, short = index, found.short
-        failed = not found.fits
+            high = index
     return low, _through(fits)
 
 
@@ -146,7 +137,6 @@ class Row:
         best: the try with the largest value of the range that fits, or without a range the only
             one, if it fits; else None.
         failed: the next larger one, which does not fit; None where the range's last value fits.
-        tries: all of the row, in the order in which they ran.
     """
 
     gpu: Gpu
@@ -155,14 +145,17 @@ class Row:
     failed: Tried | None = None
     tries: list[Tried] = field(default_factory=list)
 
+    def attempt(self, values: dict[str, str], tries: Tries, said: Said) -> Tried:
+        """Run one, and tell of it."""
+        tried = tries.run(self.gpu, values)
+        self.tries.append(tried)
+        said(self, tried)
+        return tried
 
-@dataclass(slots=True)
-class Budget:
-    """What the activation memory budget buys: the row with the largest that fits, and every try,
-    from the smallest budget to the largest."""
-
-    row: Row
-    curve: list[Tried]
+    @property
+    def curve(self) -> list[Tried]:
+        """Of a budget every try, from the smallest to the largest."""
+        return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
 
     @property
     def monotonic(self) -> bool:
@@ -178,16 +171,17 @@ class Budget:
         return (tried.flops - whole) / whole
 
 
+Said = Callable[[Row, Tried], None]
+"""Is told of each try as it ends."""
+
+
 def rows(
     variables: Sequence[Variable],
     gpus: Sequence[Gpu],
     tries: Tries,
-    said: Callable[[Row, Tried], None],
+    said: Said,
 ) -> list[Row]:
-    """Search each row; at most one variable is a range. ``said`` is told of each try as it ends.
-
-    Raises: as ``Tries.run``.
-    """
+    """Search each row; at most one variable is a range. Raises as ``Tries.run``."""
     varied = next((v for v in variables if v.is_range), None)
     lines: dict[tuple[str, ...], Line] = {}
     found = []
@@ -195,29 +189,24 @@ def rows(
         row = Row(gpu, values)
         found.append(row)
 
-        def attempt(values: dict[str, str], row: Row = row) -> Tried:
-            tried = tries.run(row.gpu, values)
-            row.tries.append(tried)
-            said(row, tried)
-            return tried
-
         if varied is None:
-            tried = attempt(values)
+            tried = row.attempt(values, tries, said)
             row.best, row.failed = (tried, None) if tried.fits else (None, tried)
             continue
         by_index: dict[int, Tried] = {}
 
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
-            tried = attempt({**row.values, varied.name: varied.values[index]}, row)
-            by_index[index] = tried
+            varying = {**row.values, varied.name: varied.values[index]}
+            tried = by_index[index] = row.attempt(varying, tries, said)
             needed = tried.needed - tried.reserved + tried.allocated
             return Try(tried.fits, needed, tried.short)
 
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())
-        count = len(varied.values)
         best, line = largest(
-            count, gpu.memory, probe, second=_second(varied), guess=lines.get(same)
+            *(len(varied.values), gpu.memory, probe),
+            second=_second(varied),
+            guess=lines.get(same),
         )
         if line is not None:
             lines[same] = line
@@ -234,38 +223,30 @@ def _second(varied: Variable) -> int:
 
 def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
     """Each value of each list with each of the others, the first variable's slowest."""
-    lists = [v for v in variables if not v.is_range]
-    names = [v.name for v in lists]
-    return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(v.values for v in lists))
-    ]
+    pairs = ([(v.name, value) for value in v.values] for v in variables if not v.is_range)
+    return list(map(dict, itertools.product(*pairs)))
 
 
-def budget_row(
-    gpu: Gpu, values: dict[str, str], tries: Tries, said: Callable[[Row, Tried], None]
-) -> Budget:
+def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Row:
     """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
 
     The curve need not rise, so every tenth is run, and then by bisection what lies between the
     largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
-
-    Raises: as ``Tries.run``.
+    Raises as ``Tries.run``.
     """
     row = Row(gpu, values)
     known: dict[int, Tried] = {}
 
     def fits(thousandths: int) -> bool:
         if thousandths not in known:
-            tried = tries.run(gpu, {**values, BUDGET: f"{thousandths / _WHOLE:g}"})
-            known[thousandths] = tried
-            row.tries.append(tried)
-            said(row, tried)
+            budget = {**values, BUDGET: f"{thousandths / _WHOLE:g}"}
+            known[thousandths] = row.attempt(budget, tries, said)
         return known[thousandths].fits
 
     low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
-    high = None if low == _WHOLE else 0
-    if low is not None and low < _WHOLE:
+    if low is None:
+        row.failed = known[0]
+    elif low < _WHOLE:
         high = low + _COARSE
         for step in (_FINE, _FINEST):
             while high - low > step:
@@ -273,9 +254,9 @@ def budget_row(
                 low, high = (middle, high) if fits(middle) else (low, middle)
             if gpu.memory - known[low].needed <= ENOUGH * gpu.memory:
                 break
+        row.failed = known[high]
     row.best = known[low] if low is not None else None
-    row.failed = known[high] if high is not None else None
-    return Budget(row, [known[t] for t in sorted(known)])
+    return row
 
 
 _PARTS = 5
@@ -303,18 +284,13 @@ def render(
     table = page.table("gpu", *(f">{n}" for n in names), ">needs", ">to spare", "what limits")
     for row in rows:
         best = row.best
-        if varied is not None:
-            answer = best.values[varied.name] if best is not None else "none"
-        else:
-            answer = "yes" if best is not None else "no"
-        shown = [page.bytes(best.needed), page.bytes(row.gpu.memory - best.needed)] if best else []
-        table.add_row(
-            row.gpu.key,
-            *(row.values[name] for name in lists),
-            answer,
-            *(shown or ["", ""]),
-            _limit(row, varied),
-        )
+        shown = ["none" if varied is not None else "no", "", ""]
+        if best is not None:
+            answer = best.values[varied.name] if varied is not None else "yes"
+            spare = row.gpu.memory - best.needed
+            shown = [answer, page.bytes(best.needed), page.bytes(spare)]
+        values = (row.values[name] for name in lists)
+        table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
     _end(page, rows, made, known)
     return page.text()
@@ -349,21 +325,20 @@ def _limit(row: Row, varied: Variable | None) -> str:
 
 
 def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
-    shown = next((row for row in rows if row.best is not None), None)
-    if shown is not None and shown.best is not None:
-        values = ", ".join(f"{name} = {value}" for name, value in shown.best.values.items())
+    shown = next((row.best for row in rows if row.best is not None), None)
+    if shown is not None:
+        values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
         page.section(f"What is reserved at the peak{' with ' if values else ''}{values}")
         table = page.table(">bytes", "what")
-        parts = [part for part in shown.best.parts if part[1]]
+        parts = [part for part in shown.parts if part[1]]
         for what, nbytes in parts[:_PARTS]:
             table.add_row(page.bytes(nbytes), what)
         rest = sum(nbytes for _, nbytes in parts[_PARTS:])
         if rest:
             table.add_row(page.bytes(rest), f"{len(parts) - _PARTS} others")
-        table.add_row(page.bytes(shown.best.reserved), "total reserved")
+        table.add_row(page.bytes(shown.reserved), "total reserved")
         page.show(table)
-    notes = dict.fromkeys(note for row in rows for t in row.tries for note in t.notes)
-    for note in notes:
+    for note in dict.fromkeys(note for row in rows for t in row.tries for note in t.notes):
         page.indented(note, 2)
     seconds = sum(t.seconds for row in rows for t in row.tries)
     page.line(
@@ -372,14 +347,14 @@ def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
     )
 
 
-def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) -> str:
+def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
     """The curve of the budget, and the setting that fits."""
     page = Page(style)
-    best, gpu = found.row.best, found.row.gpu
+    best, gpu, curve = row.best, row.gpu, row.curve
     if best is None:
         page.line(f"No activation memory budget fits {gpu.name}", "bold red")
     else:
-        more = found.recomputed(best)
+        more = row.recomputed(best)
         price = "" if more is None else f": recomputes {100 * more:.1f} % more"
         page.line(
             f"activation_memory_budget = {best.values[BUDGET]} fits {gpu.name} "
@@ -387,19 +362,18 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
             f"spare{price}",
             "bold",
         )
-        after = found.row.failed
-        if after is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
-            page.line(f"  nearer comes none: the next, {after.values[BUDGET]}, does not fit")
-    words = "needs never fall with more budget" if found.monotonic else "it is not monotonic"
-    if not any(t.flops for t in found.curve) and len({t.needed for t in found.curve}) == 1:
+        if row.failed is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
+            page.line(f"  nearer comes none: the next, {row.failed.values[BUDGET]}, does not fit")
+    words = "needs never fall with more budget" if row.monotonic else "it is not monotonic"
+    if not any(t.flops for t in curve) and len({t.needed for t in curve}) == 1:
         words = (
             "the budget changes nothing: nothing was seen that torch.compile compiles for training"
         )
     page.line(f"  {words}")
     page.line()
     table = page.table(">budget", ">needs", ">reserved", ">recomputed", "")
-    for tried in found.curve:
-        share = found.recomputed(tried)
+    for tried in curve:
+        share = row.recomputed(tried)
         table.add_row(
             tried.values[BUDGET],
             page.bytes(tried.needed),
@@ -408,5 +382,5 @@ def render_budget(found: Budget, made: int, known: int, style: Style = PLAIN) ->
             "" if tried.fits else f"does not fit: {tried.limit}",
         )
     page.show(table)
-    _end(page, [found.row], made, known)
+    _end(page, [row], made, known)
     return page.text()

@@ -14,9 +14,6 @@ not known from one account.
   instances being gone; of how many there are no line of theirs can have made fewer blocks. At most:
   what an instance hands on is kept, and an account does not tell it from the rest of its line.
 * *bf16-state*: half of the optimizer's state.
-
-Of other changes nothing is expected: a budget is the partitioner's business, and findings of a
-report bring estimates of their own.
 """
 
 from __future__ import annotations
@@ -63,11 +60,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         parts: what was reserved at the peak, by name and in bytes, largest first.
         limit, short: the request that did not fit and who made it, empty where all did; and bytes
             more that the device must have had free for it.
-        flops: of matrix products, convolutions and attention in what was partitioned for autograd;
-            None where they were not counted.
-        changed: what the changes that were tried have changed, in sentences.
-        idle: changes that found nothing to change.
-        notes: what was asked for and could not be done, in sentences.
+        flops, changed, idle, notes: as of an ``Outcome``.
         expected: bytes that changes should save, by key.
     """
 
@@ -106,13 +99,11 @@ class Store:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._tries: dict[str, Tried] = {}
-        if path is None:
-            return
-        self._tries = _read(path)
-        check_writable(path)
+        if path is not None:
+            self._tries = _read(path)
+            check_writable(path)
 
     def get(self, key: str) -> Tried | None:
-        """What is known under a key."""
         return self._tries.get(key)
 
     def put(self, key: str, tried: Tried) -> None:
@@ -131,11 +122,7 @@ class Store:
 
 
 def _read(path: str) -> dict[str, Tried]:
-    """The tries in a file; none where there is no file.
-
-    Raises:
-        BadStore: it is something else.
-    """
+    """The tries in a file; none where there is no file."""
     if not os.path.lexists(path):
         return {}
     try:
@@ -150,7 +137,7 @@ def _read(path: str) -> dict[str, Tried]:
 
 
 def expected(account: DeviceAccount) -> dict[str, int]:
-    """Bytes that changes of a program with this account should save, by key; 0 if nothing."""
+    """Bytes that changes of a program with this account should save, by key."""
     by_purpose = account.by_purpose()
     in_step = account.phase == "optimizer"
     temporary = by_purpose.get(Purpose.TEMPORARY, 0) if in_step else 0
@@ -187,8 +174,8 @@ _READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPAT
 
 
 class ScriptFailed(Exception):
-    """A try ended in something that says nothing about memory; the message says in what, ``trace``
-    is the script's, empty if there is none."""
+    """A try ended in what the message says, and not for memory; ``trace`` is the script's, empty if
+    there is none."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -202,9 +189,7 @@ class Plan:
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
-        settings: of the simulation, without what is above.
-        whole: whether what does not fit runs again on an ample device, so that one sees what it
-            would take.
+        whole: whether what does not fit runs again on an ample device.
     """
 
     words: tuple[str, ...]
@@ -237,7 +222,7 @@ class Tries:
 
         Raises:
             ScriptFailed: it ended in something else than success or want of memory.
-            BadCommand, BadJob: with these values it is no command, or no job.
+            BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
         plan = self._plan
@@ -269,7 +254,6 @@ class Tries:
         return outcome
 
     def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
-        """What makes a try another one, as far as it can be known."""
         torch = find_torch(command.interpreter)
         of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
         parts = (
@@ -349,10 +333,7 @@ def _limit(s: Simulation) -> tuple[str, int]:
         went_on = "; the script went on" if s.outcome.failure is None else ""
         said = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
         return said, max(failure.wanted - failure.device_free, 0)
-    over = max(s.needed - s.gpu.memory, 0)
+    over, said = max(s.needed - s.gpu.memory, 0), "out of memory"
     if s.outcome.failure is None and over:
-        return (
-            f"with what is outside of torch's allocator it is {format_bytes(over)} too much",
-            over,
-        )
-    return "out of memory", over
+        said = f"with what is outside of torch's allocator it is {format_bytes(over)} too much"
+    return said, over

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
+from memprof.simulate.command_line import BadInput
+
 MOST_VALUES = 1_000_000
 """Values of one range."""
 
@@ -16,10 +18,6 @@ _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[
 """Only what begins with a digit: a list may have ``../data``."""
 _MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
 """What nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
-
-
-class BadVariable(ValueError):
-    """A variable that cannot be read; the message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +30,6 @@ class Variable:
     is_range: bool
 
 
-class _Range(Sequence[str]):
-    """The numbers of a range as text, none of them before it is asked for."""
-
-    def __init__(self, low: Decimal, by: Decimal, count: int) -> None:
-        self._low, self._by, self._count = low, by, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        return format(self._low + index * self._by, "f")
-
-
 def parse_variable(text: str) -> Variable:
     """Read ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:STEP`` or ``NAME=A,B,C``.
 
@@ -54,38 +37,38 @@ def parse_variable(text: str) -> Variable:
     ends there. A list is of any texts without a comma.
 
     Raises:
-        BadVariable: it is none of these, is empty, or has over a million values.
+        BadInput: it is none of these, is empty, or has over a million values.
     """
     name, equals, what = text.partition("=")
     if not equals or not _NAME.fullmatch(name):
-        raise BadVariable(f"{text!r} is no variable: write BATCH=1..256, BATCH=8..256:8 or LR=a,b")
+        raise BadInput(f"{text!r} is no variable: write BATCH=1..256, BATCH=8..256:8 or LR=a,b")
     found = _RANGE.fullmatch(what)
     if found is None:
         if _MEANT_RANGE.fullmatch(what):
-            raise BadVariable(f"{text!r} is no range: write {name}=1..256 or {name}=8..256:8")
+            raise BadInput(f"{text!r} is no range: write {name}=1..256 or {name}=8..256:8")
         values = tuple(what.split(","))
         if not all(values):
-            raise BadVariable(f"{text!r} has an empty value: write {name}=1..256 or {name}=1,2,4")
+            raise BadInput(f"{text!r} has an empty value: write {name}=1..256 or {name}=1,2,4")
         if len(set(values)) < len(values):
-            raise BadVariable(f"{text!r} has a value twice")
+            raise BadInput(f"{text!r} has a value twice")
         return Variable(name, values, False)
     low, high = (_number(found[part], text) for part in ("low", "high"))
     by = _number(found["by"], text) if found["by"] is not None else Decimal(1)
     if by <= 0 or high < low:
-        raise BadVariable(f"{text!r} is no range: it goes from a smaller number to a larger one")
+        raise BadInput(f"{text!r} is no range: it goes from a smaller number to a larger one")
     count = int((high - low) / by) + 1
     if count > MOST_VALUES:
-        raise BadVariable(f"{text!r} has {count:,} values; the most is {MOST_VALUES:,}")
-    return Variable(name, _Range(low, by, count), True)
+        raise BadInput(f"{text!r} has {count:,} values; the most is {MOST_VALUES:,}")
+    return Variable(name, [format(low + i * by, "f") for i in range(count)], True)
 
 
 def _number(text: str, whole: str) -> Decimal:
     try:
         number = Decimal(text)
     except InvalidOperation:
-        raise BadVariable(f"{text!r} in {whole!r} is no number") from None
+        raise BadInput(f"{text!r} in {whole!r} is no number") from None
     if not number.is_finite() or abs(number) > 10**15:
-        raise BadVariable(f"{text!r} in {whole!r} is no number that a range can have")
+        raise BadInput(f"{text!r} in {whole!r} is no number that a range can have")
     return number
 
 
@@ -98,22 +81,22 @@ def check_places(variables: Sequence[Variable], texts: Sequence[str]) -> None:
     """See that each variable stands somewhere, and that there is at most one range.
 
     Raises:
-        BadVariable: it is not so; two variables have one name.
+        BadInput: it is not so; two variables have one name.
     """
     names = [v.name for v in variables]
     for name in names:
         if names.count(name) > 1:
-            raise BadVariable(f"{name} is given twice")
+            raise BadInput(f"{name} is given twice")
     used = {m[1] for text in texts for m in _PLACE.finditer(text)}
     for name in names:
         if name not in used:
-            raise BadVariable(
+            raise BadInput(
                 f"{name} stands nowhere: write {{{name}}} where its value goes, in the command, "
                 "--env, --torch-config or --world-size"
             )
     ranges = [v.name for v in variables if v.is_range]
     if len(ranges) > 1:
-        raise BadVariable(
+        raise BadInput(
             f"{' and '.join(ranges)} are ranges: the largest value that fits is found for one; "
             "give the others as lists, such as SEQ=512,1024,2048"
         )

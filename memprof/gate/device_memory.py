@@ -25,11 +25,8 @@ class Peak:
 
 
 class DeviceMemory:
-    """Memory of a device as torch's allocator counts it, in bytes.
-
-    The peaks of the whole test are what the mark's limit is for; those are counted apart, and
-    nothing here changes them.
-    """
+    """Memory of a device as torch's allocator counts it, in bytes. The peak of the whole test,
+    which the mark's limit is for, is counted apart."""
 
     def allocated(self, device: int = 0) -> int:
         """Bytes of blocks now."""

@@ -11,10 +11,11 @@ import pickle
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -37,52 +38,36 @@ from . import CHILD, OPTIONS, leave
 _COLUMNS = ("test", "GPU", "reserved", "limit", "allocated", "baseline", "change", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One test by its node ID, the GPU by its key, and bytes: the most at any time, the limit of
-    what is reserved and the baseline of what is allocated, None for none."""
-
-    test: str
-    gpu: str
-    reserved: int
-    allocated: int
-    limit: int | None
-    baseline: int | None
-    passed: bool
-
-    def markdown(self) -> str:
-        """The row of a table in Markdown."""
-        change = ""
-        if self.baseline:
-            change = f"{100 * (self.allocated - self.baseline) / self.baseline:+.2f} %"
-        cells = (
-            f"`{self.test}`".replace("|", "\\|"),
-            self.gpu,
-            format_bytes(self.reserved),
-            "" if self.limit is None else format_bytes(self.limit),
-            format_bytes(self.allocated),
-            "" if self.baseline is None else format_bytes(self.baseline),
-            change,
-            "" if self.passed else "**failed**",
-        )
-        return f"| {' | '.join(cells)} |\n"
-
-
 def begin_table(path: str) -> None:
-    """Write the head of a table, over what was there."""
+    """Write the head of a table in Markdown, over what was there."""
     rules = ["---", "---", *["--:"] * 5, "---"]
     with open(path, "w") as f:
         f.write(f"| {' | '.join(_COLUMNS)} |\n| {' | '.join(rules)} |\n")
 
 
-def add_row(path: str, row: Row) -> None:
+def add_row(path: str, cells: Sequence[str]) -> None:
     """Add a row, in one piece."""
     with open(path, "a") as f:
-        f.write(row.markdown())
+        f.write(f"| {' | '.join(cells)} |\n")
 
 
-if TYPE_CHECKING:
-    import pytest
+def _cells(
+    nodeid: str, gate: Gate, simulation: Simulation, old: int | None, passed: bool
+) -> tuple[str, ...]:
+    """Of a test that allocated ``old`` bytes before."""
+    account = simulation.account
+    reserved, allocated = (account.reserved, account.most_allocated) if account else (0, 0)
+    return (
+        f"`{nodeid}`".replace("|", "\\|"),
+        simulation.gpu.key,
+        format_bytes(reserved),
+        "" if gate.limit is None else format_bytes(gate.limit),
+        format_bytes(allocated),
+        "" if old is None else format_bytes(old),
+        f"{100 * (allocated - old) / old:+.2f} %" if old else "",
+        "" if passed else "**failed**",
+    )
+
 
 FOLDER = "memprof-baselines"
 """Beside the test's file."""
@@ -100,7 +85,7 @@ class BadGate(Exception):
 @dataclass(frozen=True, slots=True)
 class Gate:
     """What a test may take: bytes, None for no limit; of which GPU, None for the usual one; and
-    growth beyond the baseline as a part of it, None if it is not compared."""
+    growth as a part of the baseline, None if it is not compared."""
 
     limit: int | None
     gpu: str | None
@@ -161,7 +146,7 @@ def baseline_path(nodeid: str, test_file: Path) -> Path:
 
 def judge(
     nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
-) -> tuple[str, Row]:
+) -> tuple[str, tuple[str, ...]]:
     """What is wrong with what a test took, in words, empty if nothing is; and its row of a table.
     With ``update`` what it took becomes its baseline.
 
@@ -169,10 +154,13 @@ def judge(
         BadGate: the baseline cannot be written.
     """
     path = baseline_path(nodeid, test_file)
-    before, problem = _baseline(nodeid, path)
+    before, problem = None, ""
+    try:
+        before = read_profile(path) if path.exists() else None
+    except ProfileError as e:
+        problem = f"{nodeid}: its baseline cannot be read: {e}; --memprof-update writes it anew"
     old = before.accounts[0].most_allocated if before is not None and before.accounts else None
-    account = simulation.account
-    if update and account is not None and simulation.outcome.out_of_memory is None:
+    if update and simulation.account is not None and simulation.outcome.out_of_memory is None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_profile_of([simulation], str(path))
@@ -181,17 +169,7 @@ def judge(
         problem, before = "", profile_of(simulation)
     if not problem or gate.growth is None:
         problem = _problem(nodeid, gate, simulation, path, before)
-    taken = (account.reserved, account.most_allocated) if account is not None else (0, 0)
-    gpu = simulation.gpu.key
-    return problem, Row(nodeid, gpu, *taken, gate.limit, old, not problem)
-
-
-def _baseline(nodeid: str, path: Path) -> tuple[Profile | None, str]:
-    """The baseline, if there is one, and what is wrong with it."""
-    try:
-        return (read_profile(path) if path.exists() else None), ""
-    except ProfileError as e:
-        return None, f"{nodeid}: its baseline cannot be read: {e}; --memprof-update writes it anew"
+    return problem, _cells(nodeid, gate, simulation, old, not problem)
 
 
 def _problem(
@@ -213,26 +191,22 @@ def _problem(
             f"{nodeid} reserved {_both(account.reserved)} on {simulation.gpu.name}, more than its "
             f"limit of {_both(gate.limit)}"
         )
-    if gate.growth is not None:
-        problems += _compared(nodeid, path, gate.growth, before, account.most_allocated)
+    if gate.growth is not None and before is None:
+        problems.append(
+            f"{nodeid} has no baseline {path}: run pytest with --memprof-update and commit it"
+        )
+    elif gate.growth is not None and before is not None:
+        # Not what is reserved, which grows in segments of 2 MiB and more.
+        old = before.accounts[0].most_allocated if before.accounts else 0
+        now = account.most_allocated
+        if now > old * (1 + gate.growth):
+            problems.append(
+                f"{nodeid} allocated {_both(now)} at its peak, "
+                f"{100 * (now - old) / max(old, 1):.2f} % more than its baseline of {_both(old)}"
+            )
     if not problems:
         return ""
     return "\n".join([*problems, *_what_grew(before, profile_of(simulation))])
-
-
-def _compared(
-    nodeid: str, path: Path, growth: Fraction, before: Profile | None, allocated: int
-) -> list[str]:
-    if before is None:
-        return [f"{nodeid} has no baseline {path}: run pytest with --memprof-update and commit it"]
-    # Not what is reserved, which grows in segments of 2 MiB and more.
-    old = before.accounts[0].most_allocated if before.accounts else 0
-    if allocated <= old * (1 + growth):
-        return []
-    return [
-        f"{nodeid} allocated {_both(allocated)} at its peak, "
-        f"{100 * (allocated - old) / max(old, 1):.2f} % more than its baseline of {_both(old)}"
-    ]
 
 
 def _both(nbytes: int) -> str:
@@ -262,7 +236,7 @@ def _what_grew(before: Profile | None, after: Profile) -> list[str]:
 
 
 def _nodes(after: Profile, places: set[str]) -> list[str]:
-    """FX nodes of compiled code at lines that grew; their names alone say nothing of a baseline."""
+    """FX nodes of compiled code at lines that grew."""
     found: dict[str, int] = {}
     for row in after.accounts[0].rows:
         if row.nodes and row.frame is not None and place_of(row.frame) in places:
@@ -275,13 +249,9 @@ def _nodes(after: Profile, places: set[str]) -> list[str]:
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:
     """Let a test run on the simulated device, and be judged by what it took there."""
     instance: Any = item  # pytest looks at instances, where mypy sees methods of a class
-    instance.setup = instance.teardown = _nothing
+    # Fixtures are set up, and taken down, where the test runs.
+    instance.setup = instance.teardown = lambda: None
     instance.runtest = functools.partial(_run, item, mark)
-
-
-def _nothing() -> None:
-    """Fixtures are set up, and taken down, where the test runs. What ``unittest`` takes down here
-    would be what it has set up."""
 
 
 def _run(item: pytest.Function, mark: pytest.Mark) -> None:
@@ -298,12 +268,12 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
         pytest.exit(f"ended while {item.nodeid} ran on the simulated device", returncode=status)
     update: bool = config.getoption("--memprof-update")
     try:
-        problem, row = judge(item.nodeid, item.path, asked, simulation, update=update)
+        problem, cells = judge(item.nodeid, item.path, asked, simulation, update=update)
     except BadGate as e:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     table = config.getoption("--memprof-table")
     if table is not None:
-        add_row(table, row)
+        add_row(table, cells)
     if problem:
         pytest.fail(problem + (f"\n\nIts output:\n{output}" if output else ""), pytrace=False)
 
@@ -342,12 +312,8 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         except (pickle.PicklingError, TypeError, AttributeError) as e:
             raise BadGate(f"an option of conftest.py cannot be sent to its process: {e}") from e
         found = attempt(command, settings, environment)
-        try:
-            with open(output, errors="replace") as f:
-                text = f.read().strip()
-        except FileNotFoundError:
-            text = ""
-        outcomes = _read(reports)
+        text = _read(output).strip()
+        outcomes = [json.loads(line) for line in _read(reports).splitlines()]
     memory = found.outcome.out_of_memory
     for when, outcome, reason in outcomes:
         if outcome == "skipped":
@@ -362,9 +328,9 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
     return found, text if memory is not None else ""
 
 
-def _read(path: str) -> list[tuple[str, str, str]]:
+def _read(path: str) -> str:
     try:
-        with open(path) as f:
-            return [tuple(json.loads(line)) for line in f]
+        with open(path, errors="replace") as f:
+            return f.read()
     except FileNotFoundError:
-        return []
+        return ""

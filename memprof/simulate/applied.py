@@ -1,7 +1,7 @@
 """Applies ``changes.py`` in the script's own process, by torch's own hooks and defaults.
 
-Before the script runs, or as soon as it has what a change is about. A change that found nothing to
-change says so: a saving of nothing is not to be taken for a change that does not help.
+A change that found nothing to change says so: a saving of nothing is not to be taken for a change
+that does not help.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from memprof._torch_compat import allocate_by
-from memprof.profiler._text import is_inside
+from memprof.profiler._text import is_inside, without_numbers
 from memprof.profiler.stack_text import innermost_module
 from memprof.simulated_cuda.after_import import after_import
 
 from .changes import change_of, environment_again, option_of
-from .checkpointed import Checkpointed
 
 _CHUNKS = 8
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -34,13 +35,11 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 class PartitionFlops:
     """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
-    backward in this process.
+    backward in this process, by the formulas of ``torch.utils.flop_counter``.
 
     What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
-    of one script differ by the operations that are recomputed. Formulas are those of
-    ``torch.utils.flop_counter``: matrix products, convolutions and attention. A graph that is
-    partitioned again (another size) counts again, and one that comes from AOTAutograd's cache is
-    not partitioned: that cache has to be off, as in ``UNCACHED``.
+    of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
+    is not partitioned: that cache has to be off, as in ``UNCACHED``.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,7 @@ class PartitionFlops:
         self.graphs = 0
 
     def install(self) -> None:
-        """Count what is partitioned from now on; before torch is imported."""
+        """Count from now on; before torch is imported."""
         after_import("torch._functorch.partitioners", self._wrap)
 
     def _wrap(self, partitioners: ModuleType) -> None:
@@ -78,9 +77,8 @@ def _flops(graph: Any) -> int:
 
 
 def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> Callable[..., Any]:
-    """An optimizer's ``step``, not hooked by torch yet, that updates one parameter after the other,
-    in float32, and keeps its state in bfloat16; ``said`` is told how many tensors of state a step
-    made narrower."""
+    """An optimizer's ``step`` that updates one parameter after the other, in float32, and keeps its
+    state in bfloat16; ``said`` is told how many tensors of state a step made narrower."""
 
     @functools.wraps(step)
     def one_by_one(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -116,13 +114,10 @@ def step_by_parameter(step: Callable[..., Any], said: Callable[[int], None]) -> 
 
 def _convert(state: Any, old: Any, new: Any) -> int:
     """How many tensors of a state were of type ``old``, and are ``new`` now; numbers stay."""
-    import torch
-
-    found = [k for k, v in state.items() if isinstance(v, torch.Tensor) and v.dtype is old]
-    found = [key for key in found if state[key].numel() > 1]
-    for key in found:
+    is_old = [k for k, v in state.items() if getattr(v, "dtype", None) is old and v.numel() > 1]
+    for key in is_old:  # One after the other: two of one tensor are memory as well.
         state[key] = state[key].to(new)
-    return len(found)
+    return len(is_old)
 
 
 def _narrow(_: str, said: Said, module: Any) -> None:
@@ -173,8 +168,8 @@ def _drop(_: str, said: Said, module: Any) -> None:
 
 
 def _chunk(_: str, said: Said, functional: Any) -> None:
-    """``cross_entropy`` in eight chunks of rows, each checkpointed: of what lies between logits and
-    loss, one part is there at a time. torch's own gets what is no mean over rows of logits."""
+    """``cross_entropy`` in eight chunks of rows, each checkpointed; torch's own gets what is no
+    mean over rows of logits."""
     whole = functional.cross_entropy
 
     def cross_entropy(
@@ -208,12 +203,112 @@ def _chunk(_: str, said: Said, functional: Any) -> None:
     functional.cross_entropy = cross_entropy
 
 
+class Checkpointed:
+    """Has blocks of each model recomputed, before its first call: modules of names like
+    ``pattern``, with ``*`` for their numbers, or ``repeated_blocks``.
+
+    What is moved to a device or called is a model, with all that is inside of it: a program may
+    have several. What later becomes a part of something larger is looked at again as a part of it.
+    """
+
+    def __init__(self, pattern: str, said: Callable[[str], None]) -> None:
+        self._pattern = pattern
+        self._said = said
+        self._seen: WeakSet[Any] = WeakSet()
+        self._counts: Counter[str] = Counter()
+
+    def install(self, module: ModuleType) -> None:
+        """See each module when it moves to a device, and before its first call; ``module`` is
+        ``torch.nn.modules.module``."""
+        for name in ("to", "to_empty", "cuda"):
+            _after(module.Module, name, self._look)
+        module.register_module_forward_pre_hook(lambda root, args: self._look(root))
+
+    def _look(self, root: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # Which can follow no weak references.
+            if not self._counts:
+                self._recompute(self._blocks(root))
+            return
+        if root in self._seen:
+            return
+        inside = list(root.modules())
+        self._seen.update(inside)
+        blocks = self._blocks(root)
+        if not blocks:
+            return
+        for module in inside:
+            before = getattr(module.__dict__.get("forward"), "recomputes", None)
+            if before is not None:
+                module.forward = before
+                self._counts[type(module).__name__] -= 1
+        self._recompute(blocks)
+
+    def _blocks(self, root: Any) -> list[Any]:
+        if not self._pattern:
+            return repeated_blocks(root)
+        named = ((name.replace("_orig_mod.", ""), m) for name, m in root.named_modules() if name)
+        return [module for name, module in named if without_numbers(name) == self._pattern]
+
+    def _recompute(self, blocks: list[Any]) -> None:
+        for block in blocks:
+            block.forward = _recomputed(block.forward)
+            self._counts[type(block).__name__] += 1
+        if blocks:
+            self._said(", ".join(f"{n} {name}" for name, n in self._counts.items() if n))
+
+
+def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
+    method: Callable[..., Any] = getattr(owner, name)
+
+    def moved(module: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(module, *args, **kwargs)
+        look(module)
+        return result
+
+    setattr(owner, name, moved)
+
+
+def repeated_blocks(root: Any) -> list[Any]:
+    """The siblings of one class, in a list or a sequence of modules, with most parameters."""
+    from torch.nn import ModuleList
+
+    best: list[Any] = []
+    most = 0
+    for parent in root.modules():
+        groups: dict[Any, list[Any]] = {}
+        for child in parent.children():
+            groups.setdefault(type(child), []).append(child)
+        for kind, group in groups.items():
+            size = sum(p.numel() for block in group for p in block.parameters())
+            # A leaf has nothing inside that could be recomputed, a list is not called.
+            inside = next(group[0].children(), None) is not None
+            worth = inside and kind.forward is not ModuleList.forward
+            if len(group) > 1 and size > most and worth:
+                best, most = group, size
+    return best
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    checkpointed.recomputes = forward  # type: ignore[attr-defined]
+    return checkpointed
+
+
 def _expect(names: str, said: Said, output_graph: Any) -> None:
     """Do to graphs of Dynamo what ``torch._dynamo.mark_static_address(guard=False)`` would.
 
-    AOTAutograd reads it off their placeholders, whoever the backend is. An input that moves after
-    all is seen by graph trees, which then record again. ``NAME+NAME`` are each ``GraphValue.fqn``
-    of an input, else Dynamo's source, such as ``L['cache']``; every graph that has one is meant.
+    AOTAutograd reads it off their placeholders. An input that moves after all is seen by graph
+    trees. ``NAME+NAME`` are each ``GraphValue.fqn`` of an input, else Dynamo's source, such as
+    ``L['cache']``; every graph that has one is meant.
     """
     compile_ = output_graph.OutputGraph.call_user_compiler
     wanted = frozenset(names.split("+"))
@@ -321,7 +416,7 @@ class Applied:
         self._done: dict[str, str] = {}
 
     def install(self) -> None:
-        """Apply them, as soon as what they are about is there; before torch is imported."""
+        """Apply them as soon as what they are about is there; before torch is imported."""
         for text, change, argument in self._changes:
             if change.allocator:
                 self._allocate(text)
@@ -330,19 +425,17 @@ class Applied:
                 after_import(module, partial(hook, argument, partial(self._note, text)))
 
     def sentences(self) -> list[str]:
-        """What was changed."""
         return list(self._done.values())
 
     def idle(self, partitions: int) -> list[str]:
         """Changes that found nothing to change: without a graph that was partitioned into forward
         and backward a setting of the partitioner has changed nothing."""
-        found = []
-        for text, change, _ in self._changes:
-            if change.allocator:
-                continue
-            if partitions == 0 if change.setting else text not in self._done:
-                found.append(text)
-        return found
+        return [
+            text
+            for text, change, _ in self._changes
+            if not change.allocator
+            and (partitions == 0 if change.setting else text not in self._done)
+        ]
 
     def _note(self, text: str, said: str) -> None:
         self._done[text] = f"{text}: {said}"

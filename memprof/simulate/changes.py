@@ -20,6 +20,8 @@ from memprof.compile_backend.options import OptionError, Options
 from memprof.profiler.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
 
+from .command_line import BadInput
+
 WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
 """Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
 first of two runs would need more than the second."""
@@ -27,14 +29,10 @@ first of two runs would need more than the second."""
 _SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
-class BadSetting(ValueError):
-    """A setting that cannot be read; the message says what to write instead."""
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value (a Python literal, or the text itself) of one of torch's configuration modules, e.g.
-    of ``triton.cudagraphs`` in ``torch._inductor.config``."""
+    """A value of one of torch's configuration modules, e.g. of ``triton.cudagraphs`` in
+    ``torch._inductor.config``."""
 
     module: str
     name: str
@@ -45,11 +43,11 @@ def parse_setting(text: str) -> Setting:
     """Read ``torch.MODULE.config.NAME=VALUE``.
 
     Raises:
-        BadSetting: it is something else.
+        BadInput: it is something else.
     """
     found = _SETTING.fullmatch(text)
     if found is None:
-        raise BadSetting(
+        raise BadInput(
             f"{text!r} is no setting of torch: write "
             "torch._functorch.config.activation_memory_budget=0.5"
         )
@@ -66,11 +64,8 @@ def literal(text: str) -> object:
 
 
 def put_settings(settings: list[Setting]) -> None:
-    """Set each as soon as its module has been imported, before anybody reads it.
-
-    Raises:
-        CannotRun: at that time, there is no such setting, or its values are of another type.
-    """
+    """Set each as soon as its module has been imported, which raises ``CannotRun`` where there is
+    no such setting, or its values are of another type."""
     for setting in settings:
         after_import(setting.module, partial(_put, setting))
 
@@ -113,7 +108,6 @@ class Change:
     """A change that can be tried.
 
     Attributes:
-        what: a line of a report.
         how: what to write to have it for good.
         costs: what it costs, in words.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
@@ -122,7 +116,6 @@ class Change:
     """
 
     key: str
-    what: str
     how: str
     costs: str
     setting: str = ""
@@ -136,21 +129,18 @@ CHANGES: Mapping[str, Change] = {
     for change in (
         Change(
             "expandable-segments",
-            "segments of the allocator that grow",
             "PYTORCH_ALLOC_CONF=expandable_segments:True",
             "little",
             allocator="expandable_segments:True",
         ),
         Change(
             "checkpoint",
-            "recompute each repeated block in the backward",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block",
             "the forward of these blocks once more: about a third of the step's operations",
             argument="MODULES",
         ),
         Change(
             "recompute",
-            "compute these values again in the backward, in compiled code",
             "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
             "these operators once more",
             argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE]",
@@ -158,44 +148,37 @@ CHANGES: Mapping[str, Change] = {
         ),
         Change(
             "fused-optimizer",
-            "one kernel for the whole update, without copies of all gradients",
             "fused=True for the optimizer",
             "nothing",
         ),
         Change(
             "optimizer-one-by-one",
-            "update one parameter after the other",
             "foreach=False for the optimizer",
             "more kernels in the optimizer's step",
         ),
         Change(
             "memory-budget",
-            "recompute what is cheap to recompute, in compiled code",
             "torch._functorch.config.activation_memory_budget = 0.5",
             "operations that are recomputed: memprof fit --budget counts them",
             setting="torch._functorch.config.activation_memory_budget=0.5",
         ),
         Change(
             "bf16-state",
-            "keep the optimizer's state in bfloat16",
             "an optimizer that keeps its state in fewer bits",
             "precision of the moments, and kernels to convert them",
         ),
         Change(
             "drop-gradients",
-            "clear gradients as soon as the optimizer has used them",
             "optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
             "nothing",
         ),
         Change(
             "chunked-loss",
-            "compute cross_entropy in eight parts, each again in the backward",
             "torch.utils.checkpoint.checkpoint around the loss of each chunk of rows",
             "the loss once more",
         ),
         Change(
             "static-inputs",
-            "expect these inputs of compiled code where they were, and do not copy them",
             "torch._dynamo.mark_static_address(tensor) before the first call",
             "a recording for each place where they lie",
             argument="NAME+NAME",
@@ -203,7 +186,6 @@ CHANGES: Mapping[str, Change] = {
         ),
         Change(
             "option",
-            "an option of the backend, wherever the program compiles with it",
             'options={NAME: VALUE} of torch.compile(backend="memprof")',
             "what docs/options.md says of it",
             argument="NAME:VALUE",
@@ -217,24 +199,20 @@ GENERAL = tuple(key for key, change in CHANGES.items() if not change.required)
 """What is tried where nobody names changes."""
 
 
-class BadChange(ValueError):
-    """A text that names no change; the message says what to write."""
-
-
 def change_of(text: str) -> tuple[Change, str]:
     """A change and its argument, empty if it has none, of ``key`` or ``key=argument``.
 
     Raises:
-        BadChange: there is none of that name, or it has another form.
+        BadInput: there is none of that name, or it has another form.
     """
     key, equals, argument = text.partition("=")
     change = CHANGES.get(key)
     if change is None:
-        raise BadChange(f"{key!r} is none of {', '.join(CHANGES)}")
+        raise BadInput(f"{key!r} is none of {', '.join(CHANGES)}")
     if equals and not (change.argument and argument):
-        raise BadChange(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
+        raise BadInput(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
     if change.required and not argument:
-        raise BadChange(f"{key} of what? Write {key}={change.argument}")
+        raise BadInput(f"{key} of what? Write {key}={change.argument}")
     if key == "option":
         option_of(argument)
     return change, argument
@@ -244,28 +222,29 @@ def option_of(argument: str) -> dict[str, Any]:
     """``NAME:VALUE`` as an option of ``backend="memprof"``.
 
     Raises:
-        BadChange: it has another form, there is no such option, or it cannot have this value.
+        BadInput: it has another form, there is no such option, or it cannot have this value.
     """
     name, _, value = argument.partition(":")
     names = [f.name for f in fields(Options)]
     if name not in names or not value:
-        raise BadChange(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
+        raise BadInput(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
     option = {name: literal(value)}
     try:
         Options(**option)  # type: ignore[arg-type]
     except OptionError as error:
-        raise BadChange(str(error)) from None
+        raise BadInput(str(error)) from None
     return option
 
 
 def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the environment that changes are made of."""
+    """Variables of the environment that changes are made of, beside options in ``base``."""
     options = [c.allocator for c, _ in map(change_of, changes) if c.allocator]
     if not options:
         return {}
-    before = base.get(_CONF) or base.get(_OLD_CONF) or ""
-    value = _with(before, options)
-    return dict.fromkeys(_CONFS, value)
+    names = {option.partition(":")[0] for option in options}
+    before = (base.get(_CONF) or base.get(_OLD_CONF) or "").split(",")
+    kept = [o for o in before if o and o.partition(":")[0].strip() not in names]
+    return dict.fromkeys(_CONFS, ",".join([*kept, *options]))
 
 
 def environment_again(
@@ -276,14 +255,6 @@ def environment_again(
     again; an empty text and no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
-
-
-def _with(before: str, options: list[str]) -> str:
-    """Options of the allocator, ``name:value`` each, beside those that were there, or in their
-    place."""
-    names = {option.partition(":")[0] for option in options}
-    kept = [o for o in before.split(",") if o and o.partition(":")[0].strip() not in names]
-    return ",".join([*kept, *options])
 
 
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "horovodr
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
-class BadCommand(ValueError):
-    """A command that cannot be simulated; the message says what to write instead."""
+class BadInput(ValueError):
+    """Something that cannot be simulated; the message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Command:
 
 
 def parse(words: tuple[str, ...]) -> Command:
-    """Take a command apart: ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or
-    ``-m MODULE ARG...``.
+    """Take ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or ``-m MODULE ARG...``
+    apart.
 
     Raises:
-        BadCommand: it is empty, starts other processes, or is no Python program.
+        BadInput: it is empty, starts other processes, or is no Python program.
     """
     if not words:
-        raise BadCommand(
+        raise BadInput(
             "there is no script: memprof simulate --gpu h100-80gb -- python train.py ARGUMENT ..."
         )
     name = os.path.basename(words[0])
@@ -50,7 +50,7 @@ def parse(words: tuple[str, ...]) -> Command:
         program = words
         interpreter = sys.executable
         if words[0] != "-m" and shutil.which(words[0]) and not os.path.isfile(words[0]):
-            raise BadCommand(
+            raise BadInput(
                 f"{words[0]} is a program, not a Python script: write python SCRIPT ARGUMENT ... "
                 "or -m MODULE ARGUMENT ..."
             )
@@ -62,19 +62,19 @@ def parse(words: tuple[str, ...]) -> Command:
             at += 2 if words[at] in _WITH_VALUE else 1
         options, program = words[1:at], words[at:]
     if not program or program == ("-m",):
-        raise BadCommand(f"{' '.join(words)} has no script and no -m MODULE")
+        raise BadInput(f"{' '.join(words)} has no script and no -m MODULE")
     if program[0] == "-c" or program[0] == "-":
-        raise BadCommand("a program from the command line cannot be simulated: put it into a file")
+        raise BadInput("a program from the command line cannot be simulated: put it into a file")
     module = program[1] if program[0] == "-m" else ""
     if module in _LAUNCHER_MODULES or module.partition(".")[0] in _LAUNCHERS:
         raise _launcher(f"python -m {module}")
     if program[0].startswith("-") and program[0] != "-m":
-        raise BadCommand(f"{program[0]} is no script; before one only options of Python may stand")
+        raise BadInput(f"{program[0]} is no script; before one only options of Python may stand")
     return Command(interpreter, options, program)
 
 
-def _launcher(name: str) -> BadCommand:
-    return BadCommand(
+def _launcher(name: str) -> BadInput:
+    return BadInput(
         f"{name} starts a process for each rank, and one is enough here: give the training script "
         "itself, with --world-size N --rank R where it is a job of several"
     )
@@ -82,10 +82,6 @@ def _launcher(name: str) -> BadCommand:
 
 RANKS_PER_HOST = 8
 """GPUs of the usual host, where nobody says how many."""
-
-
-class BadJob(ValueError):
-    """Ranks that no job has; the message says which there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +124,20 @@ def jobs_of(
     a job. Of ranks a host has 8, or as many as there are, where nobody says.
 
     Raises:
-        BadJob: there is no such rank, or ranks without a job.
+        BadInput: there is no such rank, or ranks without a job.
     """
     if world_size is None:
         if ranks or ranks_per_host is not None:
-            raise BadJob("ranks belong to a job: say of how many with --world-size")
+            raise BadInput("ranks belong to a job: say of how many with --world-size")
         return (None,)
     if world_size < 1:
-        raise BadJob(f"a job of {world_size} ranks: it is at least 1")
+        raise BadInput(f"a job of {world_size} ranks: it is at least 1")
     per_host = min(world_size, RANKS_PER_HOST) if ranks_per_host is None else ranks_per_host
     if not 1 <= per_host <= world_size:
-        raise BadJob(f"{per_host} ranks on a host, of {world_size}: it is 1 to {world_size}")
+        raise BadInput(f"{per_host} ranks on a host, of {world_size}: it is 1 to {world_size}")
     for rank in ranks:
         if not 0 <= rank < world_size:
-            raise BadJob(f"there is no rank {rank} in a job of {world_size}: 0 to {world_size - 1}")
+            raise BadInput(
+                f"there is no rank {rank} in a job of {world_size}: 0 to {world_size - 1}"
+            )
     return tuple(Job(world_size, rank, per_host) for rank in dict.fromkeys(ranks or (0,)))

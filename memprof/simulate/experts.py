@@ -6,12 +6,9 @@ A router takes the ``topk`` of scores that nothing has computed: all tokens go t
 where a mask is searched, none to any. ``--balanced-experts`` has integers computed (Note [Integers
 that compute]) and lets each ``topk`` deal: row ``r`` of ``n`` entries gets the indices ``r k`` to
 ``r k + k - 1`` modulo ``n``. So each of ``E`` experts gets ``T k / E`` of ``T`` tokens, or one
-more: what a router is trained to, and what capacity factors are chosen for.
-
-Where experts lie on several ranks, ranks tell each other in ``all_to_all`` how many tokens they
-send. Of integers that has here what it would have if every rank were this one. Other choices (the
-``argmax`` of one expert per token) and routers in compiled code, whose masks are made by kernels of
-Inductor, are zero as without.
+more. Where ranks tell each other in ``all_to_all`` how many tokens they send, integers are what
+they were if every rank were this one. Other choices (``argmax``) and routers in compiled code are
+zero as without.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ MAX_EXPERTS = 4096
 
 
 def balance_experts() -> None:
-    """Deal tokens to experts in this process from here on."""
+    """Deal tokens to experts from here on."""
     compute_integers({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
         wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})

@@ -7,11 +7,10 @@ environment. Nothing of torch is imported before the script does: what a script 
 Note [When the peak has stood still]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A training run ends after so many optimizer steps. What serves a model has none, and neither has a
-compiled optimizer (its hooks are compiled away). There the run ends once the program has asked for
-``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
-least ``LEAST``. Blocks are counted, not seconds, so that the answer does not depend on the machine:
-compiling takes long and asks for nothing. Where there is an optimizer that has not stepped yet, the
-program may be validating before it trains: there it takes ``WITH_OPTIMIZER`` times as many.
+compiled optimizer. There the run ends once the program has asked for ``FACTOR`` times as many
+blocks without a new peak as it had when the last one came, and for at least ``LEAST``: blocks, not
+seconds, so that the answer does not depend on the machine. Where there is an optimizer that has not
+stepped yet, the program may be validating first: there it takes ``WITH_OPTIMIZER`` times as many.
 """
 
 from __future__ import annotations
@@ -48,16 +47,14 @@ WITH_OPTIMIZER = 10
 
 @dataclass(slots=True)
 class Stillness:
-    """Notices that a peak stands still; see Note [When the peak has stood still]. It has the
-    greatest that was seen, whatever it is made of, and the blocks that had been asked for by then.
-    """
+    """Note [When the peak has stood still]: the greatest peak, and blocks asked for by then."""
 
     peak: tuple[int, ...] = ()
     asked: int = 0
 
     def reached(self, peak: tuple[int, ...], asked: int, waits_for_step: bool) -> bool:
-        """Whether nothing more is to be expected, after the greatest ``peak`` so far and so many
-        blocks asked for; ``waits_for_step`` if there is an optimizer that has not stepped."""
+        """Whether nothing more is to be expected, after so many blocks asked for;
+        ``waits_for_step`` if there is an optimizer that has not stepped."""
         if peak > self.peak:
             self.peak, self.asked = peak, asked
             return False
@@ -79,14 +76,15 @@ _LINE_PERIOD = 10.0
 
 
 def launch(arguments: list[str]) -> None:
-    """Run what ``arguments`` say as ``__main__`` and leave an outcome behind."""
     with open(os.environ.pop(VARIABLE), "rb") as f:
         request = msgspec.json.decode(f.read(), type=Request)
     run = _Run(request)
     status, failure = 0, None
     try:
         run_main(arguments, before=run.begin)
-        run.join_threads()
+        for thread in threading.enumerate():  # as Python does at its end
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
     except BaseException as e:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise
@@ -124,8 +122,6 @@ def _failure(error: BaseException) -> Failure:
 
 
 class _Run:
-    """One run of a script, from its first line to its outcome."""
-
     def __init__(self, request: Request) -> None:
         self._request = request
         self._process = os.getpid()
@@ -145,14 +141,7 @@ class _Run:
         """Whether this process was forked from the script's."""
         return os.getpid() != self._process
 
-    def join_threads(self) -> None:
-        """Wait for the script's threads, as Python does at its end."""
-        for thread in threading.enumerate():
-            if not thread.daemon and thread is not threading.current_thread():
-                thread.join()
-
     def begin(self) -> None:
-        """Get ready for torch, whenever the script imports it."""
         signal.signal(signal.SIGTERM, self._terminated)
         self._changes.install()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
@@ -170,11 +159,8 @@ class _Run:
         after_import("memprof.compile_backend.runtime", backend_is_there)
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
-        """Write the outcome and leave the process, without the script's own end.
-
-        The device has nothing to lose, and a script that is stopped in a step must not go on to
-        save what it has.
-        """
+        """Write the outcome and leave the process, without the script's own end: stopped in a step
+        it must not go on to save what it has."""
         self._finishing = True
         outcome = Outcome(ended=ended, failure=failure, status=status)
         try:
@@ -223,25 +209,21 @@ class _Run:
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:
-        """What memprof's backend recorded, if the script used it."""
         if self._session is not None:
-            recorded: Profile = sys.modules["memprof.compile_backend.runtime"].RUNTIME.profile(
-                self._session
-            )
+            runtime: Any = sys.modules["memprof.compile_backend.runtime"]
+            recorded: Profile = runtime.RUNTIME.profile(self._session)
             return recorded
         from memprof.compile_backend.environment import new_profile
 
         return new_profile()
 
     def _terminated(self, number: int, frame: object) -> None:
-        """``memprof simulate`` has waited long enough: what there is so far is the answer."""
+        """``memprof simulate`` has waited long enough."""
         if self.is_child:
             sys.exit(128 + number)
-        if not self._finishing:
-            self.finish("it was ended")
+        self._finish_once("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
-        from memprof.profiler.device.draining import Drains
         from memprof.profiler.device.out_of_memory import REPORTS
         from memprof.profiler.device.watch import Watch
 
@@ -250,7 +232,6 @@ class _Run:
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)
-        Drains(self._watch).start()
         if control.simulated():
             if self._request.balanced_experts:
                 from .experts import balance_experts
@@ -286,8 +267,7 @@ class _Run:
             peak = tuple(max(p[what] for p in peaks) for what in ("reserved", "allocated"))
             steps = self._watch.steps
             news, now = (steps, peak[0]), time.monotonic()
-            waited = now - last
-            if self._request.progress and waited >= (_LINE_PERIOD if news == said else 1.0):
+            if self._request.progress and now - last >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
@@ -304,8 +284,7 @@ class _Run:
                 self._finish_once(ended)
 
     def _finish_once(self, ended: str) -> None:
-        """A call that comes while the run's end is described would find it half done."""
-        if not self._finishing:
+        if not self._finishing:  # Else the run's end is being described.
             self.finish(ended)
 
 

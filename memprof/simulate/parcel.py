@@ -27,10 +27,6 @@ _ALIGNMENT = 16
 """Bytes, no fewer than any element has, so that what is cut off moves no element off its place."""
 
 
-_LENGTH = 8
-"""Bytes of the length of what has been reached."""
-
-
 class _Packer:
     """Turns tensors into what decides about memory; ``reached`` has of each storage the first byte
     that a tensor reaches, and the one behind the last."""
@@ -114,18 +110,15 @@ def pack(value: object) -> bytes:
         pickler.dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as e:
         raise NoParcel(f"this cannot be sent to another process: {e}") from e
-    # Known when all is packed, so behind it; its own length at the very end.
-    reached = pickle.dumps(packer.reached)
-    return file.getvalue() + reached + len(reached).to_bytes(_LENGTH, "little")
+    return pickle.dumps((file.getvalue(), packer.reached))
 
 
 class _Unpacker(pickle.Unpickler):
     """Makes tensors of what ``_Packer`` has left of them; nothing is written to them."""
 
-    def __init__(self, data: bytes, device: str) -> None:
+    def __init__(self, data: bytes, reached: list[tuple[int, int]], device: str) -> None:
         super().__init__(io.BytesIO(data))
-        reached = int.from_bytes(data[-_LENGTH:], "little")
-        self._reached: list[tuple[int, int]] = pickle.loads(data[-reached - _LENGTH : -_LENGTH])
+        self._reached = reached
         self._device = device
         self._storages: dict[int, torch.Tensor] = {}
         self._tensors: dict[int, torch.Tensor] = {}
@@ -153,7 +146,8 @@ class _Unpacker(pickle.Unpickler):
 
 def unpack(data: bytes, device: str) -> Any:
     """What ``pack`` has packed, with every tensor on ``device``. Only for what it has packed."""
-    return _Unpacker(data, device).load()
+    emptied, reached = pickle.loads(data)
+    return _Unpacker(emptied, reached, device).load()
 
 
 def default_loss(output: Any) -> torch.Tensor:
@@ -178,18 +172,6 @@ def default_loss(output: Any) -> torch.Tensor:
     return torch.stack(found).sum()
 
 
-def main(path: str) -> None:
-    """Run the steps.
-
-    Raises:
-        RuntimeError: what was sent ended the process, so that nobody knows what all steps take.
-    """
-    try:
-        _run_steps(path)
-    except SystemExit as e:
-        raise RuntimeError(f"the steps ended their process: SystemExit({e.code!r})") from e
-
-
 def _run_steps(path: str) -> None:
     with open(path, "rb") as f:
         model, args, kwargs, options = unpack(f.read(), "cuda")
@@ -202,10 +184,9 @@ def _run_steps(path: str) -> None:
         return nullcontext() if autocast is None else torch.autocast("cuda", dtype=autocast)
 
     if optimizer is None:
-        with torch.no_grad():
-            for _ in range(options["steps"]):
-                with context():
-                    run(*args, **kwargs)
+        for _ in range(options["steps"]):
+            with torch.no_grad(), context():
+                run(*args, **kwargs)
         return
     made = optimizer(model.parameters())
     for _ in range(options["steps"]):
@@ -219,4 +200,7 @@ def _run_steps(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        _run_steps(sys.argv[1])
+    except SystemExit as e:  # What was sent ended it: nobody knows what all steps take.
+        raise RuntimeError(f"the steps ended their process: SystemExit({e.code!r})") from e

@@ -38,9 +38,8 @@ _PERIOD_S = 0.1
 class StandardInput:
     """Of this process, for one run after the other.
 
-    A file is read from where it stood each time. What comes in through a pipe is kept, so that the
-    second run finds what the first has read; it is read ahead of the script, as it comes. Anything
-    else is handed on as it is.
+    A file is read from where it stood each time. What comes in through a pipe is read ahead of the
+    script and kept for the next run. Anything else is handed on as it is.
     """
 
     def __init__(self, descriptor: int = 0) -> None:
@@ -57,8 +56,7 @@ class StandardInput:
 
     @contextlib.contextmanager
     def for_one_run(self) -> Iterator[int | None]:
-        """A file descriptor that a process which is started inside reads from, or None where that
-        is this process's own."""
+        """The descriptor that a process is to read from, or None for this process's own."""
         if self._start is not None:
             os.lseek(self._from, self._start, os.SEEK_SET)
         if not self._is_pipe:
@@ -91,30 +89,20 @@ class StandardInput:
         os.close(to)
 
 
-MIB = 1 << 20
-
-CONTEXT_MIB = 512
-"""A CUDA context with torch's kernels, MiB; what the simulated device keeps for it."""
-
-NCCL_MIB = 600
-"""A communicator's buffers on one device, MiB; ``_NCCL_SOURCE``."""
-
-_CONTEXT_SOURCE = (
-    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and driver"
+CONTEXT = Outside(
+    "CUDA context",
+    512 << 20,  # which the simulated device keeps for it
+    True,
+    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and "
+    "driver",
 )
-_NCCL_SOURCE = (
+NCCL = Outside(
+    "NCCL",
+    600 << 20,
+    True,
     "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
-    "from 200 MiB to over 1 GiB by topology and number of communicators"
+    "from 200 MiB to over 1 GiB by topology and number of communicators",
 )
-
-
-def outside(grouped: bool) -> list[Outside]:
-    """Estimates for a device, of a process that is in groups with others if ``grouped``."""
-    found = [Outside("CUDA context", CONTEXT_MIB * MIB, True, _CONTEXT_SOURCE)]
-    if grouped:
-        found.append(Outside("NCCL", NCCL_MIB * MIB, True, _NCCL_SOURCE))
-    return found
-
 
 GRANULE = 2 << 20
 """Bytes in which the allocator takes memory from a device."""
@@ -140,8 +128,7 @@ class Settings(Run):
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
         output: a file for the script's output, without progress; None for standard error.
-        input: what the script reads, the same in each run; None for this process's own standard
-            input, of which a second run finds what the first has left.
+        input: what the script reads, the same in each run; None for what this process would read.
     """
 
     gpu: Gpu
@@ -186,7 +173,7 @@ class Simulation:
 
     @property
     def account(self) -> DeviceAccount | None:
-        """The device with most reserved."""
+        """Of the device with most reserved."""
         return self.outcome.accounts[0] if self.outcome.accounts else None
 
     @property
@@ -209,32 +196,19 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     if not settings.quiet:
         print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
     ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
-    second = Simulation(settings.gpu, False, settings.job, _run(command, ample, environment))
-    _complete(second)
     last = outcome.out_of_memory
-    second.failed_at = outcome.accounts if last is None else [last]
-    return second
+    failed_at = outcome.accounts if last is None else [last]
+    outcome = _run(command, ample, environment, total=settings.gpu.memory)
+    return Simulation(settings.gpu, False, settings.job, outcome, failed_at)
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """Run a script on a simulated device, once; ``fits`` is None where it ran out of memory.
-
-    Args and raises: as ``simulate``.
-    """
+    """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
-    _complete(found)
     if outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
     return found
-
-
-def _complete(simulation: Simulation) -> None:
-    job = simulation.job
-    grouped = simulation.outcome.grouped and job is not None and job.world_size > 1
-    for account in simulation.outcome.accounts:
-        account.outside = outside(grouped)
-        account.total = simulation.gpu.memory
 
 
 def find_smallest(
@@ -247,7 +221,7 @@ def find_smallest(
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
     # The simulated device takes a context's memory; other estimates have to be kept off it.
-    kept = simulation.account.outside_bytes - CONTEXT_MIB * MIB
+    kept = simulation.account.outside_bytes - CONTEXT.nbytes
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
@@ -264,7 +238,14 @@ def find_smallest(
     simulation.smallest = high
 
 
-def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -> Outcome:
+def _run(
+    command: Command,
+    settings: Settings,
+    environment: Mapping[str, str],
+    total: int | None = None,
+) -> Outcome:
+    """What became of a script; its accounts are of a device with ``total`` bytes, by default its
+    own."""
     torch = find_torch(command.interpreter)
     base = {**environment, **environment_of(settings.changes, environment)}
     variables = simulated_environment(
@@ -298,6 +279,10 @@ def _run(command: Command, settings: Settings, environment: Mapping[str, str]) -
             return Outcome(failure=_died(status, settings))
         if status is None:
             outcome.failure = outcome.failure or _died(status, settings)
+        grouped = outcome.grouped and job is not None and job.world_size > 1
+        for account in outcome.accounts:
+            account.outside = [CONTEXT, NCCL] if grouped else [CONTEXT]
+            account.total = settings.gpu.memory if total is None else total
         return outcome
 
 

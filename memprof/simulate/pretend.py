@@ -2,17 +2,14 @@
 
 Note [Pretended values]
 ~~~~~~~~~~~~~~~~~~~~~~~
-``--pretend train.py:42=0.5`` names a line as the report does that counts looks at values: the
-innermost line of the program outside of torch. What the simulated device has copied to the host
-for that line is overwritten before torch reads it, so that whatever torch does with it (a Python
-number, the size of ``nonzero()``, a branch) follows.
+``--pretend train.py:42=0.5`` names the innermost line of the program outside of torch, as the
+report does that counts looks at values. What the simulated device has copied to the host for that
+line is overwritten before torch reads it, so that whatever torch does with it follows.
 
 The bytes are of the tensor's type where the line reads a tensor (``item()``, ``tolist()``,
 ``cpu()``, ``bool(tensor)``): those go through two operators, which are wrapped for that. What an
 operator reads for itself, such as the number of elements that ``nonzero()`` found, is an integer of
 as many bytes as are copied. Every element of a copy gets the value.
-
-A line's values are used one after the other, a look each, and the last one from then on.
 """
 
 from __future__ import annotations
@@ -27,6 +24,8 @@ from typing import Any
 
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import HostRead, SourceFrame
+
+from .command_line import BadInput
 
 Value = bool | int | float
 
@@ -49,14 +48,9 @@ _READS = ("_local_scalar_dense", "copy_")
 """Operators that bring a tensor to the host, whose first argument has the type of the copy."""
 
 
-class BadPretence(ValueError):
-    """A pretended value that cannot be understood; the message says how to write it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """Values for a line, one a look and the last from then on, of the file whose path ends in these
-    whole names, separated by slashes."""
+    """Values for a line, one a look and the last from then on, of a file by the end of its path."""
 
     file: str
     line: int
@@ -66,7 +60,6 @@ class Pretence:
         return f"{self.file}:{self.line}"
 
     def means(self, file: str, line: int) -> bool:
-        """Whether it is for this line of the file at a path."""
         return line == self.line and f"/{file}".endswith(f"/{self.file}")
 
 
@@ -74,11 +67,11 @@ def parse_pretence(text: str) -> Pretence:
     """``FILE:LINE=VALUE[,VALUE...]``.
 
     Raises:
-        BadPretence: it is something else.
+        BadInput: it is something else.
     """
     match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
     if match is None:
-        raise BadPretence(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
+        raise BadInput(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
     file, line, values = match.groups()
     return Pretence(file.removeprefix("./"), int(line), tuple(map(_value, values.split(","))))
 
@@ -92,13 +85,12 @@ def _value(text: str) -> Value:
             return kind(text)
         except ValueError:
             pass
-    raise BadPretence(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
+    raise BadInput(f"{text!r} is no value: write 7, 0.5, 1e-3, nan, inf, true or false")
 
 
 class HostReads:
-    """Counts copies from devices to the host by the line that asked for them, and overwrites what
-    the program is about to look at, where that was asked for; ``misfits`` says what could not be
-    done."""
+    """Counts copies from devices to the host by line, and overwrites what the program is about to
+    look at, where that was asked for; ``misfits`` says what could not be done."""
 
     def __init__(self, pretences: Sequence[Pretence]) -> None:
         self._pretences = list(pretences)
@@ -108,7 +100,7 @@ class HostReads:
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
-        """Learn of the types of tensors that are read, from here on. Imports torch."""
+        """Learn of the types of tensors that are read, from here on."""
         if self._pretences:
             from memprof.simulated_cuda.overrides import wrap_kernels
 
@@ -139,9 +131,8 @@ class HostReads:
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 
-    def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
-        """A line has had ``nbytes`` copied to ``address``: overwrite them if that was asked for.
-        Returns whether they were."""
+    def apply(self, file: str, line: int, nbytes: int, address: int) -> None:
+        """Overwrite what was copied to ``address`` for a line, if that was asked for."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -153,10 +144,9 @@ class HostReads:
             except (struct.error, OverflowError, ValueError) as e:
                 what = dtype or f"a number of {nbytes} bytes that torch itself reads"
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
-                return False
-            ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-            return True
-        return False
+            else:
+                ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
+            return
 
     def unused(self) -> list[str]:
         """Sentences about those whose line never brought a value to the host."""

@@ -50,12 +50,12 @@ def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
 
 
 def fake_reductions(parallel: Any) -> None:
-    """Let ``DistributedDataParallel`` reduce its buckets without a group's answer.
+    """Let ``DistributedDataParallel`` reduce its buckets without a group's answer, in
+    ``torch.nn.parallel.distributed``, which was just imported.
 
     Its reducer asks a collective's future for tensors, which the fake group's does not have. A
-    communication hook that hands the bucket back takes the collective's place, and that of a hook
-    that the script registers: what such a hook would allocate is missing, and said. ``parallel`` is
-    ``torch.nn.parallel.distributed``, just imported.
+    communication hook that hands the bucket back takes its place, and that of hooks of the script:
+    what such a hook would allocate is missing, and said.
     """
     wrapped = parallel.DistributedDataParallel
     init = wrapped.__init__

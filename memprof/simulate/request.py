@@ -14,17 +14,9 @@ VARIABLE = "MEMPROF_SIMULATE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What becomes of a script while it is simulated.
-
-    Attributes:
-        steps: optimizer steps after which it ends.
-        until_still: whether it ends when the peak has stood still, see ``launch.py``.
-        pretend: values for lines that look at one, as ``parse_pretence`` reads them: JSON has no
-            NaN.
-        torch_config: settings of torch, ``torch.module.name=value``, see ``changes.py``.
-        count_flops: whether operations of what is partitioned for autograd are counted.
-        changes: of the program that are tried, keys of ``changes.CHANGES``.
-    """
+    """What becomes of a script while it is simulated: it ends after so many optimizer steps, or
+    when the peak has stood still; ``pretend``, ``torch_config`` and ``changes`` are texts as
+    ``parse_pretence``, ``parse_setting`` and ``change_of`` read them."""
 
     steps: int = 3
     until_still: bool = True
@@ -48,8 +40,8 @@ class Request(Run):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that the script did not catch: the name of its type, its text, and its traceback
-    as Python would print it; ``out_of_memory`` if the device's memory was too small."""
+    """An exception that the script did not catch, and its traceback as Python would print it;
+    ``out_of_memory`` if the device's memory was too small."""
 
     kind: str
     message: str
@@ -63,17 +55,13 @@ class Outcome(msgspec.Struct, kw_only=True):
     Attributes:
         accounts: one a device that was used, the one with most reserved first.
         out_of_memory: the account of the last moment at which an allocation failed, caught or not.
-        profile: what memprof's backend recorded, if the script used it; without it, an empty one
-            with versions and machine.
-        failure: None if the script ended well or was ended.
+        profile: of memprof's backend, if the script used it; else one with versions and machine.
         status: exit status that the script asked for.
-        counters: what torch's own statistics of the device with most reserved say at the end, as
-            the script would have read them: peaks of ``allocated``, ``reserved`` and ``active``
-            since it last set them back, in bytes.
+        counters: peaks of ``allocated``, ``reserved`` and ``active`` in bytes, by torch's own
+            statistics, of the device with most reserved since the script last set them back.
         grouped: whether there was a process group at the end.
         uncovered: calls that the simulated device does not know, by name.
-        notes, changed: what was asked for and could not be done, and what changes have changed, in
-            sentences.
+        notes, changed: what could not be done, and what changes have changed, in sentences.
         flops: of the graphs that were partitioned, if they were counted.
         idle: changes that found nothing to change.
     """

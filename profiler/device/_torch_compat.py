@@ -9,7 +9,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -36,12 +36,10 @@ NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 
 
 def history_enabled() -> bool:
-    """Whether the allocator keeps a history, for whomever."""
     return bool(torch._C._cuda_isHistoryEnabled())
 
 
 def stop_history() -> None:
-    """End the allocator's history."""
     torch.cuda.memory._record_memory_history(None)
 
 
@@ -59,8 +57,8 @@ def record_history() -> None:
 def drain_history() -> dict[str, Any]:
     """The allocator's state, with the history since it was last taken.
 
-    Other threads must not allocate meanwhile: what they do in between is lost. Nor may Python's
-    collector, which could free tensors between the two calls: a snapshot makes many objects.
+    What other threads allocate meanwhile is lost. So would be what Python's collector frees between
+    the two calls: a snapshot makes many objects.
     """
     with collector_paused():
         snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
@@ -69,7 +67,7 @@ def drain_history() -> dict[str, Any]:
 
 
 def allocation_counts(device: int) -> tuple[int, int]:
-    """How many blocks the allocator of a device has handed out, and how many were let go of."""
+    """How many blocks the allocator of a device has handed out, and has got back."""
     counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
     asked, let_go = _before_reset.get(device, (0, 0))
     return asked + counts["allocated"], let_go + counts["freed"]
@@ -107,7 +105,6 @@ def on_cuda_start(do: Callable[[], None]) -> None:
 
 
 def clear_workspaces() -> None:
-    """Make torch give back what cuBLAS works in."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -118,15 +115,11 @@ def existing(*kinds: type) -> list[Any]:
     building, which then fail to grow (``_PyTuple_Resize``). By ``type``, since ``isinstance`` asks
     the object, and some load modules to answer.
     """
-    classes = {c for kind in kinds for c in _with_subclasses(kind)}
-    return [x for x in gc.get_referrers(*classes) if type(x) in classes]
-
-
-def _with_subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    classes: list[type] = type.__subclasses__(kind)
-    for below in classes:
-        yield from _with_subclasses(below)
+    classes = list(kinds)
+    for kind in classes:
+        classes += type.__subclasses__(kind)
+    known = set(classes)
+    return [x for x in gc.get_referrers(*known) if type(x) in known]
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -164,14 +157,10 @@ def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     return segments
 
 
-def storage_addresses() -> dict[int, list[int]]:
-    """First bytes of the CUDA memory that tensors in Python have, ascending, by device."""
-    found: dict[int, set[int]] = {}
-    for tensor in existing(torch.Tensor):
-        memory = [] if is_stand_in(tensor) else memory_of(tensor, "cuda")
-        for address, _ in memory:
-            found.setdefault(tensor.device.index, set()).add(address)
-    return {device: sorted(addresses) for device, addresses in found.items()}
+def storage_addresses() -> list[int]:
+    """First bytes of the CUDA memory that tensors in Python have, on any device, ascending."""
+    tensors = (t for t in existing(torch.Tensor) if not is_stand_in(t))
+    return sorted({address for t in tensors for address, _ in memory_of(t, "cuda")})
 
 
 def workspace_sizes(device: int) -> set[int]:
@@ -189,9 +178,8 @@ def workspace_sizes(device: int) -> set[int]:
 
 
 def passing_workspace_sizes(device: int) -> set[int]:
-    """Bytes of the workspaces that each operation on cuBLAS or cuBLASLt asks for and gives back
-    before the next thing is asked for; none where torch keeps them instead, as it does before
-    2.15."""
+    """Bytes of the workspaces that each operation on cuBLAS or cuBLASLt asks for and gives back at
+    once; none where torch keeps them instead, as before 2.15."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
     if _BEFORE_2_15 or size is None or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE", "0") != "0":
         return set()
@@ -200,9 +188,9 @@ def passing_workspace_sizes(device: int) -> set[int]:
 
 def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
     """Have ``observer`` called, for as long as the process lives, where CUDA has no more memory: by
-    the thread that asked, without the allocator's lock, before the error is raised and after all
-    that is done to avoid it, with the device and bytes: tried to get, allowed and free. It must not
-    raise. Only where CUDA has started, and the allocator in use has such observers.
+    the thread that asked, without the allocator's lock, before the error is raised, with the device
+    and bytes: tried to get, allowed and free. It must not raise. Only where CUDA has started, and
+    the allocator in use has such observers.
     """
     with contextlib.suppress(AttributeError, RuntimeError, TypeError):
         torch._C._cuda_attach_out_of_memory_observer(observer)  # type: ignore[attr-defined, unused-ignore]
@@ -254,7 +242,7 @@ def current_operation() -> Any:
 
 
 def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
-    """What a look at an object gives; subclasses and weak proxies may forbid one."""
+    """What a look at an object gives, which it may forbid."""
     try:
         return look()
     except Exception:
@@ -262,12 +250,11 @@ def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """The operation of autograd that made a tensor, None if none did."""
+    """The operation of autograd that made a tensor."""
     return _seen(lambda: tensor.grad_fn, None)  # Not of a view whose base was written to meanwhile.
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that a leaf of autograd's graphs has, None if it has none."""
     return _seen(lambda: tensor.grad if tensor.requires_grad and tensor.is_leaf else None, None)
 
 
@@ -278,7 +265,6 @@ def sequence_of(tensor: torch.Tensor) -> int:
 
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
-    """The operations that an operation of autograd leads to."""
     return _seen(lambda: node.next_functions, ())
 
 
@@ -304,7 +290,7 @@ def saved_by(node: Any) -> list[torch.Tensor]:
 
 
 def writes_to(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to, by torch's count; None where nobody counts."""
+    """How often a tensor was written to; None where nobody counts."""
     return _seen(lambda: int(tensor._version), None)  # Not of one made in inference mode.
 
 
@@ -314,7 +300,7 @@ def is_marked_static(tensor: torch.Tensor) -> bool:
 
 
 def tensors_of_caches() -> list[torch.Tensor]:
-    """What caches of keys, values and states of transformers have, where that is imported."""
+    """What transformers' caches of keys, values and states have."""
     module = sys.modules.get("transformers.cache_utils")
     names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
     kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]

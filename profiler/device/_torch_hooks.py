@@ -45,20 +45,15 @@ def replace(
     return undo
 
 
-def _beside(
-    before: Callable[..., object] = lambda *_, **__: None,
-    after: Callable[..., object] = lambda *_, **__: None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For ``replace``: what is called with the same arguments before and after the function."""
+def _before(do: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For ``replace``: ``do`` is called first, with the same arguments."""
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def all_of_them(*args: Any, **kwargs: Any) -> Any:
-            before(*args, **kwargs)
-            result = original(*args, **kwargs)
-            after(*args, **kwargs)
-            return result
+        def both(*args: Any, **kwargs: Any) -> Any:
+            do(*args, **kwargs)
+            return original(*args, **kwargs)
 
-        return all_of_them
+        return both
 
     return around
 
@@ -76,20 +71,19 @@ def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) ->
     return replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
 
 
-def around_clearing_of_workspaces(before: Callable[[], None], after: Callable[[], Any]) -> Undo:
-    """Call ``before`` and ``after`` when Python code has cuBLAS's workspaces given back, as it does
-    around a capture."""
-    return replace([torch._C], "_cuda_clearCublasWorkspaces", _beside(before, after))
+def around_clearing_of_workspaces(do: Callable[[bool], None]) -> Undo:
+    """Call ``do(True)`` before and ``do(False)`` after Python code has cuBLAS's workspaces given
+    back, as it does around a capture."""
 
+    def around(clear: Callable[[], None]) -> Callable[[], None]:
+        def cleared() -> None:
+            do(True)
+            clear()
+            do(False)
 
-def wrap_captures(
-    around_begin: Callable[[Callable[..., Any]], Callable[..., Any]],
-    around_end: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Undo:
-    """Replace the two methods by which everything in Python captures a CUDA graph."""
-    graph = [torch.cuda.CUDAGraph]
-    begin = replace(graph, "capture_begin", around_begin)
-    return _all(begin, replace(graph, "capture_end", around_end))
+        return cleared
+
+    return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
@@ -98,18 +92,24 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     def hook(module: torch.nn.Module, name: str, value: Any) -> None:
         do(module)
 
-    handles = [
-        torch.nn.modules.module.register_module_parameter_registration_hook(hook),
-        torch.nn.modules.module.register_module_buffer_registration_hook(hook),
-    ]
-    # Copies and what was pickled get theirs at once.
-    undo = replace([torch.nn.Module], "__setstate__", _beside(after=lambda self, _: do(self)))
-    return _all(*(handle.remove for handle in handles), undo)
+    def around(restore: Callable[..., None]) -> Callable[..., None]:
+        def restored(module: torch.nn.Module, state: Any) -> None:
+            restore(module, state)
+            do(module)
+
+        return restored
+
+    return _all(
+        torch.nn.modules.module.register_module_parameter_registration_hook(hook).remove,
+        torch.nn.modules.module.register_module_buffer_registration_hook(hook).remove,
+        # Copies and what was pickled get theirs at once.
+        replace([torch.nn.Module], "__setstate__", around),
+    )
 
 
 def on_optimizer(do: Callable[[], None]) -> Undo:
     """Call ``do`` when an optimizer is made."""
-    return replace([torch.optim.Optimizer], "__init__", _beside(lambda *_, **__: do()))
+    return replace([torch.optim.Optimizer], "__init__", _before(lambda *_, **__: do()))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
@@ -124,14 +124,14 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
             given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
         do(given)
 
-    around = _beside(lambda *args: do(args))
+    around = _before(lambda *args: do(args))
     undone = [replace([module.CheckpointFunction], "forward", around)]
     if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
         name += "_impl" if hasattr(module, f"{name}_impl") else ""
-        undone.append(replace([module], name, _beside(with_all)))
+        undone.append(replace([module], name, _before(with_all)))
     return _all(*undone)
 
 

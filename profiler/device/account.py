@@ -4,16 +4,16 @@ Note [How a purpose is decided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
 does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
-it is known which storages are parameters, gradients and optimizer state. Then, in this order:
+it is known which storages are parameters, gradients and optimizer state, which ``Replay`` notes in
+the blocks that are there. Then, in this order:
 
 1. a block that held one of those at any mark of its life is one, and persistent state if it was
    that at any (Note [What counts as persistent state] in ``known.py``);
-2. a block that goes when torch is told to give back cuBLAS's workspaces is one, as before and
-   after a capture; in somebody's program, which keeps them, one of their size that is there at the
-   end and in no tensor; from torch 2.15 on, where each operation has one of its own, one of that
-   size that was given back before the allocator did anything else;
-3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches of
-   keys and values did, by their file, is persistent state;
+2. a block that goes when torch is told to give back cuBLAS's workspaces is one; in somebody's
+   program, which keeps them, one of their size that is there at the end and in no tensor; from
+   torch 2.15 on one of that size that was given back before the allocator did anything else;
+3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches did,
+   by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
 5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
    asked for it again; else a gradient;
@@ -21,15 +21,12 @@ it is known which storages are parameters, gradients and optimizer state. Then, 
    program not been cut off; a temporary if it went before one began; what outlives the backward is
    an output where modules ran when it was asked for, or compiled code did, an input where neither.
 
-Without any backward there are no such spans: what modules asked for is a temporary if it went, and
-state if it is there at the end of the run. So it is for compiled code that runs several modules at
-once, but that what is there at the end is an output. Anything else is an input.
-
-Of what was there before the history began nothing but rule 1 can be known: the rest of it is
-*unknown*, from before the session.
+Without any backward what modules asked for is a temporary if it went, and state if it is there at
+the end; of compiled code that runs several modules at once that is an output. Anything else is an
+input. Of what was there before the history began nothing but rule 1 can be known.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
-one is known for all code, compiled or not, and by whatever backend.
+one for all code.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ from __future__ import annotations
 import bisect
 import linecache
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from memprof.profiler.model import (
@@ -57,7 +54,7 @@ from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Peak, Replay
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[Block], tuple[Purpose, str] | None]
+Otherwise = Callable[[Block], tuple[Purpose, str]]
 """A block's purpose and who holds it, where the history does not tell."""
 
 _Row = TypeVar("_Row", AccountRow, CaptureRow)
@@ -68,36 +65,32 @@ def explain(
     peak: Peak,
     marks: Sequence[Mark],
     *,
-    last: int | None = None,
     cut_off: bool = False,
     now: bool = False,
     otherwise: Otherwise | None = None,
-    workspaces: Collection[int] = (),
+    stays: Callable[[Block], bool] = lambda block: False,
     passing: Collection[int] = (),
 ) -> None:
-    """Say in an account of every byte of a peak what it is for.
+    """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
 
     Args:
-        account: says how much was reserved.
-        peak: of a ``Replay`` that has followed the run to its end.
-        marks: all of the run.
-        last: number of the mark after which nothing but cuBLAS's workspaces was given back.
+        account, peak, marks: of a ``Replay`` that has followed the run to its end.
         cut_off: whether the program ended in the middle, so that a backward would have come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
-        workspaces: addresses of blocks at the end of the run that are cuBLAS's.
+        stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
         passing: bytes of workspaces that go with the operation.
     """
-    decide = _Decider(marks, last, cut_off, now, workspaces, passing)
+    decide = _Decider(marks, cut_off, now, stays, passing)
 
     def row_of(block: Block) -> AccountRow:
         at = where(block.frames)
         purpose, detail = decide(block, at)
         holder = ""
         if otherwise is not None and purpose is Purpose.UNKNOWN:
-            purpose, holder = otherwise(block) or (purpose, "")
-        elif otherwise is not None and decide.goes_by_writes(block):
-            _, holder = otherwise(block) or (purpose, "")
+            purpose, holder = otherwise(block)
+        elif otherwise is not None and block.known is None and block.often:  # and nothing else
+            _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
             *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
@@ -111,8 +104,7 @@ def explain(
 
 
 def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
-    """Put an instant's bytes into an account that says how much was reserved: by rows, as for
-    ``rows_of``, and what is no block that somebody asked for."""
+    """The same with rows as ``row_of`` says them, of each block one with no bytes and no blocks."""
     live = [b for b in peak.blocks if b.address not in peak.awaiting]
     account.rounding = sum(b.size - b.requested for b in live)
     account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
@@ -123,7 +115,7 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
 
 def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
-    full so often before it was taken."""
+    ``lost`` so often because it was full."""
     account.failed = failed_requests(replay)
     if replay.strange:
         account.notes.append(
@@ -143,13 +135,11 @@ def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
 
 
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order; ``row_of`` gives it with no bytes and no blocks."""
+    """Blocks of one row together, in no order."""
     grouped: dict[_Row, list[int]] = {}
     for block in blocks:
-        of_alike = grouped.setdefault(row_of(block), [0, 0])
-        of_alike[0] += block.requested
-        of_alike[1] += 1
-    return [replace(row, nbytes=n, count=count) for row, (n, count) in grouped.items()]
+        grouped.setdefault(row_of(block), []).append(block.requested)
+    return [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
 
 
 def failed_requests(replay: Replay) -> list[FailedRequest]:
@@ -170,40 +160,35 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
     return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
-@dataclass
 class _Decider:
-    """Note [How a purpose is decided]. The fields are arguments of ``explain``."""
+    """Note [How a purpose is decided]; arguments as those of ``explain``."""
 
-    _marks: Sequence[Mark]
-    _last: int | None
-    _cut_off: bool
-    _now: bool
-    _workspaces: Collection[int]
-    _passing: Collection[int]
-
-    def __post_init__(self) -> None:
-        marks, now = self._marks, self._now
-        self._batches = [i for i, m in enumerate(marks) if m.batch]
-        self._checkpointed: defaultdict[int, list[int]] = defaultdict(list)
-        for i, mark in enumerate(marks):
-            for address in mark.checkpointed:
-                self._checkpointed[address].append(i)
-        self._known = [(i, m.known) for i, m in enumerate(marks) if m.known]
-        self._addresses = {i: sorted(known) for i, known in self._known}
-        self._often = [(i, sorted(m.often)) for i, m in enumerate(marks) if m.often]
+    def __init__(
+        self,
+        marks: Sequence[Mark],
+        cut_off: bool,
+        now: bool,
+        stays: Callable[[Block], bool],
+        passing: Collection[int],
+    ) -> None:
+        self._marks = marks
+        self._cut_off = cut_off
+        self._now = now
+        self._stays = stays
+        self._passing = passing
         self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
-        ended = len(self._backwards)
+        self._ended = len(self._backwards)
         if now:  # The backward that runs has not let go of all that it will.
-            while ended and self._same_span(self._backwards[ended - 1], len(marks) - 1):
-                ended -= 1
-        self._ended = ended
+            last = len(marks) - 1
+            while self._ended and self._same_span(self._backwards[self._ended - 1], last):
+                self._ended -= 1
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
-        known = self._of_storage(block)
+        known = block.known
         if known is None and self._is_workspace(block):
             return Purpose.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            often = Purpose.PERSISTENT_STATE if self._is_written_often(block) else None
+            often = Purpose.PERSISTENT_STATE if block.often else None
             return known or often or Purpose.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.inside else None
         if distributed is not None and known in (None, Purpose.GRADIENT):
@@ -217,104 +202,63 @@ class _Decider:
         if at.line is not None and _CACHES.search(at.line.file):
             return Purpose.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
-        if phase is Phase.FORWARD and self._is_written_often(block):
+        if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
         if not self._backwards:
-            return self._without_backward(block, at)
+            return self._without_backward(block, at), ""
         end = block.freed_after
         if end is None and self._now and phase is not Phase.FORWARD:
             end = len(self._marks) - 1  # What is to stay of this span is known already.
         within = end is not None and self._same_span(block.mark, end)
+        if phase is Phase.FORWARD:
+            return self._of_forward(block, at, end, within), ""
         if phase is Phase.OPTIMIZER:
             return (Purpose.TEMPORARY if within else Purpose.OPTIMIZER_STATE), ""
-        if phase is Phase.BACKWARD:
-            if not within:  # Gradients that are there now are known as such.
-                return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
-            if "torch/utils/checkpoint" in at.inside:
-                return Purpose.ACTIVATION, "recomputed"
-            return Purpose.TEMPORARY, ""
-        return self._of_forward(block, at, end, within)
+        if not within:  # Gradients that are there now are known as such.
+            return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
+        if "torch/utils/checkpoint" in at.inside:
+            return Purpose.ACTIVATION, "recomputed"
+        return Purpose.TEMPORARY, ""
 
-    def _of_forward(
-        self, block: Block, at: Where, end: int | None, within: bool
-    ) -> tuple[Purpose, str]:
-        if self._is_batch(block, at):
-            return Purpose.DATALOADER_BATCH, ""
+    def _of_forward(self, block: Block, at: Where, end: int | None, within: bool) -> Purpose:
+        if _is_batch(block, at):
+            return Purpose.DATALOADER_BATCH
         if within:
-            return Purpose.TEMPORARY, ""
-        activation = (
-            Purpose.CHECKPOINTED_INPUT if self._is_checkpointed(block) else Purpose.ACTIVATION
-        )
+            return Purpose.TEMPORARY
         later = bisect.bisect_right(self._backwards, block.mark)
-        if later >= self._ended and self._cut_off and _is_of_model(at):
-            return activation, ""
-        if end is not None and self._marks[end].phase is Phase.BACKWARD:
-            return activation, ""
-        return (Purpose.OUTPUT if _is_of_model(at) else Purpose.INPUT), ""
+        would_go = later >= self._ended and self._cut_off and _is_of_model(at)
+        if would_go or (end is not None and self._marks[end].phase is Phase.BACKWARD):
+            return Purpose.CHECKPOINTED_INPUT if block.checkpointed else Purpose.ACTIVATION
+        return Purpose.OUTPUT if _is_of_model(at) else Purpose.INPUT
 
-    def _without_backward(self, block: Block, at: Where) -> tuple[Purpose, str]:
-        if self._is_batch(block, at):
-            return Purpose.DATALOADER_BATCH, ""
+    def _without_backward(self, block: Block, at: Where) -> Purpose:
+        if _is_batch(block, at):
+            return Purpose.DATALOADER_BATCH
         if not _is_of_model(at):
-            return Purpose.INPUT, ""
+            return Purpose.INPUT
         if block.freed_after is not None:
-            return Purpose.TEMPORARY, ""
-        return (Purpose.PERSISTENT_STATE if at.modules else Purpose.OUTPUT), ""
+            return Purpose.TEMPORARY
+        return Purpose.PERSISTENT_STATE if at.modules else Purpose.OUTPUT
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Whether no phase began between two marks, the first's own aside."""
         phase = self._marks[begin].phase
         return all(m.phase is phase for m in self._marks[begin : end + 1])
 
-    def _of_storage(self, block: Block) -> Purpose | None:
-        found: Purpose | None = None
-        for i, known in self._known:
-            if block.mark >= i:
-                continue
-            if block.freed_after is not None and block.freed_after < i:
-                break
-            address = block.first_of(self._addresses[i])
-            if address is not None:
-                found = found or known[address]
-                # That something is written to may be seen later than that it is a module's.
-                if known[address] is Purpose.PERSISTENT_STATE:
-                    return Purpose.PERSISTENT_STATE
-        return found
-
-    def goes_by_writes(self, block: Block) -> bool:
-        """Whether a block is state for nothing but that it was written to often."""
-        return self._of_storage(block) is None and self._is_written_often(block)
-
-    def _is_written_often(self, block: Block) -> bool:
-        return any(
-            block.mark < i
-            and (block.freed_after is None or i <= block.freed_after)
-            and block.first_of(addresses) is not None
-            for i, addresses in self._often
+    def _is_workspace(self, block: Block) -> bool:
+        if block.freed_after is None:
+            return self._stays(block)
+        # Three events: it was handed out, given back, and could be handed out again.
+        at_once = block.ended is not None and block.ended - block.event == 2
+        return self._marks[block.freed_after].clears or (
+            at_once and block.requested in self._passing
         )
 
-    def _is_workspace(self, block: Block) -> bool:
-        if block.freed_after is not None and (
-            block.freed_after == self._last or self._marks[block.freed_after].clears
-        ):
-            return True
-        if block.ended is not None:
-            # Three events: it was handed out, given back, and could be handed out again.
-            return block.requested in self._passing and block.ended - block.event == 2
-        return block.freed_after is None and block.address in self._workspaces
 
-    def _is_checkpointed(self, block: Block) -> bool:
-        marks = self._checkpointed.get(block.address, ())
-        at = bisect.bisect_right(marks, block.mark)
-        return at < len(marks) and (block.freed_after is None or marks[at] <= block.freed_after)
-
-    def _is_batch(self, block: Block, at: Where) -> bool:
-        last = bisect.bisect_right(self._batches, block.mark) - 1
-        if last < 0 or at.modules or at.line is None or block.frames[0] != at.line:
-            return False
-        if block.requested not in self._marks[self._batches[last]].batch:
-            return False
-        return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
+def _is_batch(block: Block, at: Where) -> bool:
+    if not block.batch or at.modules or at.line is None or block.frames[0] != at.line:
+        return False
+    return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
 
 
 def _is_of_model(at: Where) -> bool:

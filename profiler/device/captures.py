@@ -5,10 +5,9 @@ Note [Which memory is a graph's]
 A graph replays at the addresses that its capture was given. So everything that the capture asked
 for in its pool, between its begin and its end (``Mark``s, which ``graph_watch`` sets), is the
 graph's as long as the graph is, whether it was let go of at once or not; and what was let go of
-within a capture may be handed out again to a later one: these bytes are shared, which is right as
-long as the graphs do not run at the same time. What was asked for in a pool outside of captures, as
-in a warm-up or for static inputs, is no graph's; nor is what a capture asks for in other pools,
-such as tensors for random numbers in the general one.
+within a capture may be handed out again to a later one: these bytes are shared. What was asked for
+in a pool outside of captures, as in a warm-up or for static inputs, is no graph's; nor is what a
+capture asks for in other pools, such as tensors for random numbers.
 
 Note [The instant of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -32,10 +31,12 @@ expandable segments, ``max_split_size``, or where several streams' frees were pu
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from typing import Any
 
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
 
@@ -54,27 +55,30 @@ class Capture:
 
     Attributes:
         graph: what is known so far.
-        device: number.
         pool: its pool; None where it failed before that was known.
-        begin, end: numbers of the marks between which it ran; no end until then.
+        begin, end: numbers of the marks between which it ran; infinite until it has ended.
         found: segments of the pool when it began.
         segments: of the pool when it had ended.
         deleted_ns: ``time.perf_counter_ns()`` when the graph was deleted; None as long as it is.
+        reference: to the graph, where the capture ended well.
+        handled: ``id`` of the exception that was being handled when it began.
     """
 
     graph: CapturedGraph
     device: int
     pool: tuple[int, int] | None
     begin: int
-    end: int | None = None
+    end: float = math.inf
     found: tuple[Range, ...] = ()
     segments: tuple[Range, ...] = ()
     deleted_ns: int | None = None
+    reference: Callable[[], Any] = lambda: None
+    handled: int = 0
 
     @property
-    def after(self) -> int:
-        """Bytes that the pool had when it had ended."""
-        return total(self.segments)
+    def ended_ns(self) -> int:
+        """``time.perf_counter_ns()`` when it had ended."""
+        return self.graph.start_ns + self.graph.duration_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,8 @@ class Device:
     """What is known of a device when the session ends.
 
     Attributes:
-        name: e.g. ``cuda:0``.
-        replay: its history.
         blocks: those of captures and of the pools that were captured into, in order.
-        held: first bytes of storages that tensors in Python have, ascending.
+        held: first bytes of storages that tensors in Python have, ascending, on any device.
         workspaces: sizes that cuBLAS's workspaces have.
     """
 
@@ -112,51 +114,46 @@ def describe(device: Device, captures: Sequence[Capture]) -> list[GraphPool]:
     return sorted(pools, key=lambda p: (p.gone, -p.reserved))
 
 
-@dataclass(slots=True)
 class _Pool:
-    device: Device
-    id: tuple[int, int] | None
-    captures: Sequence[Capture]
-    now: Sequence[Range]
-    _segments: Sequence[Range] = ()
-    """At the instant at which it is described."""
-    _instant: int | None = None
-    """Number of the mark of that; None for the end."""
-    _blocks: Sequence[tuple[CapturedGraph, Sequence[Block]]] = ()
-    """Of each capture, those that are its graph's."""
-    _mine: Sequence[Block] = ()
-    """All that were in the pool."""
-    _workspaces: set[int] = field(default_factory=set)
-    """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream, for
-    autograd's own threads, which have handles of their own and no Python, and for all others."""
+    """A pool at the instant at which it is described."""
+
+    def __init__(
+        self,
+        device: Device,
+        id: tuple[int, int] | None,
+        captures: Sequence[Capture],
+        now: Sequence[Range],
+    ) -> None:
+        self._device = device
+        self._id = id
+        self._captures = captures
+        self._now = self._segments = now
+        # Number of the mark of that instant; None for the end.
+        self._instant: float | None = None
+        self._gone = bool(captures) and all(c.deleted_ns is not None for c in captures)
+        until: float = math.inf
+        if self._gone:
+            last = max(captures, key=lambda c: c.ended_ns)
+            self._segments, self._instant, until = last.segments, last.end, last.ended_ns
+        for c in captures:
+            c.graph.deleted = c.deleted_ns is not None and c.deleted_ns < until
+        begins = [c.begin for c in captures]
+        self._mine = [b for b in device.blocks if self._is_mine(b, begins)]
+        self._workspaces = self._find_workspaces()
+        self._blocks = [(c.graph, self._blocks_of(c)) for c in captures]
 
     def described(self) -> GraphPool:
-        self._segments = self.now
-        deleted = [c.deleted_ns is not None for c in self.captures]
-        gone = bool(deleted) and all(deleted)
-        if gone:
-            last = max(self.captures, key=_ended_at)
-            self._segments = last.segments
-            deleted = [
-                c.deleted_ns is not None and c.deleted_ns < _ended_at(last) for c in self.captures
-            ]
-            self._instant = last.end
-        at_end = total(self.now)
+        at_end = total(self._now)
         pool = GraphPool(
-            self.device.name,
-            name_of_pool(self.id) if self.id is not None else "none",
+            self._device.name,
+            name_of_pool(self._id) if self._id is not None else "none",
             reserved=total(self._segments),
             segments=len(self._segments),
-            most_reserved=max([at_end, *(c.after for c in self.captures)]),
+            most_reserved=max([at_end, *(total(c.segments) for c in self._captures)]),
             at_end=at_end,
-            gone=gone,
+            gone=self._gone,
         )
-        begins = [c.begin for c in self.captures]
-        self._mine = [b for b in self.device.blocks if self._is_mine(b, begins)]
-        self._find_workspaces()
-        self._blocks = [(c.graph, self._blocks_of(c)) for c in self.captures]
-        for c, (graph, blocks), dead in zip(self.captures, self._blocks, deleted, strict=True):
-            graph.deleted = dead
+        for c, (graph, blocks) in zip(self._captures, self._blocks, strict=True):
             self._add(c, graph, blocks)
             pool.graphs.append(graph)
         pool.grew_outside = pool.reserved - sum(g.grew for g in pool.graphs)
@@ -172,40 +169,38 @@ class _Pool:
         return pool
 
     def _blocks_of(self, c: Capture) -> list[Block]:
-        begin, end = (
-            bisect.bisect_left(self.device.blocks, mark, key=lambda b: b.mark)
-            for mark in (c.begin, _end(c))
-        )
-        return [b for b in self.device.blocks[begin:end] if has(c.segments, b.address)]
+        """Those that are the graph's of a capture."""
+        blocks = self._device.blocks
+        begin, end = (bisect.bisect_left(blocks, n, key=lambda b: b.mark) for n in (c.begin, c.end))
+        return [b for b in blocks[begin:end] if has(c.segments, b.address)]
 
     def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
         """Whether a block was in the pool: its segment may have been another one's before."""
         at = bisect.bisect_right(begins, block.mark) - 1
-        if at >= 0 and block.mark < _end(self.captures[at]):
-            return has(self.captures[at].segments, block.address)
+        if at >= 0 and block.mark < self._captures[at].end:
+            return has(self._captures[at].segments, block.address)
         # In between it was in the pool if its segment was when the next capture began.
-        after = self.captures[at + 1].found if at + 1 < len(begins) else self._segments
+        after = self._captures[at + 1].found if at + 1 < len(begins) else self._segments
         return has(after, block.address)
 
-    def _find_workspaces(self) -> None:
-        seen: set[tuple[int, int, bool]] = set()
+    def _find_workspaces(self) -> set[int]:
+        """``id`` of blocks that are taken for cuBLAS's: the first of such a size on each stream,
+        for autograd's own threads, which have handles of their own and no Python, and for all
+        others."""
+        found: dict[tuple[int, int, bool], int] = {}
         for b in self._mine:
-            if b.requested not in self.device.workspaces or self._is_held(b) or not self._lives(b):
-                continue
-            key = b.stream, b.requested, where(b.frames).line is None
-            if key not in seen:
-                seen.add(key)
-                self._workspaces.add(id(b))
+            if b.requested in self._device.workspaces and not self._is_held(b) and self._lives(b):
+                found.setdefault((b.stream, b.requested, where(b.frames).line is None), id(b))
+        return set(found.values())
 
     def _add(self, c: Capture, g: CapturedGraph, blocks: Sequence[Block]) -> None:
-        """Say what a capture asked for, and what became of it."""
-        g.grew = c.after - total(c.found)
+        g.grew = total(c.segments) - total(c.found)
         g.requests = len(blocks)
         g.asked = sum(b.requested for b in blocks)
         if blocks:
             g.stream = blocks[0].stream
         g.used = total(merged(_range(b) for b in blocks))
-        fates = {id(b): self._fate(b, _end(c)) for b in blocks}
+        fates = {id(b): self._fate(b, c.end) for b in blocks}
         left = [b for b in blocks if fates[id(b)].stays]
         g.stays = sum(b.size for b in left)
         at_peak = _most_at_once(blocks)
@@ -228,12 +223,9 @@ class _Pool:
 
     def _is_held(self, block: Block) -> bool:
         """Whether a tensor in Python refers to it; not known of what went before the end."""
-        if self._instant is not None:
-            return False
-        return block.first_of(self.device.held) is not None
+        return self._instant is None and block.first_of(self._device.held) is not None
 
     def _share(self, pool: GraphPool) -> None:
-        """Say which graphs use which bytes."""
         uses = {
             g.number: clipped(merged(map(_range, blocks)), self._segments)
             for g, blocks in self._blocks
@@ -246,9 +238,8 @@ class _Pool:
             g.alone = found.get((g.number,), 0)
 
     def _outside(self, pool: GraphPool) -> None:
-        """Say what is there beside what captures asked for."""
         captured = {id(b) for _, blocks in self._blocks for b in blocks}
-        there = self._mine if self._instant is not None else self.device.replay.live
+        there = self._mine if self._instant is not None else self._device.replay.live
         there = [b for b in there if has(self._segments, b.address) and self._lives(b)]
         outside = [b for b in there if id(b) not in captured]
         pool.outside = capture_rows(outside, lambda b: self._fate(b, -1))
@@ -274,7 +265,7 @@ class _Pool:
             if id(b) not in self._workspaces  # The next capture would have asked for it.
         }
         starts = [begin for begin, _ in self._segments]
-        rounded = self.device.replay.rounded
+        rounded = self._device.replay.rounded
         requests = []
         for b in self._mine:
             if self._instant is None or b.mark < self._instant:
@@ -288,25 +279,16 @@ class _Pool:
                 )
             return
         steps = 0
-        for c, (g, blocks) in zip(self.captures, self._blocks, strict=True):
+        for c, (g, blocks) in zip(self._captures, self._blocks, strict=True):
             # Without a capture that left the pool as it was, all others find what they found.
-            if not g.grew and all(self._fate(b, _end(c)) is Fate.SCRATCH for b in blocks):
+            if not g.grew and all(self._fate(b, c.end) is Fate.SCRATCH for b in blocks):
                 g.cost = 0
             elif (steps := steps + len(requests)) <= _STEPS:
                 g.cost = pool.reserved - reserved_without(requests, {g.number})
 
 
-_NEVER = float("inf")
 _SETS = 100
 """Combinations of graphs that are told apart, for each pool."""
-
-
-def _end(c: Capture) -> float:
-    return _NEVER if c.end is None else c.end
-
-
-def _ended_at(c: Capture) -> int:
-    return c.graph.start_ns + c.graph.duration_ns
 
 
 def _range(block: Block) -> Range:
@@ -315,16 +297,11 @@ def _range(block: Block) -> Range:
 
 def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     """What was there when most bytes were, of the blocks of one capture in order."""
-    ends: list[tuple[int, int]] = []
-    most = now = at = 0
-    for b in blocks:
-        while ends and ends[0][0] < b.event:
-            now -= heappop(ends)[1]
-        now += b.size
-        if b.ended is not None:
-            heappush(ends, (b.ended, b.size))
-        if now > most:
-            most, at = now, b.event
+    steps = [(b.event, b.size) for b in blocks]
+    steps += [(b.ended, -b.size) for b in blocks if b.ended is not None]
+    steps.sort(key=lambda step: (step[0], step[1] < 0))
+    sums = list(itertools.accumulate(size for _, size in steps))
+    at = steps[sums.index(max(sums))][0] if steps else 0
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 
@@ -341,14 +318,8 @@ def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A block that a pool was asked for.
-
-    Attributes:
-        block: what was handed out.
-        size: bytes to cut off for it.
-        segment: address of the segment in which it was.
-        capture: number of the capture that asked; 0 for none.
-    """
+    """A block that a pool was asked for: bytes to cut off for it, the address of the segment in
+    which it was, and the number of the capture that asked, 0 for none."""
 
     block: Block
     size: int
@@ -357,11 +328,7 @@ class Request:
 
 
 class SimulatedPool:
-    """A private pool that serves requests; see Note [Playing the allocator].
-
-    Attributes:
-        reserved: bytes of its segments.
-    """
+    """A private pool that serves requests; see Note [Playing the allocator]."""
 
     def __init__(self) -> None:
         self.reserved = 0
@@ -379,7 +346,6 @@ class SimulatedPool:
         self._free[stream, small].add(address, size)
 
     def serve(self, request: Request) -> None:
-        """Hand out a block."""
         of, size = (request.block.stream, request.size <= SMALL), request.size
         free = self._free[of]
         address = free.best(size)

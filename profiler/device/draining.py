@@ -1,22 +1,12 @@
-"""Taking the allocator's history while a program runs that comes to no mark, as inference does."""
+"""Having the main thread do something while it runs the program."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import threading
-import time
 from collections.abc import Callable
 
-from .watch import DRAIN, Watch
-
 log = logging.getLogger("memprof")
-
-_PERIOD = 0.2
-"""Seconds between two looks at how much there is."""
-
-_LOOKS = 100
-"""The time between two looks at modules, in times that a look takes."""
 
 _Call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _waiting: list[object] = []
@@ -47,38 +37,3 @@ def on_main_thread(do: Callable[[], object]) -> bool:
         return True
     _waiting.remove(pending)
     return False
-
-
-class Drains:
-    """A thread that has the main thread follow the history whenever there is a lot of it."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._asked = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memprof drains", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more; what the main thread was asked for it may do once more."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        look_at = 0.0
-        while not self._stop.wait(_PERIOD):
-            watch = self._watch
-            begun = time.monotonic()
-            if watch.follows and begun >= look_at:
-                watch.look()
-                look_at = begun + _LOOKS * (time.monotonic() - begun)
-            if watch.follows and not self._asked and watch.undrained >= DRAIN:
-                self._asked = on_main_thread(self._drain)
-
-    def _drain(self) -> None:
-        self._asked = False
-        self._watch.drain_if_due()

@@ -2,9 +2,9 @@
 
 Note [Why a request did not fit]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-By the time the allocator gives up it has given back every segment that is wholly free: what is free
-then lies beside blocks that are in use. Places are added up in the order in which they are near to
-the request, and the first with which there would have been enough is the reason:
+By the time the allocator gives up it has given back every segment that is wholly free. Places are
+added up in the order in which they are near to the request, and the first with which there would
+have been enough is the reason:
 
 1. what the device has left, with the free pieces of segments that could serve the request, of its
    pool and its stream: there is enough, but no piece is large enough (*pieces*);
@@ -48,13 +48,12 @@ def explain_failure(
     pool: tuple[int, int] | None = (0, 0),
     requested: int = 0,
 ) -> Failure:
-    """Why a request did not fit; see Note [Why a request did not fit].
+    """See Note [Why a request did not fit].
 
     Args:
         segments: of its device, as a snapshot of that moment has them.
-        wanted: bytes that the allocator tried to get.
-        allowed: bytes that it may have of the device.
-        device_total, device_free: bytes of the device.
+        wanted, allowed: bytes that the allocator tried to get, and may have, of the device.
+        device_total, device_free: bytes.
         stream: that it is for.
         pool: of the allocator that would serve it; None for one that is not known.
         requested: bytes asked for, 0 if not known.
@@ -124,27 +123,23 @@ _BY_PURPOSE = {
 def reliefs(
     f: Failure, rows: Sequence[AccountRow], *, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
-    """What would have made room, most first.
-
-    Args:
-        f: the failure.
-        rows, phase: of the account of that moment.
-        expandable: whether segments grow already (``expandable_segments``).
-    """
-    found = []
-    if f.free and not expandable:
-        advice = "PYTORCH_ALLOC_CONF=expandable_segments:True, which keeps free memory in one piece"
-        found.append(Relief(f.free, advice))
-    found += [
+    """What would have made room, most first, with rows and phase of the account of that moment; no
+    growing segments where they are ``expandable`` already."""
+    found = [
+        Relief(
+            0 if expandable else f.free,
+            "PYTORCH_ALLOC_CONF=expandable_segments:True, which keeps free memory in one piece",
+        ),
         Relief(f.free_of_streams, "wait for the other streams (synchronize()) before this"),
         Relief(f.free_of_pools, "fewer or shared pools: record fewer sizes, in one pool for all"),
         Relief(
             f.outside - CONTEXT, "end what else uses the device: nvidia-smi names the processes"
         ),
+        Relief(
+            f.device_free if f.limit else 0,
+            "a higher torch.cuda.set_per_process_memory_fraction",
+        ),
     ]
-    if f.limit:
-        higher = "a higher torch.cuda.set_per_process_memory_fraction"
-        found.append(Relief(f.device_free, higher))
     by_purpose: dict[Purpose, list[AccountRow]] = {}
     for row in rows:
         by_purpose.setdefault(row.purpose, []).append(row)
@@ -158,6 +153,5 @@ def reliefs(
             if most.frame is None and most.holder and not most.holder.startswith("("):
                 change += f": most of all {most.holder}"
             found.append(Relief(nbytes, change, most.frame))
-    found = [r for r in found if r.nbytes * WORTH >= f.wanted]
-    found.sort(key=lambda r: -r.nbytes)
-    return tuple(found[:MOST_RELIEFS])
+    found = [r for r in found if r.nbytes > 0 and r.nbytes * WORTH >= f.wanted]
+    return tuple(sorted(found, key=lambda r: -r.nbytes)[:MOST_RELIEFS])

@@ -2,23 +2,20 @@
 
 Note [Wrapped, not hooked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Everything in Python that captures (``torch.cuda.graph``, ``make_graphed_callables``, torch's graph
-trees and memprof's, serving engines) comes by ``CUDAGraph.capture_begin`` and ``capture_end``,
-which are wrapped. Torch 2.14 and later have hooks there
-(``torch.cuda.graphs.register_graph_capture_start_hook``); they tell neither the pool nor that a
-capture failed, and run when the first allocations are done. So every version is watched in one way.
+Everything in Python that captures comes by ``CUDAGraph.capture_begin`` and ``capture_end``, which
+are wrapped. The hooks that torch has there from 2.14 on
+(``torch.cuda.graphs.register_graph_capture_start_hook``) tell neither the pool nor that a capture
+failed, and run when the first allocations are done.
 
 Note [What a capture is asked]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-At its begin and its end a mark is set in the allocator's history, and the segments of its pool are
-looked up. To take the whole history at each of the thousands of captures of an engine would take
-seconds.
+At its begin and its end a mark is set, and the segments of its pool are looked up: to take the
+history at each of the thousands of captures of an engine would take seconds.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import linecache
 import re
 import sys
@@ -53,29 +50,28 @@ class GraphWatch:
     """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
     ``captures`` has them in the order in which they began."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch) -> None:
+        watch.made = self.made
+        self._watch = watch
         self.captures: list[Capture] = []
-        self._watch: Watch | None = None
-        self._numbers = itertools.count(1)
-        # By ``id`` of the graph. With what was being handled when the capture began, by ``id`` too.
-        self._open: dict[int, tuple[Capture, int]] = {}
-        self._graphs: dict[int, tuple[Capture, weakref.ref[Any]]] = {}
+        # By ``id`` of the graph.
+        self._open: dict[int, Capture] = {}
+        self._graphs: dict[int, Capture] = {}
         self._blocks: dict[int, list[Block]] = {}
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
         self._pools: set[tuple[int, tuple[int, int]]] = set()
-        self._undo: Callable[[], None] | None = None
+        self._undo: list[hooks.Undo] = []
 
-    def install(self, watch: Watch) -> None:
-        """Begin, with a ``watch`` that was given ``made`` and is installed."""
-        self._watch = watch
-        self._undo = hooks.wrap_captures(self._around_begin, self._around_end)
+    def install(self) -> None:
+        """Begin; the ``Watch`` is installed."""
+        graph = [torch.cuda.CUDAGraph]
+        self._undo.append(hooks.replace(graph, "capture_begin", self._around_begin))
+        self._undo.append(hooks.replace(graph, "capture_end", self._around_end))
 
     def uninstall(self) -> None:
-        """Leave torch as it was."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        while self._undo:
+            self._undo.pop()()
 
     def made(self, device: int, block: Block) -> None:
         """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
@@ -93,31 +89,27 @@ class GraphWatch:
             RuntimeError: the history was not followed.
         """
         watch = self._watch
-        assert watch is not None
         if not watch.why_not:
-            for c, _ in list(self._open.values()):
+            for c in list(self._open.values()):
                 self._finish(c, "it had not ended when the session did")
             watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)
-        for c, reference in self._graphs.values():
-            graph = reference()
+        for c in self._graphs.values():
+            graph = c.reference()
             if graph is not None and compat.pool_of(graph) is None:  # It was reset.
                 _gone(c)
         held = compat.storage_addresses()
         found = []
         for number, replay in watch.replays.items():
-            device = Device(
-                *(f"cuda:{number}", replay, self._blocks.get(number, [])),
-                *(held.get(number, []), compat.workspace_sizes(number)),
-            )
+            blocks, sizes = self._blocks.get(number, []), compat.workspace_sizes(number)
+            device = Device(f"cuda:{number}", replay, blocks, held, sizes)
             found += describe(device, [c for c in self.captures if c.device == number])
         return found
 
     def _find_pool(self, c: Capture) -> None:
-        """Find where a capture allocated that failed before it had said where: in a pool that is
-        nobody else's, and goes with it."""
-        assert self._watch is not None
+        """Find where a capture allocated that failed before it had said where: in a pool of its
+        own, which goes with it."""
         self._watch.drain()
         if c.device not in self._watch.replays:
             return
@@ -125,9 +117,8 @@ class GraphWatch:
         found: dict[tuple[int, int], list[Range]] = {}
         for s in self._watch.replays[c.device].segments:
             end = s.address + s.size
-            if s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools:
-                continue
-            if any(s.address <= a < end for a in asked):
+            known = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
+            if s.pool is not None and not known and any(s.address <= a < end for a in asked):
                 found.setdefault(s.pool, []).append((s.address, end))
         if len(found) == 1:
             ((c.pool, ranges),) = found.items()
@@ -148,10 +139,11 @@ class GraphWatch:
 
     def _around_end(self, end: Callable[..., None]) -> Callable[..., None]:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> None:
-            capture, handled = self._open.get(id(graph), (None, 0))
+            capture = self._open.get(id(graph))
             # A body that raises ends the capture all the same, and what was captured is a part.
             inside = sys.exc_info()[1]
-            failed = _text(inside) if inside is not None and id(inside) != handled else ""
+            raised = inside is not None and (capture is None or id(inside) != capture.handled)
+            failed = _text(inside) if inside is not None and raised else ""
             ended = None
             try:
                 end(graph, *args, **kwargs)
@@ -167,7 +159,7 @@ class GraphWatch:
 
     def _guarded(self, do: Callable[..., Any], *args: Any) -> Any:
         watch = self._watch
-        if watch is None or not watch.follows:
+        if not watch.follows:
             return None
         try:
             return do(*args)
@@ -176,30 +168,28 @@ class GraphWatch:
             return None
 
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        assert self._watch is not None
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         maker, frame, name = _who_captures()
-        record = CapturedGraph(
-            *(next(self._numbers), capture_name() or name, maker, frame),
-            start_ns=time.perf_counter_ns(),
-        )
-        self._forget(graph)
+        what = len(self.captures) + 1, capture_name() or name, maker, frame
+        record = CapturedGraph(*what, start_ns=time.perf_counter_ns())
+        before = self._graphs.pop(id(graph), None)
+        if before is not None and before.reference() is graph:
+            _gone(before)  # It is captured anew.
         found = self._look(device, pool) if pool is not None else ()
         if pool is not None and (device, pool) not in self._pools:
             self._pools.add((device, pool))
             if found:
                 self._take_stock(device, found)
         begin = self._watch.mark()
-        capture = Capture(record, device, pool, begin, found=found)
+        handled = id(sys.exc_info()[1])
+        capture = Capture(record, device, pool, begin, found=found, handled=handled)
         self.captures.append(capture)
-        self._open[id(graph)] = capture, id(sys.exc_info()[1])
+        self._open[id(graph)] = capture
         return capture
 
     def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
-        """A pool was in use before the first capture into it, as by a warm-up: keep what is there
-        since before the history was last taken."""
-        assert self._watch is not None
+        """Keep what is there in a pool that was in use before the first capture into it."""
         self._watch.drain()
         kept = self._blocks.setdefault(device, [])
         known = {id(b) for b in kept}
@@ -209,13 +199,13 @@ class GraphWatch:
         kept.sort(key=lambda b: b.event)
 
     def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
-        assert self._watch is not None
-        self._open = {key: one for key, one in self._open.items() if one[0] is not c}
+        self._open = {key: one for key, one in self._open.items() if one is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed
         if graph is not None:
             c.pool = c.pool or compat.pool_of(graph)
-            self._graphs[id(graph)] = c, weakref.ref(graph, functools.partial(_gone, c))
+            c.reference = weakref.ref(graph, functools.partial(_gone, c))
+            self._graphs[id(graph)] = c
         else:
             c.deleted_ns = c.graph.start_ns
         if c.pool is not None:
@@ -224,12 +214,6 @@ class GraphWatch:
         c.end = self._watch.mark()
         if c.pool is None:
             self._find_pool(c)
-
-    def _forget(self, graph: Any) -> None:
-        """A graph is captured anew: what it was before is deleted."""
-        capture, reference = self._graphs.pop(id(graph), (None, None))
-        if capture is not None and reference is not None and reference() is graph:
-            _gone(capture)
 
     def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
         own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]
@@ -248,9 +232,8 @@ def _text(error: BaseException) -> str:
 
 
 def _who_captures() -> tuple[str, SourceFrame | None, str]:
-    """Whose code captures now on this thread (a function of torch, graph trees, or the package of a
-    serving engine), the innermost frame of the program, and what the graph is of, as far as the
-    former says it."""
+    """Whose code captures now on this thread, the innermost frame of the program, and what the
+    graph is of, as far as the former says it."""
     maker, name = "capture_begin", ""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,14 +29,8 @@ parameters: copies of a model that are kept are a leak."""
 
 @dataclass(slots=True)
 class Steps:
-    """What counts as a step of a run.
-
-    Attributes:
-        of: the number of the step, from 1, in which a block was made.
-        end: and the one in which it was let go of.
-        count: that have ended.
-        name: what it is called.
-    """
+    """What counts as a step of a run: the numbers of that in which a block was made, from 1, and of
+    that in which it was let go of, how many have ended, and what they are called."""
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
@@ -45,23 +40,21 @@ class Steps:
 
 @dataclass(slots=True)
 class _Line:
-    """Blocks that the same text asked for."""
+    """Blocks that the same text asked for: those that are there, and those that lived long."""
 
     frame: SourceFrame | None
     at: Where
     blocks: list[Block] = field(default_factory=list)
-    gone: list[Block] = field(default_factory=list)
     holder: str = ""
     root: Held | None = None
 
+    @property
+    def live(self) -> list[Block]:
+        return [b for b in self.blocks if b.freed_after is None]
+
 
 def steps_of(marks: Sequence[Mark], events: int) -> Steps:
-    """What to count: optimizer steps, else backwards, else allocations.
-
-    Args:
-        marks: of a ``Watch``.
-        events: of the allocator that were followed.
-    """
+    """What to count: optimizer steps, else backwards, else the allocator's events."""
 
     def by(count: Callable[[Mark], int], name: str) -> Steps | None:
         if count(marks[-1]) < LEAST:
@@ -84,37 +77,27 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     )
 
 
-def growth_of_all(replays: Mapping[int, Replay], marks: Sequence[Mark]) -> list[Growth]:
-    """What is held across steps and grows, on all devices, most a step first.
-
-    Args:
-        replays: by device.
-        marks: of the run; at the last one it is known what modules and optimizers have.
-    """
-    found = [g for device, replay in replays.items() for g in _growth_of(device, replay, marks)]
-    return sorted(found, key=lambda g: -g.a_step)
-
-
-def _growth_of(device: int, replay: Replay, marks: Sequence[Mark]) -> Iterator[Growth]:
-    steps, last = steps_of(marks, replay.events), marks[-1].known
-    addresses = sorted(last)
+def growth_of(
+    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
+) -> Iterator[Growth]:
+    """What is held on a device across steps and grows; ``known`` is what modules and optimizers
+    have now, by address."""
+    steps = steps_of(marks, replay.events)
+    addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}
 
     def line(block: Block) -> SourceFrame | None:
         return where(block.frames).line or line_that_waits(marks, block.mark)
 
-    def line_of(block: Block) -> _Line:
-        at, frame = where(block.frames), line(block)
-        return lines.setdefault((frame, at.modules, at.nodes), _Line(frame, at))
-
-    blocks = list(replay.live)
-    for block in blocks:
+    def lasts(block: Block) -> bool:
         address = block.first_of(addresses)
-        known = None if address is None else last[address]
-        if block.event and block.freed_after is None and known not in _LASTS:
-            line_of(block).blocks.append(block)
-    for block in replay.gone:
-        line_of(block).gone.append(block)
+        return address is not None and known[address] in _LASTS
+
+    live = [b for b in replay.live if b.event and b.freed_after is None and not lasts(b)]
+    for block in (*live, *replay.gone):
+        at, frame = where(block.frames), line(block)
+        key = (frame, at.modules, at.nodes)
+        lines.setdefault(key, _Line(frame, at)).blocks.append(block)
     growing = [
         apart
         for one in lines.values()
@@ -128,7 +111,7 @@ def _growth_of(device: int, replay: Replay, marks: Sequence[Mark]) -> Iterator[G
     for together in _by_holder(growing, steps).values():
         rate = _rate(together, steps)
         if rate is not None:
-            root = _block_of_root(together, blocks, holders)
+            root = _block_of_root(together, replay.live, holders)
             frame = source_of(line(root)) if root is not None else None
             yield _growth(f"cuda:{device}", together, rate, steps, frame)
 
@@ -137,20 +120,20 @@ def _by_callers(line: _Line, steps: Steps) -> list[_Line]:
     """A line, once for each way to it on which it grows, as a function that several call may leak
     for one of them or for several; whole where no way grows alone."""
     ways: dict[tuple[SourceFrame, ...], _Line] = {}
-    for kind in ("blocks", "gone"):
-        for block in getattr(line, kind):
-            way = tuple(user_lines(block.frames))
-            getattr(ways.setdefault(way, _Line(line.frame, line.at)), kind).append(block)
+    for block in line.blocks:
+        way = tuple(user_lines(block.frames))
+        ways.setdefault(way, _Line(line.frame, line.at)).blocks.append(block)
     return [way for way in ways.values() if _rate([way], steps) is not None] or [line]
 
 
 def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
-    held: dict[int, int] = {}
-    for line in lines:
-        for block in line.blocks:
-            step = steps.of(block)
-            held[step] = held.get(step, 0) + block.requested
-    gone = [Gone(steps.of(b), steps.end(b), b.requested) for line in lines for b in line.gone]
+    held: Counter[int] = Counter()
+    gone = []
+    for block in (b for line in lines for b in line.blocks):
+        if block.freed_after is None:
+            held[steps.of(block)] += block.requested
+        else:
+            gone.append(Gone(steps.of(block), steps.end(block), block.requested))
     return rate_of(held, steps.count, gone)
 
 
@@ -158,11 +141,10 @@ def _ask(lines: Sequence[_Line], holders: Holders) -> None:
     """Find out who has the blocks of each line, of some of them."""
     samples: list[tuple[_Line, Held]] = []
     for line in lines:
-        blocks = line.blocks
-        for i in range(min(SAMPLES, len(blocks))):
-            held = holders.of(blocks[i * len(blocks) // min(SAMPLES, len(blocks))])
-            if held is not None:
-                samples.append((line, held))
+        blocks = line.live
+        count = min(SAMPLES, len(blocks))
+        asked = (holders.of(blocks[i * len(blocks) // count]) for i in range(count))
+        samples += ((line, held) for held in asked if held is not None)
     holders.name([held for _, held in samples])
     for line in lines:
         of_line = [held for other, held in samples if other is line]
@@ -181,7 +163,7 @@ def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]
         if name.endswith(".grad") and line.root is not None:
             key = ".grad"
         elif not line.holder:
-            key = frozenset(map(steps.of, line.blocks))
+            key = frozenset(map(steps.of, line.live))
         found.setdefault(key, []).append(line)
     return found
 
@@ -195,7 +177,7 @@ def _growth(
 ) -> Growth:
     parts = [
         GrowthPart(
-            *(sum(b.requested for b in line.blocks), len(line.blocks), line.at.nodes),
+            *(sum(b.requested for b in line.live), len(line.live), line.at.nodes),
             *(source_of(line.frame), line.at.module_path),
         )
         for line in lines

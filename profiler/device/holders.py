@@ -2,11 +2,10 @@
 
 Note [What holds memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-Three kinds of owners are known without anybody having watched: parameters, gradients and optimizer
-state (``known``); Python's tensors, which the collector knows; and what autograd has saved, found
-by walking over ``next_functions`` from the tensors that the program holds and the operation whose
-backward is running. What an operation has saved is read as it lies (``SavedTensor.data``): to
-unpack it may run hooks of the program, which ask for memory, and there is none.
+Known without anybody having watched are modules and optimizers (``known``); Python's tensors; and
+what autograd has saved, found over ``next_functions`` from these tensors and the operation whose
+backward is running. It is read as it lies (``SavedTensor.data``): to unpack it may run hooks of the
+program, which ask for memory, and there is none.
 
 A gradient is an attribute of its parameter that Python's collector does not see. One that has a
 graph itself, after ``backward(create_graph=True)``, keeps that graph, and the graph the parameter:
@@ -47,10 +46,9 @@ MOST_NODES = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """Memory that somebody holds.
+    """A storage that somebody holds.
 
     Attributes:
-        address, nbytes: of its storage.
         tensors: of the program's that lie in it, some of them.
         operation: of autograd that has saved it; empty if none has.
         root: the tensor from which a graph leads to that operation; None where it is the one whose
@@ -70,13 +68,10 @@ class Held:
     @property
     def what(self) -> str:
         """In words, for a row of an account; empty if nothing is known."""
-        if self.chain:
-            return self.chain
-        if not self.operation:
-            return self.root_chain
-        return f"saved by {self.operation}" + (
-            f", graph of {self.root_chain}" if self.root_chain else ""
-        )
+        if self.chain or not self.operation:
+            return self.chain or self.root_chain
+        of = f", graph of {self.root_chain}" if self.root_chain else ""
+        return f"saved by {self.operation}{of}"
 
     @property
     def purpose(self) -> Purpose:
@@ -107,19 +102,14 @@ class Holders:
     """
 
     def __init__(self, device_type: str = "cuda", *, also: Any = None) -> None:
-        """
-        Args:
-            device_type: whose memory.
-            also: an operation of autograd to walk from, as well as from tensors.
-        """
+        """``also`` is an operation of autograd to walk from, as well as from tensors."""
         self._found: dict[int, Held] = {}
         self._type = device_type
         with compat.without_torch_function():
             tensors = _tensors()
             gradients = [(t, g) for t in tensors if (g := compat.gradient_of(t)) is not None]
             self._owners = {id(g): (t, ".grad") for t, g in gradients}
-            tensors += [g for _, g in gradients]
-            tensors = list({id(t): t for t in tensors}.values())
+            tensors = list({id(t): t for t in (*tensors, *(g for _, g in gradients))}.values())
             circles = [x for pair in gradients if compat.node_of(pair[1]) is not None for x in pair]
             self._circles = set(map(id, circles))
             for tensor in tensors:
@@ -179,7 +169,7 @@ class Holders:
     def _add(
         self, tensor: torch.Tensor, root: torch.Tensor | None = None, operation: str = ""
     ) -> None:
-        """A tensor of the program's, or what an operation has saved."""
+        """Note a tensor of the program's, or what an operation has saved."""
         for address, nbytes in compat.memory_of(tensor, self._type):
             held = self._found.get(address)
             if held is None:
@@ -191,21 +181,16 @@ class Holders:
                 held.operation, held.root = operation, root
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HeldGraphs:
-    """Operations of autograd of one kind that still have what they saved.
+    """So many operations of autograd of one kind that still have what they saved: bytes but for
+    parameters and what several of them have, the device with most of it, and who refers to the
+    tensors that lead to them."""
 
-    Attributes:
-        operations: how many.
-        nbytes: that they have saved, parameters and what several of them have left out.
-        device: where most of it is, e.g. ``cuda:0``.
-        holder: who refers to the tensors that lead to them.
-    """
-
-    operations: int = 0
-    nbytes: int = 0
-    device: str = ""
-    holder: str = ""
+    operations: int
+    nbytes: int
+    device: str
+    holder: str
 
 
 def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
@@ -222,16 +207,16 @@ def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
 
 
 def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> HeldGraphs:
-    having: Counter[tuple[int, int, str]] = Counter()
-    for _, saved in operations:
-        having.update(
-            {
-                (address, nbytes, str(tensor.device))
-                for tensor in saved
-                if not (tensor.requires_grad and tensor.is_leaf)
-                for address, nbytes in compat.memory_of(tensor, "")
-            }
-        )
+    having = Counter(
+        memory
+        for _, saved in operations
+        for memory in {
+            (address, nbytes, str(tensor.device))
+            for tensor in saved
+            if not (tensor.requires_grad and tensor.is_leaf)
+            for address, nbytes in compat.memory_of(tensor, "")
+        }
+    )
     devices: Counter[str] = Counter()
     for (_, nbytes, device), times in having.items():
         if times == 1:
@@ -239,9 +224,8 @@ def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> H
     roots = [root for root, _ in operations if root is not None]
     chains = _chains(roots[:: max(1, len(roots) // ALIKE)], [roots, operations])
     device = devices.most_common(1)[0][0] if devices else ""
-    return HeldGraphs(
-        *(len(operations), devices.total(), device, most_common_chain(chains.values()))
-    )
+    holder = most_common_chain(chains.values())
+    return HeldGraphs(len(operations), devices.total(), device, holder)
 
 
 def most_common_chain(chains: Iterable[str]) -> str:
@@ -291,7 +275,7 @@ def _chains(
     ours: list[Any],
     owners: Mapping[int, tuple[torch.Tensor, str]] | None = None,
 ) -> dict[int, str]:
-    """Who refers to tensors, by identity, but for objects of ours; the rest as for
+    """Who refers to tensors, by identity, but for objects of ours; owners as ``known`` of
     ``Referrers.chains``."""
     different = {id(t): t for t in tensors}
     asked = list(different.values())

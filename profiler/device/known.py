@@ -4,23 +4,20 @@ Note [What counts as persistent state]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What a program writes to and keeps from step to step, without training it. It is known by any of:
 
-* *running statistics*: buffers of BatchNorm and InstanceNorm. Their kernels write past the
-  counter of writes, so what they are is taken from the class;
+* *running statistics*: buffers of BatchNorm and InstanceNorm, by the class, since their kernels
+  write past the counter of writes;
 * *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
   code raises as well, had gone up at two looks (``Objects.look``), since one write may be a
-  checkpoint that is loaded. A module's buffer that nobody was seen to write to is a constant of
-  the model, and counts as a parameter;
+  checkpoint that is loaded. Any other buffer is a constant of the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
   holds and that were seen to be written to, of a module that has the same names and shapes as one
-  with parameters in an optimizer. Such a copy that nobody writes to (a teacher, a reference model)
-  is made of parameters;
+  with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
-  of an optimizer. The program says itself that they stay;
+  of an optimizer;
 * *caches of transformers*: keys, values and states of its classes of caches;
 * *any other tensor* that is there at a look and whose counter of writes is past ``MANY``: a cache
   that is an attribute or an argument, a running sum, the input of a CUDA graph that each batch is
-  copied into. No constructor writes so often, and no checkpoint that is loaded. Nothing goes after
-  this by which a block is known, DDP's and FSDP's functions included.
+  copied into. No constructor writes so often. All else by which a block is known goes before this.
 
 Of buffers and copies of models, too, so many writes are enough: one look at the end of a session
 knows them. Of compiled code the graph tells (Note [How a category is decided]).
@@ -53,45 +50,34 @@ _DEEPEST = 4
 
 
 class Look(NamedTuple):
-    """What is known of everything in the process.
-
-    Attributes:
-        known: of modules and optimizers, and what the program itself says.
-        often: addresses of storages that were written to often, those of ``known`` included.
-    """
+    """What is known of modules and optimizers, and what the program itself says; and addresses of
+    storages that were written to often."""
 
     known: Known
     often: frozenset[int] = frozenset()
 
 
 class _Module:
-    """A module's own tensors: which was there at the last look with how many writes, and at how
-    many looks it had more than at the one before, by name."""
+    """By the name of each of a module's own tensors, which was there at the last look, with how
+    many writes, and at how many looks it had more than at the one before."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.reference = weakref.ref(module)
-        self.counters: dict[str, tuple[int, int]] = {}
-        self.rises: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, int, int]] = {}
 
     def look(self, module: torch.nn.Module) -> None:
         for name, tensor in (*_own(module, "_parameters"), *_own(module, "_buffers")):
             now = compat.writes_to(tensor)
             if now is None:
                 continue
-            before = self.counters.get(name)
-            if before is not None and before[0] == id(tensor) and before[1] < now:
-                self.rises[name] = self.rises.get(name, 0) + 1
-            elif before is not None and before[0] != id(tensor):
-                self.rises.pop(name, None)  # Moved to another device, or replaced.
-            self.counters[name] = (id(tensor), now)
+            which, before, rises = self.seen.get(name, (0, 0, 0))
+            # Another one was moved to another device, or replaced.
+            rises = rises + (before < now) if which == id(tensor) else 0
+            self.seen[name] = id(tensor), now, rises
 
 
 class Objects:
-    """Modules and optimizers of the process, and what their memory is for; modules are not kept.
-
-    Attributes:
-        has_optimizer: whether one was made.
-    """
+    """Modules and optimizers of the process, and what their memory is for; modules are not kept."""
 
     def __init__(self) -> None:
         self.has_optimizer = False
@@ -99,34 +85,29 @@ class Objects:
         # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
         self._modules: dict[int, _Module] = {}
         self._lock = threading.RLock()
-        self._looked = False
+        self.looked = False
 
     def module_made(self, module: torch.nn.Module) -> None:
-        """A module has got a parameter or a buffer."""
         seen = self._modules.get(id(module))
         if seen is None or seen.reference() is not module:
             self._modules[id(module)] = _Module(module)
 
     def optimizer_made(self) -> None:
-        """An optimizer is being made."""
         self.has_optimizer = True
 
     def look(self) -> None:
         """See what was written to since the last time."""
-        with self._lock:  # ``draining`` looks from a thread of its own.
-            self._looked = True
+        with self._lock:  # A thread of ``Watch`` looks, too.
+            self.looked = True
             for module, seen in self._alive():
                 seen.look(module)
-
-    def look_once(self) -> None:
-        """``look``, unless that was done before."""
-        if not self._looked:
-            self.look()
 
     def was_written(self, module: torch.nn.Module, name: str) -> bool:
         """Whether a module's own parameter or buffer had been written to at two looks."""
         seen = self._modules.get(id(module))
-        return seen is not None and seen.reference() is module and seen.rises.get(name, 0) >= _RISES
+        if seen is None or seen.reference() is not module or name not in seen.seen:
+            return False
+        return seen.seen[name][2] >= _RISES
 
     def of_modules(self) -> Known:
         """Parameters, buffers and gradients of every module that was made."""
@@ -134,8 +115,7 @@ class Objects:
         return self._of([module for module, _ in self._alive()])
 
     def of_process(self) -> Look:
-        """All that is known of modules and optimizers, by asking for those that there are, and of
-        what the program itself says."""
+        """All that is known, by asking for the modules and optimizers that there are."""
         found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
         optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
         modules = [x for x in found if issubclass(type(x), torch.nn.Module)]
@@ -146,9 +126,18 @@ class Objects:
         known = self._of(modules)
         for optimizer in optimizers:
             known = of_state(optimizer) | of_parameters(optimizer) | known
+        static: Known = {}
+        often: Known = {}
+        for tensor in compat.existing(torch.Tensor):
+            if compat.is_marked_static(tensor):
+                _add(static, tensor, Purpose.PERSISTENT_STATE)
+            elif _is_written_often(tensor):
+                _add(often, tensor, Purpose.PERSISTENT_STATE)
+        for tensor in compat.tensors_of_caches():
+            _add(static, tensor, Purpose.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
-        static, often = _static()
-        return Look(static | known | self._averages(modules, optimizers), often)
+        known = static | known | self._averages(modules, optimizers)
+        return Look(known, frozenset(often))
 
     def _alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
         # Of a copy: the program's threads may add to the dictionary meanwhile.
@@ -166,8 +155,8 @@ class Objects:
             statistics = isinstance(module, compat.NormWithStatistics)
             for name, tensor in _own(module, "_buffers"):
                 written = _is_written_often(tensor) or self.was_written(module, name)
-                state = statistics or written
-                _add(known, tensor, Purpose.PERSISTENT_STATE if state else Purpose.PARAMETER)
+                state = Purpose.PERSISTENT_STATE if statistics or written else Purpose.PARAMETER
+                _add(known, tensor, state)
             for _, tensor in _own(module, "_parameters"):
                 _add_with_gradient(known, tensor)
         return known
@@ -175,27 +164,24 @@ class Objects:
     def _averages(
         self, modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
     ) -> Known:
-        """Copies of models that are kept up to date, and trained by no optimizer."""
         trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-        averages: list[torch.nn.Module] = []
+        found: list[torch.Tensor] = []
         of_trained = set()
         candidates = []
         for module in modules:
             if isinstance(module, torch.optim.swa_utils.AveragedModel):
-                averages.append(module)
+                found += (*module.parameters(), *module.buffers())
             named = list(module.named_parameters()) if trained else []
             shapes = tuple((name, tuple(p.shape)) for name, p in named)
             if any(id(p) in trained for _, p in named):
                 of_trained.add(shapes)
             elif named and self._is_kept_up_to_date(module):
                 candidates.append((module, shapes))
-        known: Known = {}
-        for average in averages:
-            for tensor in (*average.parameters(), *average.buffers()):
-                _add(known, tensor, Purpose.PERSISTENT_STATE)
         for module, shapes in candidates:
-            for tensor in module.parameters() if shapes in of_trained else ():
-                _add(known, tensor, Purpose.PERSISTENT_STATE)
+            found += module.parameters() if shapes in of_trained else ()
+        known: Known = {}
+        for tensor in found:
+            _add(known, tensor, Purpose.PERSISTENT_STATE)
         return known
 
     def _is_kept_up_to_date(self, module: torch.nn.Module) -> bool:
@@ -213,21 +199,6 @@ def _own(module: torch.nn.Module, kind: str) -> list[tuple[str, torch.Tensor]]:
 
 def _is_written_often(tensor: torch.Tensor) -> bool:
     return (compat.writes_to(tensor) or 0) >= MANY
-
-
-def _static() -> Look:
-    """Tensors that the program has marked as staying where they are, and those of caches; and all
-    that were written to often."""
-    known: Known = {}
-    often: Known = {}
-    for tensor in compat.existing(torch.Tensor):
-        if compat.is_marked_static(tensor):
-            _add(known, tensor, Purpose.PERSISTENT_STATE)
-        elif _is_written_often(tensor):
-            _add(often, tensor, Purpose.PERSISTENT_STATE)
-    for tensor in compat.tensors_of_caches():
-        _add(known, tensor, Purpose.PERSISTENT_STATE)
-    return Look(known, frozenset(often))
 
 
 def of_parameters(optimizer: torch.optim.Optimizer) -> Known:

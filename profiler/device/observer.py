@@ -1,7 +1,6 @@
 """Tells whoever listens that a CUDA device has no more memory.
 
-torch calls observers before it raises, and they cannot be taken back. So there is one of ours for
-the life of the process, which tells those that listen at the time.
+torch's observers cannot be taken back: there is one of ours for the life of the process.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from . import _torch_compat as compat
 
@@ -36,19 +35,14 @@ class OutOfMemoryEvent:
 
 
 Listener = Callable[[OutOfMemoryEvent], None]
-"""Called by the thread that asked, before the error is raised."""
-
-_T = TypeVar("_T")
 
 _listeners: list[Listener] = []
 _lock = threading.Lock()
 _attached = False
-
-
 _here = threading.local()
 
 
-def added(to: list[_T], one: _T) -> Callable[[], None]:
+def added(to: list[Any], one: Any) -> Callable[[], None]:
     """Add to a list, from any thread; what is returned takes it out, and may be called again."""
     to.append(one)
 
@@ -60,11 +54,8 @@ def added(to: list[_T], one: _T) -> Callable[[], None]:
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Tell ``listener`` from now on, or from where CUDA starts.
-
-    Returns:
-        What ends that; it may be called again.
-    """
+    """Tell ``listener`` from now on, or from where CUDA starts, on the thread that asked and before
+    the error is raised; what is returned ends that, and may be called again."""
     end = added(_listeners, listener)
     compat.on_cuda_start(_attach)
     return end
@@ -88,9 +79,7 @@ def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
                 listener(OutOfMemoryEvent(device, wanted, allowed, free))
             except Exception as e:
                 # Below this stands C++ of torch's, which is about to raise the program's error.
-                what = f"{type(e).__name__}: {e}"
-                log.error(
-                    "memprof failed at a device's out of memory: %s. Please report this.", what
-                )
+                said = "memprof failed at a device's out of memory: %s: %s. Please report this."
+                log.error(said, type(e).__name__, e)
     finally:
         _here.inside = False

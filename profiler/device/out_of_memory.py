@@ -2,14 +2,11 @@
 
 Note [Which failures are reported in full]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A program that catches the error and goes on may fail at every step, or at every size that it
-tries. A report takes some tenths of a second, since it looks at all objects of Python. So of one
-place (the lines of the program on the stack, and autograd's operation) the first failure is
-reported, and then the second, fourth, eighth and so on; each says how often it was. So are
-``PLACES`` places, and whatever is the first for somebody who has just asked for reports.
-
-torch tells of a failure when the allocator has given back what it could and tried again: what
-succeeds then is none. Whether the program will catch the error nobody can know before it is raised.
+A program that catches the error may fail at every step, and a report takes some tenths of a second,
+since it looks at all objects of Python. So of one place (the lines of the program on the stack, and
+autograd's operation) the first failure is reported, and then the second, fourth, eighth and so on;
+each says how often it was. So are ``PLACES`` places, and whatever is the first for somebody who has
+just asked for reports. What succeeds when the allocator has given back what it could is no failure.
 """
 
 from __future__ import annotations
@@ -50,13 +47,8 @@ UNWATCHED = "(known with eager=True)"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What is known of a line of generated code.
-
-    Attributes:
-        graph: label of its graph.
-        node: FX node whose memory the line asks for; empty if not known.
-        frame: line of the program of that node.
-    """
+    """What is known of a line of generated code: the label of its graph, the FX node whose memory
+    it asks for, empty if not known, and the line of the program of that node."""
 
     graph: str
     node: str = ""
@@ -64,7 +56,7 @@ class Compiled:
 
 
 Describe = Callable[[str, int], Compiled | None]
-"""Says of a file and a line of it what is known of it as generated code."""
+"""Says what is known of a line of a file as generated code."""
 
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
@@ -85,11 +77,8 @@ class OutOfMemoryReports:
         self._unserved = False
 
     def start(self, *, says: bool = True) -> bool:
-        """Report from now on; False if that is so already.
-
-        Args:
-            says: whether each report is a line in the log, too.
-        """
+        """Report from now on; False if that is so already. If it ``says`` so, each report is a line
+        in the log, too."""
         with self._lock:
             if self._listens:
                 return False
@@ -157,7 +146,7 @@ on_fork(REPORTS.forked)
 
 
 def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
-    """What tells one failing place from another, without looking far."""
+    """What tells one failing place from another."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())
@@ -170,13 +159,8 @@ def _account_of(
 ) -> DeviceAccount:
     """Everything that is reserved on the device now, and why the request did not fit.
 
-    To be called where the request fails, on the thread that made it. Takes host memory alone.
-
-    Args:
-        event: what the allocator says.
-        watch: that follows the device, so that each block has the line that asked for it; without
-            one it has who holds it now.
-        describe: knows generated code.
+    To be called where the request fails, on the thread that made it. Takes host memory alone. With
+    a ``watch`` each block has the line that asked for it, without one who holds it now.
     """
     operation = compat.current_operation()
     segments, settings = compat.segments_now()
@@ -203,14 +187,13 @@ def _account_of(
         pool = doing.pool
     else:
         pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
-    stream = torch.cuda.current_stream(event.device).cuda_stream
     failure = explain_failure(
         segments,
         wanted=event.wanted,
         allowed=event.allowed,
         device_total=account.total,
         device_free=event.free,
-        stream=stream,
+        stream=torch.cuda.current_stream(event.device).cuda_stream,
         pool=pool,
         requested=requested,
     )
@@ -226,14 +209,12 @@ def _account_of(
 
 
 def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> None:
-    frames = list(_frames(sys._getframe()))
-    at = where(frames)
+    at = where(list(_frames(sys._getframe())))
     compiled = None
     if at.generated is not None and describe is not None:
         compiled = describe(at.generated.file, at.generated.line)
-    frame = at.line
-    if compiled is not None and compiled.frame is not None:
-        frame = compiled.frame
+    compiled = compiled or Compiled("")
+    frame = compiled.frame or at.line
     # A backward runs in threads of autograd's own, and Python waits in another one.
     f.operation = type(operation).__name__ if operation is not None else ""
     called_from = _line_of_backward() if f.operation else None
@@ -241,8 +222,8 @@ def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> 
         frame = None
     f.frame, f.called_from = source_of(frame), source_of(called_from)
     f.modules = at.module_path
-    f.nodes = (compiled.node if compiled is not None else "") or at.nodes
-    f.graph = compiled.graph if compiled is not None else ""
+    f.nodes = compiled.node or at.nodes
+    f.graph = compiled.graph
 
 
 def _frames(frame: types.FrameType) -> Iterator[SourceFrame]:

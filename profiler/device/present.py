@@ -4,18 +4,12 @@ Note [What can be said without a history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The allocator tells the most that it ever had reserved and which blocks there are; whose a block is
 says the process: modules, optimizers, Python's tensors, autograd's graphs (``holders.py``). A look
-takes about a second for a million objects, and a few where there are large tensors of which it is
-asked who refers to them.
-
-What lay in memory that is free by now, activations and temporaries of the peak, it cannot tell: how
-many bytes these were say the counters, and which the report of compiled code or
-``memprof.profile(eager=True)``.
+takes about a second for a million objects, and a few where it is asked who refers to large tensors.
+What lay in memory that is free by now it cannot tell: of that the counters have the bytes.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +23,7 @@ from .account import Otherwise, explain
 from .holders import Holders
 from .known import Look, Objects
 from .marks import Mark, Phase
+from .ranges import has, merged
 from .replay import Block, Replay
 from .totals import most, named, outside
 
@@ -58,20 +53,14 @@ def present_accounts() -> list[DeviceAccount]:
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
     # tensors may lie in it: those that CUDA graph trees keep for the next replay.
-    blocks = sorted(
+    used_ranges = merged(
         (b["address"], b["address"] + b["size"])
         for s in segments
         for b in s["blocks"]
         if b["state"] != "inactive"
     )
-    large = [
-        h
-        for h in holders.held
-        if h.nbytes > least
-        and h.address not in look.known
-        and (i := bisect_right(blocks, (h.address, math.inf)))
-        and h.address < blocks[i - 1][1]
-    ]
+    large = [h for h in holders.held if h.nbytes > least and h.address not in look.known]
+    large = [h for h in large if has(used_ranges, h.address)]
     if large:
         holders.name(large)
     found = []
@@ -88,8 +77,11 @@ def present_accounts() -> list[DeviceAccount]:
 
 def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     """Says of a block of these segments what its holder has it for."""
-    private = [s for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
-    starts = [(s["address"], s["address"] + s["total_size"]) for s in private]
+    private = merged(
+        (s["address"], s["address"] + s["total_size"])
+        for s in segments
+        if tuple(s["segment_pool_id"]) != (0, 0)
+    )
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
     def otherwise(block: Block) -> tuple[Purpose, str]:
@@ -98,8 +90,7 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
             return found
         if block.requested in sizes:
             return Purpose.WORKSPACE, WORKSPACE
-        pool = any(begin <= block.address < end for begin, end in starts)
-        return Purpose.UNKNOWN, IN_POOL if pool else NOBODY
+        return Purpose.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
 
     return otherwise
 
@@ -111,20 +102,12 @@ def unwatched_account(
     look: Look,
     otherwise: Otherwise,
 ) -> DeviceAccount:
-    """The account of a device that nobody follows, now.
-
-    Args:
-        device: its index.
-        segments: all that it has.
-        settings: of the allocator.
-        look: what modules and optimizers of the process have.
-        otherwise: says whose a block is that none of these has.
-    """
+    """The account of a device that nobody follows, now, with all segments that it has;
+    ``otherwise`` says whose a block is that ``look`` does not know."""
     replay = Replay(settings)
     replay.take_over(segments)
-    replay.assign_pools(segments)
-    seen = Mark(Phase.FORWARD, 0, look.known, often=look.often)
-    marks = [Mark(Phase.FORWARD, 0), seen]
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, look.known, often=look.often)]
+    replay.feed((), marks)
     peak = replay.now()
     account = named(device)
     account.reserved, account.allocated = peak.reserved, peak.allocated

@@ -76,7 +76,7 @@ class FreeRanges:
         """Of ranges by the address after them."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(first address, bytes) of each."""
+        """First address and bytes of each."""
         return iter(self._sizes.items())
 
     def __len__(self) -> int:
@@ -104,13 +104,15 @@ class FreeRanges:
             address = before
         self.add(address, size)
 
-    def begins(self, address: int, end: int) -> bool:
-        """Whether a range begins at an address that reaches to ``end`` or further."""
-        size = self._sizes.get(address)
-        return size is not None and end <= address + size
+    def beside(self, address: int, end: int) -> int | None:
+        """Where a range begins that has all of another one, and begins or ends with it."""
+        if end <= address + self._sizes.get(address, -1):
+            return address
+        begin = self._begins.get(end)
+        return begin if begin is not None and begin <= address else None
 
     def around(self, address: int, end: int) -> int | None:
-        """Where a range begins that has all of another one; None if none has. It looks at all."""
+        """Where a range begins that has all of another one. It looks at all."""
         return next((a for a, n in self if a <= address and end <= a + n), None)
 
 

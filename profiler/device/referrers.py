@@ -80,13 +80,9 @@ class Referrers:
         ignored: Iterable[Any] = (),
         known: Mapping[int, tuple[Any, str]] | None = None,
     ) -> list[str]:
-        """Of each object who keeps it, "" where nobody with a name was found.
-
-        Args:
-            objects: to ask for.
-            ignored: containers of the caller's, which are not to be found.
-            known: by identity, who has an object and as what, where Python does not know it.
-        """
+        """Of each object who keeps it, "" where nobody with a name was found; ``ignored`` are
+        containers of the caller's, ``known`` has by identity who has an object and as what, where
+        Python does not know it."""
         self._known = known or {}
         self._read_stacks()
         self._read_globals()
@@ -115,14 +111,13 @@ class Referrers:
         # This very frame is among them. If it had itself at its end, by these variables, all that
         # it has, and those above it have, would wait for the collector: tensors, too.
         try:
-            for frame in stacks:
-                at: types.FrameType | None = frame
+            for at in stacks:
                 while at is not None:
                     self._read_frame(at)
-                    at = at.f_back
+                    at = at.f_back  # type: ignore[assignment]
         finally:
             stacks.clear()
-            frame = at = None  # type: ignore[assignment]
+            at = None  # type: ignore[assignment]
 
     def _read_globals(self) -> None:
         # The collector would find them too, but for what ``gc.freeze()`` has taken from it.
@@ -135,17 +130,17 @@ class Referrers:
                         self._locals.setdefault(id(value), _Root(name, root))
 
     def _read_frame(self, frame: types.FrameType) -> None:
-        code = frame.f_code
-        if is_generated(code.co_filename):
-            self._read_locals(frame, COMPILED, code.co_filename)
-        elif code.co_flags & inspect.CO_OPTIMIZED and not _is_ours(code.co_filename):
-            where = f"local of {code.co_name} ({_place(code.co_filename, frame.f_lineno)})"
-            self._read_locals(frame, where)
-
-    def _read_locals(self, frame: types.FrameType, where: str, generated: str = "") -> None:
+        code, file = frame.f_code, frame.f_code.co_filename
+        generated = is_generated(file)
+        if generated:
+            where = COMPILED
+        elif code.co_flags & inspect.CO_OPTIMIZED and not _is_ours(file):
+            where = f"local of {code.co_name} ({_place(file, frame.f_lineno)})"
+        else:
+            return
         values = frame.f_locals
         for name, value in list(values.items()):
-            nodes = nodes_of_buffer(generated, name) if generated and _BUFFER.match(name) else ""
+            nodes = nodes_of_buffer(file, name) if generated and _BUFFER.match(name) else ""
             root = _Root(f"{name}: {nodes}" if nodes else name, where)
             self._locals.setdefault(id(value), root)
         _let_go(values, 4)
@@ -155,11 +150,8 @@ class Referrers:
         wanted = {id(x): x for x in frontier if id(x) not in self._up and id(x) not in self._locals}
         above: list[Any] = []
         for key in wanted:
-            self._up[key] = []
-            if key in self._known:
-                holder, how = self._known[key]
-                self._up[key].append(_Step(holder, how))
-                above.append(holder)
+            self._up[key] = [_Step(*self._known[key])] if key in self._known else []
+            above += (step.holder for step in self._up[key])
         ours = ours | {id(frontier), id(wanted)}
         if not wanted:
             return above
@@ -173,9 +165,8 @@ class Referrers:
             if not held:
                 continue
             for key, how in _as_what(holder, held):
-                steps = self._up[key]
-                if len(steps) < 8:
-                    steps.append(_Step(holder, how))
+                if len(self._up[key]) < 8:
+                    self._up[key].append(_Step(holder, how))
             if self._root(holder, "") is None:
                 above.append(holder)
         return above

@@ -3,10 +3,9 @@
 Note [Following the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``torch.cuda.memory._snapshot()["device_traces"]`` has an entry for each thing that the allocator
-did, with what was *asked for*. The block that it handed out may be larger: a request is rounded up
-to 512 bytes, then cut off a free block unless what would remain is too small to be of use
-(c10/cuda/CUDACachingAllocator.cpp, ``round_size`` and ``should_split``). Which free block was taken
-the entry's address tells, so sizes follow without repeating the search.
+did, with what was *asked for*: rounded up to 512 bytes, then cut off a free block unless what would
+remain is of no use (c10/cuda/CUDACachingAllocator.cpp, ``round_size`` and ``should_split``). Which
+free block was taken the entry's address tells, so sizes follow without repeating the search.
 
 A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
@@ -19,18 +18,27 @@ Note [The instant that decides]
 A job fits where the most that it *reserves* fits. The allocator seldom gives back, so many instants
 have this maximum; of these the one at which most is allocated says best what the memory is for. So
 it is the first with the greatest pair (reserved, allocated).
+
+Note [Few marks]
+~~~~~~~~~~~~~~~~
+What a mark says of memory is noted in the blocks that are there when the history is followed past
+it. A run has a few marks a step, and is explained at its end, when blocks are asked about that
+still live, lived long or are of the peak. So marks that no such block refers to go (``thin``). Of
+those in a row one of each phase stays, so that a phase which lay between two blocks still does.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.profiler.model import SourceFrame
+from memprof.profiler.model import Purpose, SourceFrame
 
+from .marks import Mark
 from .segments import Segment, Segments
 
 ROUNDING = 512
@@ -55,9 +63,7 @@ class Block:
     """Memory that was handed out once.
 
     Attributes:
-        address: of its first byte.
-        requested: bytes that were asked for.
-        size: bytes of the block, at least as many.
+        requested, size: bytes that were asked for, and of the block.
         event: how many events had happened when it was handed out, its own included; 0 if that
             was before the history began.
         mark: number of the last mark before it was handed out.
@@ -65,6 +71,10 @@ class Block:
         freed_after: number of the last mark before the program let go of it; None until then.
         ended: how many events had happened when it could be handed out again; None until then.
         stream: on which it was asked for; 0 is the default stream.
+        known: what a mark knew it to be: the first, or persistent state if any did.
+        often, checkpointed: whether it was written to often, or handed to a checkpointed function,
+            at any mark.
+        batch: whether it is as large as a tensor of the last batch before.
     """
 
     address: int
@@ -76,6 +86,10 @@ class Block:
     freed_after: int | None = None
     ended: int | None = None
     stream: int = 0
+    known: Purpose | None = None
+    often: bool = False
+    checkpointed: bool = False
+    batch: bool = False
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -83,7 +97,6 @@ class Block:
 
     @property
     def frames(self) -> tuple[SourceFrame, ...]:
-        """The program at that time, innermost first."""
         return frames_of(self.raw_frames)
 
     def first_of(self, addresses: Sequence[int]) -> int | None:
@@ -95,16 +108,9 @@ class Block:
 
 @dataclass(slots=True)
 class Peak:
-    """The instant of Note [The instant that decides].
-
-    Attributes:
-        reserved, allocated: bytes.
-        event: how many events had happened.
-        mark: number of the last mark before it.
-        blocks: that were handed out, or awaiting.
-        awaiting: addresses of the latter.
-        segments: each with its size then.
-    """
+    """The instant of Note [The instant that decides]: bytes, how many events had happened, the
+    number of the last mark; blocks that were handed out, or awaiting, with the addresses of the
+    latter; and segments, each with its size then."""
 
     reserved: int = 0
     allocated: int = 0
@@ -121,8 +127,7 @@ class Replay:
     Attributes:
         allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
-        events: that were followed.
-        strange: events that contradict what was followed.
+        events, strange: that were followed, and that contradict the others.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time.
         mark: number of the last mark before what was followed last.
@@ -134,18 +139,21 @@ class Replay:
         settings: Mapping[str, Any] | None = None,
         made: Callable[[Block], None] | None = None,
         *,
+        device: int = 0,
         take_down: bool = True,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
             made: called with every block that is handed out; what becomes of it is noted in it.
-            take_down: whether ``peak`` is to have its blocks and segments, not bytes and event
-                alone: a history in which each step is the highest so far takes long with them.
+            device: whose counts of marks are meant.
+            take_down: whether ``peak`` is to have its blocks and segments. A history in which each
+                step is the highest so far takes long with them.
         """
         self._takes_down = take_down
         settings = settings or {}
         self._made = made
+        self._device = device
         self.allocated_bytes = 0
         self.most_allocated = 0
         self.peak = Peak()
@@ -165,6 +173,7 @@ class Replay:
         self.gone: list[Block] = []
         self._asked = 0
         self._let_go = 0
+        self._batch: frozenset[int] = frozenset()
         self._peak_pending = False
 
     @property
@@ -179,7 +188,6 @@ class Replay:
 
     @property
     def segments(self) -> Iterable[Segment]:
-        """What the allocator has now."""
         return self._segments
 
     def now(self) -> Peak:
@@ -188,27 +196,20 @@ class Replay:
         self._take_down(peak)
         return peak
 
-    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, int]]) -> None:
-        """Follow the next events of ``device_traces`` of one device.
-
-        Args:
-            events: those that were not fed yet.
-            marks: for each mark so far, how many blocks had been asked for, and how many let go of,
-                on this device when it was set; the first is ``(0, 0)``.
-        """
+    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[Mark] = ()) -> None:
+        """Follow the next events of ``device_traces`` of one device, and all marks that were set
+        so far."""
         self._segments.new_history()
         asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
-                while self._next_mark(marks)[0] <= self._asked:
-                    self.mark += 1
+                self._pass(marks, (self._asked, math.inf))
                 self._asked += 1
                 self._alloc(e)
             elif action == "free_requested":
-                while self._next_mark(marks) <= (self._asked, self._let_go):
-                    self.mark += 1
+                self._pass(marks, (self._asked, self._let_go))
                 self._let_go += 1
                 self._free_requested(e["addr"])
             elif action == "free_completed":
@@ -226,27 +227,18 @@ class Replay:
                 if id(raw) not in asked_by:
                     asked_by[id(raw)] = frames_of(raw)
                 self.out_of_memory.append((e["size"], asked_by[id(raw)]))
+        self._pass(marks, (math.inf, math.inf))
         self._keep_peak()
         self.gone = [b for b in self.gone if b.lived_long(self.events)]
 
     def take_over(
-        self,
-        segments: Iterable[Mapping[str, Any]],
-        counts: tuple[int, int] = (0, 0),
-        marks: Sequence[tuple[int, int]] = (),
+        self, segments: Iterable[Mapping[str, Any]], counts: tuple[int, int] = (0, 0)
     ) -> None:
         """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
-        the peak. A block that was followed and is there keeps what is known of it.
-
-        Args:
-            segments: with their blocks.
-            counts: blocks that had been asked for, and let go of, by then.
-            marks: as for ``feed``.
-        """
+        the peak. A block that was followed and is there keeps what is known of it; ``counts`` are
+        of blocks that had been asked for, and let go of, by then."""
         self._keep_peak()
         self._asked, self._let_go = counts
-        while self._next_mark(marks) <= counts:
-            self.mark += 1
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0
@@ -254,10 +246,11 @@ class Replay:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
             segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
+            segment.pool = _pool_of(s)
             self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
-                    segment.free.add(b["address"], b["size"])
+                    self._segments.free.add(b["address"], b["size"])
                 else:
                     self._take_over_block(b, s.get("stream", 0), followed.get(b["address"]))
         for block in followed.values():
@@ -279,8 +272,7 @@ class Replay:
             or (block.requested, block.size) != (requested, size)
             or (block.freed_after is not None and not awaiting)
         ):
-            frames = found.get("frames", ())
-            block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+            block = self._block(address, requested, size, found.get("frames", ()), stream)
             if self._made is not None and self.events:
                 self._made(block)
         if not awaiting:
@@ -295,32 +287,59 @@ class Replay:
         found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
         return found == (self.reserved, self.allocated_bytes)
 
-    def _next_mark(self, marks: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        return marks[self.mark + 1] if self.mark + 1 < len(marks) else (math.inf, math.inf)
+    def _pass(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
+        while self.mark + 1 < len(marks):
+            mark = marks[self.mark + 1]
+            if mark.counts.get(self._device, (0, 0)) > until:
+                break
+            self.mark += 1
+            self._note(mark)
+
+    def _note(self, mark: Mark) -> None:
+        """Note in the blocks that are there what a mark says of them."""
+        self._batch = mark.batch or self._batch
+        for address in mark.checkpointed:
+            block = self._live.get(address)
+            if block is not None and block.freed_after is None:
+                block.checkpointed = True
+        known, often = sorted(mark.known), sorted(mark.often)
+        for block in self._live.values() if known or often else ():
+            if block.freed_after is not None:
+                continue
+            address_in = block.first_of(known)
+            purpose = None if address_in is None else mark.known[address_in]
+            # That something is written to may be seen later than that it is a module's.
+            if block.known is None or purpose is Purpose.PERSISTENT_STATE:
+                block.known = purpose
+            if often and block.first_of(often) is not None:
+                block.often = True
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn from the snapshot whose history was fed last to which pools segments belong."""
         for s in segments:
             mine = self._segments.at(s["address"])
             if mine is not None:
-                pool = s.get("segment_pool_id", (0, 0))
-                mine.pool = (int(pool[0]), int(pool[1]))
+                mine.pool = _pool_of(s)
 
     # What the allocator can do.
+
+    def _block(self, address: int, requested: int, size: int, frames: Any, stream: int) -> Block:
+        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+        block.batch = requested in self._batch
+        return block
 
     def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
-        there = None if segment is None else segment.free.take(address)
+        there = None if segment is None else self._segments.free.take(address)
         if segment is None or there is None:
             self.strange += 1
         elif self._is_cut(there, size, segment.expandable):
-            segment.free.add(address + size, there - size)
+            self._segments.free.add(address + size, there - size)
         else:
             size = there
-        frames, stream = e.get("frames", ()), e.get("stream", 0)
-        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+        block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         self._live[address] = block
         self.allocated_bytes += size
         if self._made is not None:
@@ -374,9 +393,8 @@ class Replay:
             block.freed_after = self.mark
             self.allocated_bytes -= block.size
         self._end(block)
-        segment = self._segments.at(address)
-        if segment is not None:
-            segment.free.give(address, block.size)
+        if self._segments.at(address) is not None:
+            self._segments.give(address, block.size)
 
     def _end(self, block: Block) -> None:
         block.ended = self.events
@@ -396,6 +414,36 @@ class Replay:
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
+
+
+def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
+    """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
+    ``replays``, all that follow these marks, and in their blocks become those that they have then.
+    """
+    passed = min(r.mark for r in replays)
+    blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
+    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark))}
+    for b in blocks.values():
+        stay |= {b.mark, b.freed_after or 0}
+    kept: list[int] = []
+    for stays, row in itertools.groupby(range(len(marks)), lambda i: i >= passed or i in stay):
+        if stays:
+            kept += row
+        else:  # The first of each phase.
+            kept += sorted({marks[i].phase: i for i in reversed(list(row))}.values())
+    new = {i: n for n, i in enumerate(kept)}
+    marks[:] = [marks[i] for i in kept]
+    for b in blocks.values():
+        b.mark = new[b.mark]
+        if b.freed_after is not None:
+            b.freed_after = new[b.freed_after]
+    for r in replays:
+        r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
+
+
+def _pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
+    pool = segment.get("segment_pool_id", (0, 0))
+    return int(pool[0]), int(pool[1])
 
 
 def is_cut(rest: int, size: int) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
-histories of other people's making can have many holes and many events that fit none of them."""
+other people's histories can have many holes and many events that fit none of them."""
 
 _MOST_IN_PART = 512
 """Addresses that lie in one list: what a new one moves at most."""
@@ -18,33 +18,25 @@ _MOST_IN_PART = 512
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A range of addresses that the allocator had from the device.
+    """A range of addresses that the allocator had from the device; an expandable one grows.
 
     Attributes:
-        address: of its first byte.
-        size: bytes, of which a growing (expandable) one has more with time.
-        expandable: whether it grows.
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
             ``torch.cuda.MemPool``); None if it was gone before anybody asked.
-        free: its free ranges.
     """
 
     address: int
     size: int
     expandable: bool
     pool: tuple[int, int] | None = None
-    free: FreeRanges = field(default_factory=FreeRanges)
 
 
 class Segments:
-    """Segments of one device.
-
-    Attributes:
-        reserved: bytes of all.
-    """
+    """Segments of one device, ``reserved`` bytes in all, and what is ``free`` inside of them."""
 
     def __init__(self) -> None:
         self.reserved = 0
+        self.free = FreeRanges()
         self._by_address: dict[int, Segment] = {}
         self._starts = Ascending()
         self._looks = 0
@@ -53,16 +45,15 @@ class Segments:
         return iter(self._by_address.values())
 
     def new_history(self) -> None:
-        """A further piece of a history begins: it may look at as many free ranges as the last."""
+        """It may look at as many free ranges as the last one."""
         self._looks = 0
 
     def add(self, segment: Segment) -> None:
-        """Note a segment that was there before the history began."""
+        """Note a segment that was there before."""
         self._put(segment)
         self.reserved += segment.size
 
     def at(self, address: int) -> Segment | None:
-        """The segment that has an address; None if none has."""
         start = self._starts.last_up_to(address)
         if start is None:
             return None
@@ -87,13 +78,12 @@ class Segments:
         if after is not None and after.expandable:  # A hole between the two is filled.
             self._forget(after)
             segment.size += after.size
-            fewer = after.free
-            if len(fewer) > len(segment.free):
-                fewer, segment.free = segment.free, fewer
-            for at, nbytes in fewer:
-                segment.free.add(at, nbytes)
-        segment.free.give(address, size)
+        self.give(address, size)
         return True
+
+    def give(self, address: int, size: int) -> None:
+        """A block is free again, as one with what is free beside it in its segment."""
+        self.free.give(address, size, self._by_address)
 
     def shrink(self, address: int, size: int) -> int:
         """The device got memory back; returns how much of that contradicts what was followed."""
@@ -103,9 +93,10 @@ class Segments:
         strange = 0
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
-        free = segment.free
-        hole = address if free.begins(address, tail) else None
-        if hole is None and self._may_look(free):
+        free = self.free
+        hole = free.beside(address, tail)
+        if hole is None and self._looks <= _MOST_LOOKS:
+            self._looks += len(free)
             hole = free.around(address, tail)
         whole = None if hole is None else free.take(hole)
         if hole is not None and whole is not None:
@@ -121,31 +112,8 @@ class Segments:
         if tail < end and tail in self._by_address:
             strange += 1
         elif tail < end:
-            rest = Segment(tail, end - tail, segment.expandable, segment.pool)
-            strange += not self._divide(segment, rest)
-            self._put(rest)
+            self._put(Segment(tail, end - tail, segment.expandable, segment.pool))
         return strange
-
-    def _divide(self, segment: Segment, rest: Segment) -> bool:
-        """Give ``rest`` the free ranges of a segment from its beginning on; False if there have
-        been too many to look at."""
-        free, segment.free = segment.free, FreeRanges()
-        if segment.size == 0:
-            rest.free = free
-            return True
-        if not self._may_look(free):
-            segment.free = free
-            return False
-        for at, nbytes in free:
-            (rest if at >= rest.address else segment).free.add(at, nbytes)
-        return True
-
-    def _may_look(self, free: FreeRanges) -> bool:
-        """Whether to look at all of some ranges, unless that has been a lot of work."""
-        if self._looks > _MOST_LOOKS:
-            return False
-        self._looks += len(free)
-        return True
 
     def _put(self, segment: Segment) -> None:
         if segment.address not in self._by_address:
@@ -158,15 +126,14 @@ class Segments:
 
 
 class Ascending:
-    """Different numbers in ascending order, in lists none of which is long: a list of all would
-    move half of them, or where they come falling all, for each new one."""
+    """Different numbers in ascending order, in lists none of which is long: of one list each new
+    number would move half, or all where they come falling."""
 
     def __init__(self) -> None:
         self._parts: list[list[int]] = []
         self._firsts: list[int] = []
 
     def add(self, number: int) -> None:
-        """Note a number that is not there."""
         if not self._parts:
             self._parts, self._firsts = [[number]], [number]
             return
@@ -181,7 +148,6 @@ class Ascending:
             del part[half:]
 
     def remove(self, number: int) -> None:
-        """Forget a number that is there."""
         i = bisect.bisect_right(self._firsts, number) - 1
         part = self._parts[i]
         del part[bisect.bisect_left(part, number)]

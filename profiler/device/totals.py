@@ -47,11 +47,8 @@ def counted(steps: int) -> list[DeviceAccount]:
 
 
 def outside(device: int) -> list[Outside]:
-    """What is gone of a device beside torch's allocator now; nothing where CUDA does not say.
-
-    Measured as one figure: whether the context, a library or another process has it, CUDA does not
-    tell.
-    """
+    """What is gone of a device beside torch's allocator now, as one figure; nothing where CUDA does
+    not say."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError:
@@ -70,9 +67,8 @@ def counters() -> dict[str, dict[str, int]]:
 
 
 def device_totals() -> list[DeviceTotals]:
-    """What the allocators of CUDA devices count now, where CUDA is in use: some tens of
-    microseconds a device. Nothing where one does not count (``CUDAPluggableAllocator``), or CUDA
-    has failed."""
+    """What the allocators of CUDA devices count now, in some tens of microseconds a device. Nothing
+    where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has failed."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     with contextlib.suppress(RuntimeError):

@@ -4,23 +4,21 @@ Note [Marks]
 ~~~~~~~~~~~~
 A mark is where autograd's engine starts and ends, and where an optimizer's step does: one function
 is wrapped, and optimizers have hooks, which in compiled ones are nothing. Where in the allocator's
-history it lies is counted: its statistics tell how many blocks have been asked for and let go of,
-and the history has an entry for each. (What ``torch.cuda.memory._set_memory_metadata`` puts on
-entries belongs to a thread: autograd's own threads do not have it.)
+history it lies its statistics tell: how many blocks have been asked for and let go of. (What
+``torch.cuda.memory._set_memory_metadata`` puts on entries autograd's own threads do not have.)
 
 Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks where
-there is a lot of it; where a program has no marks, a thread looks after it (``draining.py``). What
-other threads allocate in between is lost: the next snapshot then has other sizes than what was
-followed, and is taken over.
+there is a lot of it; where a program comes to no marks, as in inference, a thread has the main
+thread do so. What other threads allocate in between is lost: the next snapshot then has other sizes
+than what was followed, and is taken over.
 
 Note [A guest]
 ~~~~~~~~~~~~~~
-``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it
-begins in the midst of it, goes without an account where somebody else keeps the history, leaves
-cuBLAS's workspaces where they are, and takes everything back. What fails here is logged and ends
-the account, never the training.
+``memprof simulate`` has the process to itself. A session in somebody's program is a guest: it goes
+without an account where somebody else keeps the history, leaves cuBLAS's workspaces where they are,
+and takes everything back. What fails here is logged and ends the account, never the training.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,11 +42,12 @@ from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
 from .account import Otherwise, explain, say_of_history
-from .growth import growth_of_all
+from .draining import on_main_thread
+from .growth import growth_of
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
-from .marks import Mark, Marks, Phase
-from .replay import Block, Peak, Replay
+from .marks import Mark, Phase
+from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
 from .where import line_of_caller
 
@@ -59,9 +59,18 @@ _LOOKS = 20
 DRAIN = 20_000
 """Blocks that are asked for between two drains, if the program comes to a mark by then."""
 
+_PERIOD = 0.2
+"""Seconds between two looks at how much history there is, beside the program."""
+
+_PAUSE = 100
+"""The time between two looks at modules, beside the program, in times that a look takes."""
+
+_MANY_MARKS = 1_000
+"""Marks that a run must have for some to go."""
+
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
-    """What torch calls of a ``Watch``: it says nothing where nobody watches, and never raises."""
+    """What torch calls of a ``Watch``: nothing where nobody watches, and it never raises."""
 
     @functools.wraps(do)
     def guarded(self: Watch, *args: Any) -> None:
@@ -79,11 +88,14 @@ class Watch:
     """Follows every device of this process, from ``install`` to ``uninstall``.
 
     Attributes:
+        marks: so far; the first one is the beginning. A mark's number is its index.
         steps: optimizer steps that have ended, of the optimizer that has made most.
         objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
         started: whether CUDA has started.
         replays: what was followed until the last ``drain``, by device.
+        made: called with the number of a device and each block of its history; to be set before
+            ``install``.
         why_not: why there will be no account, in words; empty if there will be.
     """
 
@@ -93,41 +105,43 @@ class Watch:
         *,
         guest: bool = False,
         phases: bool = True,
-        made: Callable[[int, Block], None] | None = None,
     ) -> None:
         """
         Args:
             on_step: called when a step has ended, with the steps of the optimizer that has made
                 fewest, of those that have made any, and of the one that has made most.
             guest: whether the process is somebody else's, see Note [A guest].
-            phases: set marks at backwards and optimizer steps, and look for parameters; without
-                that there is nothing that ``accounts`` could tell apart.
-            made: called with the number of a device and each block of its history.
+            phases: set marks at backwards and optimizer steps, and look for parameters, without
+                which ``accounts`` can tell nothing apart.
         """
+        self.marks = [Mark(Phase.FORWARD, 0)]
+        self.steps = 0
+        self.objects = Objects()
+        self.lost = 0
+        self.started = False
+        self.replays: dict[int, Replay] = {}
+        self.made: Callable[[int, Block], None] | None = None
         self.why_not = ""
+        self._on_step = on_step
         self._guest = guest
         self._phases = phases
-        self._made = made
         self._process = os.getpid()
         self._installed = False
         self._history_is_ours = False
         self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._draining = self._asks = False
+        # Held while a mark is set: a DataLoader may be read by a thread of its own.
+        self._marking: Any = threading.RLock()
+        self._few_marks = _MANY_MARKS
         self._peaks_before: dict[int, tuple[int, int]] = {}
-        self._known: dict[Phase | None, Known] = {}
-        self._marks = Marks()
-        self.steps = 0
         self._steps_of: dict[int, int] = {}
-        self.lost = 0
-        self._on_step = on_step
-        self.replays: dict[int, Replay] = {}
         self._taken = 0
         self._depth = 0
-        self.started = False
-        self._draining = False
         self._modules_known = False
-        self.objects = Objects()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
 
     def install(self) -> None:
         """Begin with CUDA, which this does not start; now, if it has started."""
@@ -140,23 +154,23 @@ class Watch:
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
                 hooks.on_checkpoint(self._checkpointed),
-                hooks.around_clearing_of_workspaces(self._clears, self._cleared),
+                hooks.around_clearing_of_workspaces(self._clears),
                 hooks.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
+        self._thread.start()
 
     def uninstall(self) -> None:
-        """Take back everything that ``install`` did, and end the allocator's history."""
+        """Take back everything that ``install`` did, and end the allocator's history. What the main
+        thread was asked for it may do once more."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
         self._installed = False
         while self._undo:
             self._undo.pop()()
         if self._history_is_ours and os.getpid() == self._process:
             compat.stop_history()
-
-    @property
-    def marks(self) -> list[Mark]:
-        """So far; the first one is the beginning."""
-        return self._marks.all
 
     @property
     def watches(self) -> bool:
@@ -165,7 +179,6 @@ class Watch:
 
     @property
     def follows(self) -> bool:
-        """Whether there is a history that is followed."""
         return bool(self.replays) and self.watches
 
     def fail(self, error: Exception) -> None:
@@ -174,9 +187,8 @@ class Watch:
         log.error("%s. Please report this.", self.why_not, exc_info=error)
 
     def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
-        """What was reserved at the peak of each device that was used, most first.
-
-        The run is taken to be over: but for a guest's, cuBLAS's workspaces are given back.
+        """What was reserved at the peak of each device that was used, most first, of a run that is
+        over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
             cut_off: whether the program ended in the middle, by an exception.
@@ -194,19 +206,15 @@ class Watch:
             return []
         if not self.replays:
             return counted(self.steps)
-        before = {d: torch.cuda.memory_stats(d) for d in self.replays}
-        last = None
+        stats = {d: torch.cuda.memory_stats(d) for d in self.replays}
         if not self._guest:
-            self._mark(None)
-            last = len(self.marks) - 1
+            self._mark(None, clears=True)
             compat.clear_workspaces()
             self.drain()
-        found = [self._account(d, before[d], last, cut_off) for d in self.replays]
+        found = [self._account(d, stats[d], cut_off) for d in self.replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
-    def _account(
-        self, device: int, stats: dict[str, Any], last: int | None, cut_off: bool
-    ) -> DeviceAccount:
+    def _account(self, device: int, stats: dict[str, Any], cut_off: bool) -> DeviceAccount:
         replay = self.replays[device]
         # A script may set the counters back (``reset_peak_memory_stats``), the history has no such
         # end. And what they had before the watch began they may have from an earlier peak.
@@ -218,11 +226,12 @@ class Watch:
                 strict=True,
             )
         )
+        sizes = compat.workspace_sizes(device) if self._guest else ()
+        holders = functools.cache(Holders)
         account = self._explained(
             *(device, replay.peak, reserved),
-            last=last,
             cut_off=cut_off,
-            workspaces=self._workspaces(device) if self._guest else (),
+            stays=lambda b: b.requested in sizes and holders().of(b) is None,
             passing=compat.passing_workspace_sizes(device),
         )
         account.most_allocated = allocated
@@ -236,44 +245,26 @@ class Watch:
         say_of_history(account, self.replays[device], self.lost)
         return account
 
-    def _workspaces(self, device: int) -> set[int]:
-        """Addresses of what cuBLAS works in: of one of its sizes, there now, and in no tensor."""
-        sizes = compat.workspace_sizes(device)
-        live = self.replays[device].live
-        found = [b for b in live if b.freed_after is None and b.requested in sizes]
-        holders = Holders() if found else None
-        return {b.address for b in found if holders is not None and holders.of(b) is None}
-
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
         """What is reserved on a device at this instant, in the midst of the program, and how many
-        bytes the request was for that failed last; 0 if none did.
-
-        Args:
-            device: its number.
-            otherwise: as for ``explain``.
+        bytes the request was for that failed last; 0 if none did. ``otherwise`` as for ``explain``.
 
         Raises:
             LookupError: it is not followed.
         """
         if self.follows:
+            self._mark_process(None)
             self.drain()
         if not self.follows or device not in self.replays:
             raise LookupError(f"cuda:{device} is not followed")
-        self._mark_process(None)
         replay = self.replays[device]
         peak = replay.now()
-        sizes = compat.workspace_sizes(device)
-        workspaces = {
-            b.address
-            for b in replay.live
-            if b.requested in sizes and (otherwise(b) or ("",))[0] is Purpose.WORKSPACE
-        }
         account = self._explained(
             *(device, peak, peak.reserved),
             cut_off=True,
             now=True,
             otherwise=otherwise,
-            workspaces=workspaces,
+            stays=lambda b: otherwise(b)[0] is Purpose.WORKSPACE,
         )
         account.most_allocated = replay.most_allocated
         failed = replay.out_of_memory
@@ -283,9 +274,14 @@ class Watch:
         """What is held across steps and grows, on all devices, most a step first."""
         if not self.follows:
             return []
-        self._mark_process(None)
+        known = self._mark_process(None)
         self.drain()
-        return growth_of_all(self.replays, self.marks)
+        found = [
+            growth
+            for device, replay in self.replays.items()
+            for growth in growth_of(device, replay, self.marks, known)
+        ]
+        return sorted(found, key=lambda g: -g.a_step)
 
     @_hook
     def _start(self) -> None:
@@ -304,49 +300,46 @@ class Watch:
         compat.record_history()
         self._history_is_ours = True
         self._undo.append(compat.keep_counting())
-        devices = range(torch.cuda.device_count())
-        begun = {d: compat.allocation_counts(d) for d in devices}
+        begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
-        for device in devices:
-            made = functools.partial(self._made, device) if self._made is not None else None
-            replay = self.replays[device] = Replay(snapshot["allocator_settings"], made)
-            counts = self._marks.begin(device, begun[device])
-            replay.take_over(_of_device(snapshot, device), begun[device], counts)
+        settings, replays = snapshot["allocator_settings"], {}
+        for device, counts in begun.items():
+            made = functools.partial(self.made, device) if self.made is not None else None
+            replay = replays[device] = Replay(settings, made, device=device)
+            replay.feed((), self.marks)
+            replay.take_over(_of_device(snapshot, device), counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
+        self.replays = replays
         self._taken = self.asked
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
 
     def mark(self) -> int:
-        """Set a mark, whatever runs; returns its number, that of all devices."""
+        """Set a mark, whatever runs; returns its number."""
         self._mark(None)
         return len(self.marks) - 1
 
-    def _mark(self, phase: Phase | None, found: Known | None = None, **said: Any) -> None:
-        found = found or {}
-        if found:  # Most often what it was at the last such mark: kept once.
-            found = found if found != self._known.get(phase) else self._known[phase]
-            self._known[phase] = found
-        with self._marks.lock:
+    def _mark(self, phase: Phase | None, known: Known | None = None, **said: Any) -> None:
+        with self._marking:
+            before = self.marks[-1]
             if phase is None:  # In the one that runs, for which its line still waits.
-                phase, said = self.marks[-1].phase, {"line": self.marks[-1].line, **said}
-            counts = {d: compat.allocation_counts(d) for d in self._marks.counts}
-            self._marks.add(Mark(phase, self.steps, found, **said), counts)
+                phase, said = before.phase, {"line": before.line, **said}
+            begins = phase is Phase.BACKWARD and before.phase is not phase
+            counts = {d: compat.allocation_counts(d) for d in self.replays}
+            mark = Mark(phase, self.steps, known or {}, counts=counts, **said)
+            mark.backwards = before.backwards + begins
+            self.marks.append(mark)
 
-    def _mark_process(self, phase: Phase | None) -> None:
+    def _mark_process(self, phase: Phase | None) -> Known:
         look = self.objects.of_process()
         self._mark(phase, look.known, often=look.often)
+        return look.known
 
     @property
     def asked(self) -> int:
         """Blocks that were asked for so far, on all devices."""
         return sum(compat.allocation_counts(d)[0] for d in range(torch.cuda.device_count()))
-
-    @property
-    def undrained(self) -> int:
-        """Those of them that came after the history was last taken."""
-        return self.asked - self._taken
 
     def drain(self, at_least: int = 0) -> None:
         """Follow the history, if that many blocks were asked for since it was last taken.
@@ -375,57 +368,81 @@ class Watch:
             return
         counts = {d: compat.allocation_counts(d) for d in self.replays}
         snapshot = compat.drain_history()
+        marks = list(self.marks)
         for device, replay in self.replays.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, self._marks.counts[device])
+            replay.feed(events, marks)
             segments = _of_device(snapshot, device)
             if not replay.agrees(segments):
                 replay.corrected += 1
-                replay.take_over(segments, counts[device], self._marks.counts[device])
+                replay.take_over(segments, counts[device])
             replay.assign_pools(segments)
-        if self._made is None and not self._ending:  # Else their numbers are kept elsewhere.
-            self._marks.thin(self.replays.values())
+        for mark in marks:
+            mark.forget()
+        # Where blocks are handed on, their numbers are kept elsewhere.
+        if self.made is None and not self._ending and len(self.marks) > self._few_marks:
+            with self._marking:
+                thin(self.marks, list(self.replays.values()))
+            self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
+
+    def _look_after(self) -> None:
+        """Drain where there is a lot of history, and see which buffers were written to, beside a
+        program that comes to no mark."""
+        look_at = 0.0
+        while not self._stop.wait(_PERIOD):
+            if not self.follows:
+                continue
+            begun = time.monotonic()
+            if begun >= look_at:
+                self._look()
+                look_at = begun + _PAUSE * (time.monotonic() - begun)
+            if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
+                self._asks = True  # first: the main thread may be through before it is told
+                if not on_main_thread(self._asked_for):
+                    self._asks = False
 
     @_hook
-    def drain_if_due(self) -> None:
-        """``drain`` where there is a lot of history, for whoever looks after it."""
-        self.drain(DRAIN)
-
-    @_hook
-    def look(self) -> None:
-        """See which buffers were written to, for whoever looks now and then."""
+    def _look(self) -> None:
         self.objects.look()
+
+    def _asked_for(self) -> None:
+        self._asks = False
+        self._drain_if_due()
+
+    @_hook
+    def _drain_if_due(self) -> None:
+        self.drain(DRAIN)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._between(Phase.BACKWARD, line_of_caller())
+            self._begins(line_of_caller())
             try:
                 return run(*args, **kwargs)
             finally:
                 self._depth -= 1
-                self._between(Phase.FORWARD)
-                self.drain_if_due()
+                self._ends()
 
         return run_backward
 
     @_hook
-    def _between(self, phase: Phase, line: SourceFrame | None = None) -> None:
-        if phase is Phase.BACKWARD:
-            self.objects.look_once()
-        self._mark(phase, line=line)
+    def _begins(self, line: SourceFrame | None) -> None:
+        if not self.objects.looked:
+            self.objects.look()
+        self._mark(Phase.BACKWARD, line=line)
 
     @_hook
-    def _clears(self) -> None:
-        self._mark(None, clears=True)
+    def _ends(self) -> None:
+        self._mark(Phase.FORWARD)
+        self.drain(DRAIN)
 
     @_hook
-    def _cleared(self) -> None:
-        self._mark(None)
+    def _clears(self, clears: bool) -> None:
+        self._mark(None, clears=clears)
 
     @_hook
     def _checkpointed(self, arguments: Sequence[Any]) -> None:
@@ -439,7 +456,7 @@ class Watch:
         self._mark(None, batch=frozenset(sizes_of(batch)))
 
     def _looks(self) -> bool:
-        """Whether to look for parameters and state at this step: they stay where they are."""
+        """Whether to look at this step for parameters and state, which stay where they are."""
         return self.steps < _LOOKS or self.steps % _LOOKS == 0
 
     @_hook

@@ -12,7 +12,6 @@ Source Nodes").
 from __future__ import annotations
 
 import ast
-import bisect
 import functools
 import linecache
 import os
@@ -77,11 +76,7 @@ _PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpo
 @functools.lru_cache(maxsize=8192)
 def is_internal(file: str) -> bool:
     """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
-    return (
-        file.startswith(_OWN)
-        or _INTERNAL.search(file) is not None
-        or _GENERATED.search(file) is not None
-    )
+    return file.startswith(_OWN) or bool(_INTERNAL.search(file) or _GENERATED.search(file))
 
 
 def line_of_caller() -> SourceFrame | None:
@@ -91,11 +86,6 @@ def line_of_caller() -> SourceFrame | None:
         if not is_internal(code.co_filename):
             return SourceFrame(code.co_filename, line, code.co_name)
     return None
-
-
-def is_python(file: str, line: int) -> bool:
-    """Whether a frame is one of Python, not of C++."""
-    return line > 0 and _NO_PYTHON.search(file) is None
 
 
 @functools.lru_cache(maxsize=8192)
@@ -114,13 +104,8 @@ def nodes_of_buffer(file: str, name: str) -> str:
 
 
 def where(frames: Sequence[SourceFrame]) -> Where:
-    """What asked for a block.
-
-    Args:
-        frames: innermost first.
-    """
-    generated = next((f for f in frames if _GENERATED.search(f.file)), None)
-    line = user_line(frames)
+    """What asked for a block, with these frames, innermost first."""
+    generated = next((f for f in frames if is_generated(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):
         ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file
@@ -129,13 +114,8 @@ def where(frames: Sequence[SourceFrame]) -> Where:
             if name and (not modules or modules[-1] != name):
                 modules.append(name)
     inside = {p for f in frames for p in _PACKAGES if f"site-packages/{p}" in f.file}
-    return Where(
-        line,
-        tuple(modules),
-        generated,
-        _nodes(generated) if generated is not None else "",
-        frozenset(inside),
-    )
+    nodes = _nodes(generated) if generated is not None else ""
+    return Where(user_line(frames), tuple(modules), generated, nodes, frozenset(inside))
 
 
 def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
@@ -145,7 +125,8 @@ def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
 
 def user_lines(frames: Iterable[SourceFrame]) -> Iterator[SourceFrame]:
     """The frames that are of the program itself."""
-    return (f for f in frames if is_python(f.file, f.line) and not is_internal(f.file))
+    python = (f for f in frames if f.line > 0 and _NO_PYTHON.search(f.file) is None)
+    return (f for f in python if not is_internal(f.file))
 
 
 def _nodes(generated: SourceFrame) -> str:
@@ -157,14 +138,8 @@ def _nodes(generated: SourceFrame) -> str:
     use = at
     if target is not None and _NO_USE.match(lines[at]):
         named = re.compile(rf"\b{target[1]}\b")
-        use = next(
-            (
-                i
-                for i in range(at + 1, len(lines))
-                if named.search(lines[i]) and not _NO_USE.match(lines[i])
-            ),
-            at,
-        )
+        later = (i for i in range(at + 1, len(lines)) if named.search(lines[i]))
+        use = next((i for i in later if not _NO_USE.match(lines[i])), at)
     # The comment is of the call right below it: a few lines up, and not beyond another call.
     for i in range(use, max(-1, use - 4), -1):
         found = _NODES.search(lines[i])
@@ -177,25 +152,19 @@ def _nodes(generated: SourceFrame) -> str:
 @functools.lru_cache(maxsize=4096)
 def _class_at(file: str, line: int) -> str:
     """The class in whose body a line stands; empty if there is none or the file cannot be read."""
-    starts, spans = _classes(file)
-    i = bisect.bisect_right(starts, line) - 1
-    while i >= 0:
-        _, end, name = spans[i]
-        if line <= end:
-            return name
-        i -= 1
-    return ""
+    inside = [(begin, name) for begin, end, name in _classes(file) if begin <= line <= end]
+    return max(inside)[1] if inside else ""
 
 
 @functools.lru_cache(maxsize=512)
-def _classes(file: str) -> tuple[list[int], list[tuple[int, int, str]]]:
+def _classes(file: str) -> list[tuple[int, int, str]]:
+    """First and last line of each class, and its name."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return [], []
-    spans = sorted(
+        return []
+    return [
         (node.lineno, node.end_lineno or node.lineno, node.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
-    )
-    return [s[0] for s in spans], spans
+    ]

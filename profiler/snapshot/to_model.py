@@ -41,8 +41,6 @@ from .shape import MODULE, ROLE, Json, Snapshot, is_pool_id, is_workspace
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
 
-_NO_MARKS = ((0, 0),)
-
 _PURPOSES = {p.value: p for p in Purpose}
 
 EMPTY = (
@@ -89,7 +87,6 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
-    replay.assign_pools(segments)
     account = _of_peak(f"cuda:{device}", replay.now())
     account.snapshot = True
     account.notes += _notes(account, bool(trace))
@@ -141,8 +138,7 @@ def _add_history(
 def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) -> Replay:
     replay = Replay(snapshot.settings, take_down=False)
     replay.take_over(begin)
-    replay.assign_pools(begin)
-    replay.feed(trace, _NO_MARKS)
+    replay.feed(trace)
     return replay
 
 

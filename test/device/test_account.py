@@ -28,7 +28,6 @@ class Run:
 
     def __init__(self) -> None:
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self.counts = [(0, 0)]
         self.events: list[dict[str, Any]] = [
             {"action": "segment_alloc", "addr": 0, "size": 1024 * MIB, "stream": 0}
         ]
@@ -58,36 +57,30 @@ class Run:
         self.say(Mark(phase, step, by_address))
 
     def say(self, mark: Mark) -> None:
+        mark.counts = {0: (self.asked, self.let_go)}
         self.marks.append(mark)
-        self.counts.append((self.asked, self.let_go))
 
     def purposes(
-        self,
-        last: int | None = None,
-        cut_off: bool = False,
-        workspaces: Collection[int] = (),
-        passing: Collection[int] = (),
+        self, cut_off: bool = False, workspaces: Collection[int] = (), passing: Collection[int] = ()
     ) -> dict[int, tuple[Purpose, str]]:
         """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
-        rows = self.rows(last, cut_off, workspaces, passing)
+        rows = self.rows(cut_off, workspaces, passing)
         return {r.nbytes // MIB: (r.purpose, r.detail) for r in rows}
 
     def rows(
         self,
-        last: int | None = None,
         cut_off: bool = False,
         workspaces: Collection[int] = (),
         passing: Collection[int] = (),
     ) -> list[AccountRow]:
         replay = Replay()
-        replay.feed(self.events, self.counts)
+        replay.feed(self.events, self.marks)
         assert not replay.strange
         found = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
         explain(
             *(found, replay.peak, self.marks),
-            last=last,
             cut_off=cut_off,
-            workspaces=workspaces,
+            stays=lambda b: b.address in workspaces,
             passing=passing,
         )
         assert not found.unexplained
@@ -197,6 +190,7 @@ def test_what_was_there_before_anybody_watched() -> None:
     replay.take_over([{"address": 0, "total_size": 5 * MIB, "blocks": blocks}])
     marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Purpose.PARAMETER})]
     found = DeviceAccount("cuda:0")
+    replay.feed((), marks)
     explain(found, replay.peak, marks)
     assert {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows} == {
         2: (Purpose.PARAMETER, "from before the session"),
@@ -211,9 +205,9 @@ def test_inference_keeps_its_state(model_file: str) -> None:
     run.take(3, forward)
     run.drop(run.take(5, forward))
     workspace = run.take(6, forward)
-    run.mark(Phase.FORWARD)
+    run.say(Mark(Phase.FORWARD, 0, clears=True))
     run.drop(workspace)
-    assert run.purposes(last=1) == {
+    assert run.purposes() == {
         2: (Purpose.INPUT, ""),
         3: (Purpose.PERSISTENT_STATE, ""),
         6: (Purpose.WORKSPACE, "cuBLAS"),
@@ -453,5 +447,5 @@ def test_gradients_that_are_views_of_buckets() -> None:
 def test_failed_requests_of_one_place_are_one() -> None:
     replay = Replay()
     event = {"action": "oom", "addr": 0, "size": 5, "frames": frames(("a.py", 1, "f"))}
-    replay.feed([event, event, {**event, "size": 6}], [(0, 0)])
+    replay.feed([event, event, {**event, "size": 6}])
     assert [(f.nbytes, f.count) for f in failed_requests(replay)] == [(5, 2), (6, 1)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memprof.profiler.device.captures import Capture, Device, describe
+from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.replay import Block, Replay
 from memprof.profiler.model import CapturedGraph, Fate, GraphPool
 
@@ -20,7 +21,7 @@ class History:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.replay = Replay(made=self.blocks.append)
-        self.marks = [(0, 0)]
+        self.marks = [Mark(Phase.FORWARD, 0)]
         self.captures: list[Capture] = []
         self.segments: list[dict[str, Any]] = []
         self._asked = self._let_go = 0
@@ -44,7 +45,7 @@ class History:
         self.replay.feed([{"action": action, "addr": BASE + at, "size": size, **more}], self.marks)
 
     def mark(self) -> int:
-        self.marks.append((self._asked, self._let_go))
+        self.marks.append(Mark(Phase.FORWARD, 0, counts={0: (self._asked, self._let_go)}))
         return len(self.marks) - 1
 
     def ranges(self) -> tuple[tuple[int, int], ...]:

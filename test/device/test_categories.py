@@ -496,6 +496,6 @@ def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
     watch = Watch()
     watch._installed = True
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
-    watch._marks.lock = _First(lambda: watch.marks.append(begins))
+    watch._marking = _First(lambda: watch.marks.append(begins))
     watch._batch([torch.zeros(3)])
     assert watch.marks[-1] == replace(begins, batch=frozenset({12}))

@@ -6,13 +6,10 @@ import bisect
 import random
 from typing import Any
 
-import pytest
-
-from memprof.profiler.device import marks as marks_module
 from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
-from memprof.profiler.device.marks import Mark, Marks, Phase
-from memprof.profiler.device.replay import Replay
+from memprof.profiler.device.marks import Mark, Phase
+from memprof.profiler.device.replay import Replay, thin
 from memprof.profiler.model import DeviceAccount, Purpose
 
 KIB = 1 << 10
@@ -30,20 +27,22 @@ class Program:
         self.random = random.Random(seed)
         self.thins = thins
         self.leaks = leaks
-        self.marks = Marks()
+        self.marks = [Mark(Phase.FORWARD, 0)]
         self.replay = Replay()
         self.events: list[dict[str, Any]] = [
             {"action": "segment_alloc", "addr": 2 * at, "size": PAGE, "stream": 0}
             for at in range(0, PAGES * PAGE, PAGE)
         ]
         self.asked = self.let_go = 0
-        self.marks.begin(0, (0, 0))
         self.free = list(range(0, 2 * PAGES * PAGE, 2 * PAGE))
         self.live: dict[int, int] = {}
         self.most = 0
 
     def mark(self, phase: Phase, step: int, **said: Any) -> None:
-        self.marks.add(Mark(phase, step, **said), {0: (self.asked, self.let_go)})
+        before, counts = self.marks[-1], {0: (self.asked, self.let_go)}
+        begins = phase is Phase.BACKWARD and before.phase is not phase
+        said["backwards"] = before.backwards + begins
+        self.marks.append(Mark(phase, step, counts=counts, **said))
 
     def take(self, until: int) -> None:
         """Ask for a block that is let go of at a step."""
@@ -99,17 +98,19 @@ class Program:
         self.drain()
 
     def drain(self) -> None:
-        self.replay.feed(self.events, self.marks.counts[0])
+        self.replay.feed(self.events, self.marks)
         self.events = []
         if self.thins:
-            self.marks.thin([self.replay])
-        self.most = max(self.most, len(self.marks.all))
+            for mark in self.marks:
+                mark.forget()
+            thin(self.marks, [self.replay])
+        self.most = max(self.most, len(self.marks))
 
     def said(self) -> list[Any]:
         """Everything that is ever asked of marks."""
-        self.mark(Phase.FORWARD, self.marks.all[-1].step, known=dict.fromkeys(self.some(0.2), P))
+        self.mark(Phase.FORWARD, self.marks[-1].step, known=dict.fromkeys(self.some(0.2), P))
         self.drain()
-        replay, all_marks = self.replay, self.marks.all
+        replay, all_marks = self.replay, self.marks
         assert not replay.strange
         steps = steps_of(all_marks, replay.events)
         found: list[Any] = []
@@ -128,18 +129,13 @@ class Program:
 P = Purpose.OPTIMIZER_STATE
 
 
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks_module, "AT_LEAST", 20)
-
-
 def test_what_is_said_is_the_same() -> None:
     for seed in range(200):
         whole, thinned = (Program(seed, thins) for thins in (False, True))
         for program in (whole, thinned):
             program.run(60)
         assert thinned.said() == whole.said(), seed
-        assert len(thinned.marks.all) < len(whole.marks.all)
+        assert len(thinned.marks) < len(whole.marks)
 
 
 def test_a_run_without_leaks_has_no_more_marks_the_longer_it_is() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.profiler.device import segments
+from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.replay import ROUNDING, SMALL, Replay
 
 MIB = 1 << 20
@@ -29,9 +30,14 @@ class History:
         return self.add("free_requested", addr, size).add("free_completed", addr, size)
 
 
+def marks(*counts: tuple[int, int]) -> list[Mark]:
+    """At each of which so many blocks had been asked for, and let go of."""
+    return [Mark(Phase.FORWARD, 0, counts={0: both}) for both in counts]
+
+
 def followed(history: History, **settings: Any) -> Replay:
     replay = Replay(settings)
-    replay.feed(history.events, [(0, 0)])
+    replay.feed(history.events)
     return replay
 
 
@@ -143,9 +149,9 @@ def test_marks_lie_between_the_right_events() -> None:
         .add("alloc", 0, 2 * MIB)  # after it, and after the second, at which one was let go of
     )
     replay = Replay()
-    replay.feed(history.events[:2], [(0, 0)])
+    replay.feed(history.events[:2], marks((0, 0)))
     first = next(iter(replay.live))
-    replay.feed(history.events[2:], [(0, 0), (1, 0), (1, 1)])
+    replay.feed(history.events[2:], marks((0, 0), (1, 0), (1, 1)))
     (second,) = replay.live
     assert (first.mark, first.freed_after) == (0, 1)
     assert first.ended is not None
@@ -175,7 +181,8 @@ def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
     )
     nothing = {"address": 64 * MIB, "total_size": 0, "allocated_size": 0, "blocks": []}
     replay = Replay()
-    replay.take_over([there, nothing], (7, 3), [(7, 3), (7, 3)])
+    replay.feed((), marks((7, 3), (7, 3)))
+    replay.take_over([there, nothing], (7, 3))
     assert replay.agrees([there, nothing])
     # What is there may be the peak
     assert (replay.peak.reserved, replay.peak.allocated) == (20 * MIB, 2 * MIB)
@@ -189,7 +196,7 @@ def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
         .freed(0, 2 * MIB - 5)
         .add("alloc", 0, MIB)
     )
-    replay.feed(history.events, [(7, 3), (7, 3), (8, 4)])
+    replay.feed(history.events, marks((7, 3), (7, 3), (8, 4)))
     assert not replay.strange
     assert sorted((b.address, b.size, b.mark) for b in replay.live) == [
         (0, MIB, 2),
@@ -219,7 +226,7 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
         (0, 14 * MIB, "inactive"),
         frames=[{"filename": "a.py", "line": 3, "name": "f"}],
     )
-    replay.take_over([now], (4, 3), [(0, 0)])
+    replay.take_over([now], (4, 3))
     assert replay.agrees([now])
     assert not replay.agrees([segment(0, 2 * MIB, (0, 2 * MIB, "inactive"))])
     first, third = replay.live
@@ -277,9 +284,9 @@ def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPat
     """A program that runs for days gives memory back more often than one history may."""
     monkeypatch.setattr(segments, "_MOST_LOOKS", 4)
     one = Replay()
-    one.feed(History().add("segment_map", 0, 200 * MIB).events, [(0, 0)])
+    one.feed(History().add("segment_map", 0, 200 * MIB).events)
     for i in range(40):  # In the middle of what is free.
-        one.feed(History().add("segment_unmap", (4 * i + 2) * MIB, MIB).events, [(0, 0)])
+        one.feed(History().add("segment_unmap", (4 * i + 2) * MIB, MIB).events)
     assert not one.strange
     assert one.reserved == 160 * MIB
 

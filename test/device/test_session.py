@@ -323,10 +323,10 @@ adds_up(*session.profile().accounts)
 @simgpu
 def test_inference_without_marks_is_drained_from_outside() -> None:
     program = """
-from memprof.profiler.device import draining, watch
+from memprof.profiler.device import watch
 from memprof.profiler.device._torch_compat import drain_history
 
-watch.DRAIN = draining.DRAIN = 50
+watch.DRAIN = 50
 drained = threading.Event()
 
 

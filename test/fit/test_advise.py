@@ -26,16 +26,15 @@ from memprof.profiler.model import (
     Purpose,
     TrackerRecord,
 )
+from memprof.simulate.applied import repeated_blocks
 from memprof.simulate.changes import (
     GENERAL,
-    BadChange,
     change_of,
     environment_again,
     environment_of,
     settings_of,
 )
-from memprof.simulate.checkpointed import repeated_blocks
-from memprof.simulate.command_line import Command
+from memprof.simulate.command_line import BadInput, Command
 from memprof.simulate.parent import Settings, Simulation
 from memprof.simulate.request import Failure, Outcome
 
@@ -202,7 +201,7 @@ def test_a_report_without_remedies_is_no_success(tmp_path: Path) -> None:
     ],
 )
 def test_bad_changes(text: str, said: str) -> None:
-    with pytest.raises(BadChange, match=said):
+    with pytest.raises(BadInput, match=said):
         change_of(text)
 
 
@@ -215,7 +214,7 @@ def test_bad_changes(text: str, said: str) -> None:
     ],
 )
 def test_a_bad_option_is_refused_before_anything_runs(option: str, said: str) -> None:
-    with pytest.raises(BadChange, match=said):
+    with pytest.raises(BadInput, match=said):
         change_of(f"option={option}")
     done = advise("--try", f"option={option}")
     assert done.exit_code == 2
@@ -288,7 +287,7 @@ def test_blocks_are_the_largest_siblings_with_something_inside() -> None:
 
 MODELS = """
 import torch
-from memprof.simulate.checkpointed import Checkpointed
+from memprof.simulate.applied import Checkpointed
 said = []
 Checkpointed("", said.append).install(torch.nn.modules.module)
 def model(count):

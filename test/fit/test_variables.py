@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.fit.variables import BadVariable, check_places, fill, parse_variable
+from memprof.fit.variables import check_places, fill, parse_variable
+from memprof.simulate.command_line import BadInput
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_read(text: str, values: list[str], is_range: bool) -> None:
     ],
 )
 def test_refused(text: str, why: str) -> None:
-    with pytest.raises(BadVariable, match=why):
+    with pytest.raises(BadInput, match=why):
         parse_variable(text)
 
 
@@ -63,9 +64,9 @@ def test_only_names_of_variables_are_filled_in() -> None:
 def test_places() -> None:
     a, b, listed = map(parse_variable, ("A=1..2", "B=1..2", "L=x,y"))
     check_places([a, listed], ["--a={A}", "{L}"])
-    with pytest.raises(BadVariable, match="A stands nowhere"):
+    with pytest.raises(BadInput, match="A stands nowhere"):
         check_places([a], ["A", "{ A }"])
-    with pytest.raises(BadVariable, match="A and B are ranges"):
+    with pytest.raises(BadInput, match="A and B are ranges"):
         check_places([a, b], ["{A}{B}"])
-    with pytest.raises(BadVariable, match="given twice"):
+    with pytest.raises(BadInput, match="given twice"):
         check_places([a, a], ["{A}"])

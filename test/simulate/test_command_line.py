@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli import main
-from memprof.simulate.command_line import BadCommand, BadJob, Command, jobs_of, parse
+from memprof.simulate.command_line import BadInput, Command, jobs_of, parse
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_path_names_another_python() -> None:
     ],
 )
 def test_refuses_and_says_what_to_write(words: str, says: str) -> None:
-    with pytest.raises(BadCommand, match=says):
+    with pytest.raises(BadInput, match=says):
         parse(tuple(words.split()))
 
 
@@ -83,7 +83,7 @@ def test_jobs() -> None:
 def test_refuses_jobs(
     size: int | None, ranks: tuple[int, ...], per_host: int | None, says: str
 ) -> None:
-    with pytest.raises(BadJob, match=says):
+    with pytest.raises(BadInput, match=says):
         jobs_of(size, ranks, per_host)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from memprof.simulate import pretend
-from memprof.simulate.pretend import BadPretence, HostReads, Pretence, parse_pretence
+from memprof.simulate.command_line import BadInput
+from memprof.simulate.pretend import HostReads, Pretence, parse_pretence
 
 from .test_simulate import simulate
 
@@ -25,7 +26,7 @@ def test_a_line_and_its_values() -> None:
     "text", ["train.py:42", "train.py=3", ":3=1", "train.py:x=1", "train.py:4=", "train.py:4=1,,2"]
 )
 def test_what_is_no_line_or_no_value(text: str) -> None:
-    with pytest.raises(BadPretence, match=r"FILE:LINE=VALUE|is no value"):
+    with pytest.raises(BadInput, match=r"FILE:LINE=VALUE|is no value"):
         parse_pretence(text)
 
 
@@ -70,7 +71,7 @@ def test_what_does_not_fit_is_said() -> None:
 
     buffer = ctypes.create_string_buffer(b"abcd", 4)
     pretences = HostReads([Pretence("a.py", 1, (0.5,)), Pretence("a.py", 2, (1,))])
-    assert not pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
+    pretences.apply("a.py", 1, 4, ctypes.addressof(buffer))
     assert buffer.raw == b"abcd"
     assert list(pretences.misfits) == [
         "--pretend a.py:1: 0.5 cannot be a number of 4 bytes that torch itself reads "

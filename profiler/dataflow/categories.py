@@ -233,10 +233,7 @@ def _known(values: Ints, bounds: Ints) -> tuple[Ints, Ints]:
 
 
 def deduce(
-    columns: EventColumns,
-    graph: Graph,
-    given: Bytes | None = None,
-    replayed: Bools | None = None,
+    columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
 ) -> Categories:
     """Categories of every value of a trace; ``given`` is the category of storages that are known
     from elsewhere, 0 where not, ``replayed`` those that ``replays.py`` has counted."""

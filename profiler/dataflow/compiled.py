@@ -199,9 +199,9 @@ def _inputs(
         i = int(np.searchsorted(times, function.start))
         graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
         roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
-        forward = graph if graph is None or graph.kind is not GraphKind.BACKWARD else None
-        if forward is not None and len(forward.inputs) == len(roles):
-            roles = [(v.role, v.fqn) for v in forward.inputs]
+        if graph is not None and graph.kind is not GraphKind.BACKWARD:
+            known = [(v.role, v.fqn) for v in graph.inputs]
+            roles = known if len(known) == len(roles) else roles
         for key, (role, name) in zip(function.keys, roles, strict=True):
             if key < 0:
                 continue

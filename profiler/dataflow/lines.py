@@ -34,7 +34,7 @@ def events_by_number(
     number, last = -1, max(wanted, default=-1)
     path: list[Any] = [None]
     todo = [iter(compat.event_tree(columns.kineto))]  # of each of the path what is below it
-    while number < last:
+    while todo and number < last:
         event = next(todo[-1], None)
         if event is None:
             todo.pop()

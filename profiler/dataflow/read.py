@@ -307,7 +307,7 @@ class _Reader:
 
     def accumulate(self, below: list[Any]) -> None:
         """Note the gradient that an AccumulateGrad node takes or adds to."""
-        x = below[0].extra_fields if below else None
+        x: Any = below[0].extra_fields if below else None
         if type(x) is compat.TorchOp and x.name in compat.ACCUMULATE_GRAD_OPS:
             inputs = x.inputs
             if inputs and type(inputs[0]) is compat.TensorMetadata:

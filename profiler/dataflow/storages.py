@@ -41,6 +41,9 @@ class Action(IntEnum):
     DESTROY = 4
 
 
+_BEFORE, _AFTER = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+
+
 @dataclass(slots=True)
 class Storages:
     """Every storage of a trace: first those of the key table, then the blocks."""
@@ -59,21 +62,18 @@ class Storages:
     @property
     def born(self) -> Ints:
         """When each was made, ns; the smallest integer for before the trace."""
-        return at(self.start, self.created, np.iinfo(np.int64).min)
+        return at(self.start, self.created, _BEFORE)
 
     @property
     def died(self) -> Ints:
         """When each was released, ns; the largest integer for after the trace."""
-        return at(self.start, self.destroyed, np.iinfo(np.int64).max)
+        return at(self.start, self.destroyed, _AFTER)
 
     def life(self, storage: int) -> tuple[int, int]:
         """``born`` and ``died`` of one storage."""
-        limits = np.iinfo(np.int64)
         made, gone = int(self.created[storage]), int(self.destroyed[storage])
-        return (
-            int(self.start[made]) if made >= 0 else limits.min,
-            int(self.start[gone]) if gone >= 0 else limits.max,
-        )
+        born = int(self.start[made]) if made >= 0 else _BEFORE
+        return born, int(self.start[gone]) if gone >= 0 else _AFTER
 
 
 def lifetimes(columns: EventColumns) -> Storages:

@@ -180,10 +180,10 @@ class _Checks:
             where = f"{at}.frames[{i}]"
             self.of_type(dict, f, where)
             self._frames.add(id(f))
-            self.number(f, "line", where)
             for name in _TEXTS:
                 if name in f or name in _NEEDED:
                     self.of_type(str, f.get(name), f"{where}.{name}")
+            self.number(f, "line", where)
 
     def once(self, value: Any, at: str) -> None:
         self.of_type(dict, value, at)

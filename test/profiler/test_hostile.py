@@ -41,7 +41,7 @@ from memprof.profiler.file import (
     write_profiles,
 )
 from memprof.profiler.model import Profile
-from memprof.profiler.report.html.payload_gantt import Bar, nested_rows, packed_rows
+from memprof.profiler.report.html.payload_gantt import Bar, nest, pack
 
 ENDS = {
     "deep JSON": "ProfileInvalidError",
@@ -269,7 +269,7 @@ def test_bars_that_overlap_are_placed_in_linear_time() -> None:
     def bars(n: int) -> list[Bar]:
         return [Bar(i, i + n, "", "", i, task=i) for i in range(n)]
 
-    for place in (nested_rows, packed_rows):
+    for place in (nest, pack):
         small, large = (lines_run(partial(place, bars(n))) for n in (500, 1_000))
         assert large < 2.2 * small, place
 

@@ -26,6 +26,9 @@ class NoParcel(ValueError):
 _ALIGNMENT = 16
 """Bytes, no fewer than any element has, so that what is cut off moves no element off its place."""
 
+_LENGTH = 8
+"""Bytes of the length of what has been reached."""
+
 
 class _Packer:
     """Turns tensors into what decides about memory; ``reached`` has of each storage the first byte
@@ -110,15 +113,18 @@ def pack(value: object) -> bytes:
         pickler.dump(value)
     except (TypeError, AttributeError, pickle.PicklingError) as e:
         raise NoParcel(f"this cannot be sent to another process: {e}") from e
-    return pickle.dumps((file.getvalue(), packer.reached))
+    # Known when all is packed, so behind it; its own length at the very end.
+    reached = pickle.dumps(packer.reached)
+    return file.getvalue() + reached + len(reached).to_bytes(_LENGTH, "little")
 
 
 class _Unpacker(pickle.Unpickler):
     """Makes tensors of what ``_Packer`` has left of them; nothing is written to them."""
 
-    def __init__(self, data: bytes, reached: list[tuple[int, int]], device: str) -> None:
+    def __init__(self, data: bytes, device: str) -> None:
         super().__init__(io.BytesIO(data))
-        self._reached = reached
+        reached = int.from_bytes(data[-_LENGTH:], "little")
+        self._reached: list[tuple[int, int]] = pickle.loads(data[-reached - _LENGTH : -_LENGTH])
         self._device = device
         self._storages: dict[int, torch.Tensor] = {}
         self._tensors: dict[int, torch.Tensor] = {}
@@ -146,8 +152,7 @@ class _Unpacker(pickle.Unpickler):
 
 def unpack(data: bytes, device: str) -> Any:
     """What ``pack`` has packed, with every tensor on ``device``. Only for what it has packed."""
-    emptied, reached = pickle.loads(data)
-    return _Unpacker(emptied, reached, device).load()
+    return _Unpacker(data, device).load()
 
 
 def default_loss(output: Any) -> torch.Tensor:

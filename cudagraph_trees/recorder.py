@@ -219,7 +219,12 @@ class Recorder:
                 what = f"recording {function.label} as a CUDA graph"
                 with self._history(function), timed, doing(what, pool.handle):
                     node, outputs = capture_node(
-                        *(function, inputs, number, path.step, parent, pool),
+                        function,
+                        inputs,
+                        number,
+                        path.step,
+                        parent,
+                        pool,
                         demoted=state.places[number_of(parent)].demoted,
                         # Who has a record wants to know, and it costs milliseconds, once.
                         learn_program=owner.settings.programs or function.record is not None,

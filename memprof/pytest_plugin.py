@@ -4,11 +4,13 @@
     def test_step():
         train_step(Model().cuda())
 
-Note [A gated test] ~~~~~~~~~~~~~~~~~~~ A test with the mark runs in a process of its own, on the
-simulated device, in a pytest that runs nothing else: its fixtures are set up there and not here,
-where torch may not even be importable. Marks like ``skip`` and ``xfail`` are judged here.
-``addopts`` of the configuration do not hold there, since they may ask for workers; how modules are
-imported does, and so do options that the project's own ``conftest.py`` has added (``--runslow``).
+Note [A gated test]
+~~~~~~~~~~~~~~~~~~~
+A test with the mark runs in a process of its own, on the simulated device, in a pytest that runs
+nothing else: its fixtures are set up there and not here, where torch may not even be importable.
+Marks like ``skip`` and ``xfail`` are judged here. ``addopts`` of the configuration do not hold
+there, since they may ask for workers; how modules are imported does, and so do options that the
+project's own ``conftest.py`` has added (``--runslow``).
 
 The limit is for the most that torch's allocator reserved. With a baseline the most that it had
 handed out is compared, since it reserves in segments of 2 MiB and more. Both are the same in each

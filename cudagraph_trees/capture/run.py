@@ -104,7 +104,11 @@ def capture_node(
     try:
         recording.clear()
         node = CUDAGraphNode(
-            *(function, number, step, parent, pool),
+            function,
+            number,
+            step,
+            parent,
+            pool,
             launch=launch,
             outputs=outputs,
             plan=plan,

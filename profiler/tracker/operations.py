@@ -18,12 +18,13 @@ the edges, by snapshots, by operations inside) and the mark, and what was seen i
 The operation in which a tensor was made is known where exactly one operation was the innermost
 one all the time from one look for tensors to the next.
 
-Note [Edges are cold] ~~~~~~~~~~~~~~~~~~~~~ The user's kernels run between two edges and leave
-nothing of ours in the processor's caches: Python code that takes 7 µs in a loop of its own took 100
-µs between steps of 40 ms. So an edge only looks and appends to a queue. What follows (places in the
-tree, sums, rows) is done by ``_digest`` for many edges together: when something is asked, which the
-tracker's thread does at each snapshot, or by the edge that finds ``MAX_WAITING`` others waiting.
-"""
+Note [Edges are cold]
+~~~~~~~~~~~~~~~~~~~~~
+The user's kernels run between two edges and leave nothing of ours in the processor's caches: Python
+code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms. So an edge only looks
+and appends to a queue. What follows (places in the tree, sums, rows) is done by ``_digest`` for
+many edges together: when something is asked, which the tracker's thread does at each snapshot, or
+by the edge that finds ``MAX_WAITING`` others waiting."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class _Graph:
         if self.metadata.knows("input_info", "output_info"):
             number = at - self.metadata.num_mutated_outputs
             if 0 <= number < len(self.metadata.output_info):
-                aliased = self.metadata.output_info[number]
+                aliased = self.metadata.output_info[number].aliased_input
                 if aliased is not None:
                     return self.traced[aliased] if aliased < len(self.traced) else None
         return self.position.get(node)

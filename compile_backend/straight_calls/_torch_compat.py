@@ -145,30 +145,7 @@ def takes_gradients_boxed(function: Any) -> bool:
     return bool(getattr(function, "boxed_grads_call", False))
 
 
-# --- AOTAutograd's metadata -----------------------------------------------------------------
-
-
-def is_tensor(output: Any) -> bool:
-    """Whether an output is a tensor."""
-    return issubclass(output.raw_type, Tensor)
-
-
-def takes_gradient(output: Any) -> bool:
-    """Whether the backward is handed the gradient of an output. A name of its own from 2.13 on."""
-    asked = getattr(output, "requires_grad_for_backward", output.requires_grad)
-    return is_tensor(output) and bool(asked)
-
-
-def gradient_format(tangent: Any) -> Any:
-    """The layout of a gradient that a backward was compiled for, with ``size`` and ``stride``; None
-    for a subclass, or where torch has not decided it."""
-    plain = type(tangent).__name__ == "PlainTensorMeta"
-    return tangent.memory_format if plain else None
-
-
-def saved_inputs(metadata: Any) -> tuple[bool, ...]:
-    """For each saved tensor whether it is an input of the graph; empty before 2.15."""
-    return tuple(getattr(metadata, "saved_tensor_is_graph_input", ()))
+# --- AOTAutograd's wrapper -------------------------------------------------------------------
 
 
 def hooks_are_inlined() -> bool:

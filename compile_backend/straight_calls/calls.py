@@ -1,8 +1,4 @@
-"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls].
-
-``metadata`` is torch's own here, of a known release. What is made of it must not hold it, since
-AOTAutograd strips it afterwards.
-"""
+"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
+from ..aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from ..ledger import Ledger
 from . import _torch_compat as compat
 
@@ -58,14 +55,15 @@ def _straight(
 ) -> Call:
     if compat.config.debug_assert:
         raise NotStraight("is checked by debug_assert")
+    known = view_and_mutation_meta(metadata)
     without_autocast = bool(wrapper.disable_amp)
-    written = tuple(metadata.mutated_graph_handled_indices_seen_by_autograd) if keep else ()
+    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
     if not wrapper.trace_joint:
         if not compat.is_boxed(compiled):
             raise NotStraight("takes its inputs one by one")
-        _check(metadata, training=False)
-        run = _inference(compat.steady(compiled, without_autocast), len(metadata.output_info))
-        return _call(run, torchs(compiled), metadata, written, training=False)
+        _check(known, training=False)
+        run = _inference(compat.steady(compiled, without_autocast), len(known.output_info))
+        return _call(run, torchs(compiled), known, written, training=False)
     function: Any = getattr(compiled, "__self__", None)
     if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
         raise NotStraight("is not called through an autograd.Function")
@@ -75,37 +73,31 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    _check(metadata, training=True)
-    ours = _derived(function, metadata, without_autocast)
+    _check(known, training=True)
+    ours = _derived(function, known, without_autocast)
     run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
-    return _call(run, torchs(ours.apply), metadata, written, training=True)
+    return _call(run, torchs(ours.apply), known, written, training=True)
 
 
-_NOT_MADE_ANEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
-"""Outputs that AOTAutograd does not make after the call, from what they are a view of."""
-
-
-def _check(metadata: Any, training: bool) -> None:
+def _check(known: ViewAndMutationMeta, training: bool) -> None:
     """Raises ``NotStraight`` if a call, or a training step, has more to do."""
-    reasons = {
-        "returns views": any(
-            o.output_type.name not in _NOT_MADE_ANEW for o in metadata.output_info
-        ),
-        "has inputs that are written to after the call": metadata.num_mutated_inp_runtime_indices,
-        "returns bases of views": metadata.num_intermediate_bases,
-        "has effects in an order": len(metadata.tokens) + metadata.num_backward_tokens,
-        "takes a random state as an input": metadata.is_rng_op_functionalized,
-        "changes the grad mode": metadata.grad_enabled_mutation is not None,
+    reasons: dict[str, Any] = {
+        f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
+        "returns views": any(o.output_type.is_alias for o in known.output_info),
+        "has inputs that are written to after the call": known.num_mutated_outputs,
+        "returns bases of views": known.num_intermediate_bases,
+        "has effects in an order": known.tokens + known.num_backward_tokens,
+        "takes a random state as an input": known.is_rng_op_functionalized,
+        "changes the grad mode": known.grad_enabled_mutation is not None,
     }
     if training:
-        sizes = metadata.num_symints_saved_for_bw
-        unchecked = metadata.num_tensors_saved_with_no_vc_check
-        written = metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        formats = list(map(compat.gradient_format, metadata.subclass_tangent_meta))
-        flows = sum(map(compat.takes_gradient, metadata.output_info))
+        sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
+        written = known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        formats = known.subclass_tangent_meta
+        flows = sum(o.takes_gradient for o in known.output_info)
         reasons |= {
-            "takes random states as inputs": metadata.num_graphsafe_rng_states,
-            "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
+            "takes random states as inputs": known.num_graphsafe_rng_states,
+            "saves opaque objects": known.num_opaque_objects_saved_for_bw,
             "writes to inputs in its backward": written,
             "is not partitioned": sizes is None or unchecked is None,
             "takes gradients that are subclasses": None in formats,
@@ -116,14 +108,20 @@ def _check(metadata: Any, training: bool) -> None:
             raise NotStraight(words)
 
 
-def _call(run: Call, torchs: Call, metadata: Any, written: tuple[int, ...], training: bool) -> Call:
+def _call(
+    run: Call,
+    torchs: Call,
+    known: ViewAndMutationMeta,
+    written: tuple[int, ...],
+    training: bool,
+) -> Call:
     """A straight call: ``run``, unless the situation wants torch's wrapper, ``torchs``.
 
     Args:
         written: inputs that the graph itself writes to, whose version is to be advanced.
     """
     # Outputs with the dimensions of each that vary, of which Dynamo is told.
-    varying = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
+    varying = [(i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims]
     # torch's wrapper looks, at its first call, for aliases that custom operators hide.
     checks_operators = bool(compat.config.check_custom_op_aliasing)
     is_first = True
@@ -192,12 +190,12 @@ def _training(function: Any, detached: tuple[int, ...]) -> Call:
     return run
 
 
-def _derived(function: Any, metadata: Any, without_autocast: bool) -> Any:
+def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) -> Any:
     """``function``, which AOTAutograd made, with a straight ``forward`` and ``backward``, in which
     autocast is off if it was traced into them."""
-    backward = _backward(function, metadata, without_autocast)
+    backward = _backward(function, known, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, metadata, without_autocast)),
+        "forward": staticmethod(_forward(function, known, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -208,21 +206,19 @@ def _derived(function: Any, metadata: Any, without_autocast: bool) -> Any:
 
 
 def _forward(
-    function: Any, metadata: Any, without_autocast: bool
+    function: Any, known: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = compat.steady(function.compiled_fw, without_autocast)
-    infos = list(enumerate(metadata.output_info))
-    returns = len(infos)
-    unsafe_views = [i for i, o in infos if o.output_type.name == "unsafe_view_alias"]
-    without_gradient = [i for i, o in infos if compat.is_tensor(o) and not o.requires_grad]
-    del infos
+    infos = list(enumerate(known.output_info))
+    returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
+    unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
+    without_gradient = [i for i, o in infos if o.is_tensor and not o.requires_grad]
     # At the end of the outputs: tensors, those whose version is not checked, and sizes.
-    sizes: int = metadata.num_symints_saved_for_bw
-    unchecked: int = metadata.num_tensors_saved_with_no_vc_check
-    saved = slice(metadata.num_forward, -(unchecked + sizes) or None)
+    sizes = known.num_symints_saved_for_bw or 0
+    unchecked = known.num_tensors_saved_with_no_vc_check or 0
+    saved = slice(known.num_forward, -(unchecked + sizes) or None)
     saved_unchecked = slice(-(unchecked + sizes), -sizes or None)
-    saved_varying = list(metadata.dynamic_saved_tensors_idxs.items())
-    kept = compat.saved_inputs(metadata)
+    kept = known.saved_tensor_is_graph_input
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
@@ -262,16 +258,18 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
     ]
 
 
-def _backward(function: Any, metadata: Any, without_autocast: bool) -> Callable[..., Any]:
+def _backward(
+    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+) -> Callable[..., Any]:
     torchs = function.backward
-    flows = [i for i, o in enumerate(metadata.output_info) if compat.takes_gradient(o)]
-    in_order = metadata.deterministic is False
+    flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
+    in_order = known.deterministic is False
     boxed = compat.takes_gradients_boxed(function)
     # A format that is no strides has no size either, and is looked at by in_format.
-    expected = map(compat.gradient_format, metadata.subclass_tangent_meta)
     formats = [
-        (i, f.size and tuple(f.size), f.stride and tuple(f.stride), f)
-        for i, f in zip(flows, expected, strict=True)
+        (i, expected.size, expected.stride, expected)
+        for i, expected in zip(flows, known.subclass_tangent_meta, strict=True)
+        if expected is not None
     ]
     last: Any = None
     run: Any = None

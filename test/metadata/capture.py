@@ -35,7 +35,6 @@ class Graph:
 
     Attributes:
         ours, torchs: our copy of the metadata, and what torch's object said at that moment.
-        output_types: names of what its outputs are.
         io: our description of inputs and outputs.
         result_names: names of the output nodes, "" for None.
         output_descriptors: AOTAutograd's.
@@ -45,7 +44,6 @@ class Graph:
     kind: GraphKind
     ours: ViewAndMutationMeta
     torchs: dict[str, Any]
-    output_types: set[str]
     io: GraphIO
     result_names: list[str]
     output_descriptors: list[Descriptor]
@@ -112,8 +110,7 @@ class Capture:
             if len(descriptors) > len(results):  # AOTAutograd leaves those of tokens there
                 descriptors = [d for d in descriptors if d.kind is not DescriptorKind.TOKEN]
             said = derived_from_torch(meta, len(results))
-            types = {o.output_type.name for o in meta.output_info}
-            graph = Graph(kind, ours, said, types, io, results, descriptors)
+            graph = Graph(kind, ours, said, io, results, descriptors)
             self.graphs.append(graph)
             if kind is GraphKind.FORWARD:
                 forward.append(graph)
@@ -141,10 +138,7 @@ def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:
         "mutation_types": [m.mutation_type.name.lower() for m in meta.input_info],
         "mutated_in_graph": list(meta.mutated_graph_handled_indices),
         "num_mutated_outputs": meta.num_mutated_inp_runtime_indices,
-        "aliased_inputs": [
-            o.base_idx if o.output_type.name in ("alias_of_input", "is_input") else None
-            for o in meta.output_info
-        ],
+        "outputs": [(o.output_type.name, o.base_idx, o.requires_grad) for o in meta.output_info],
         "num_forward": meta.num_forward,
         "donated": _plain(meta.bw_donated_idxs),
     }
@@ -166,7 +160,7 @@ def derived_from_ours(meta: ViewAndMutationMeta, outputs: int) -> dict[str, Any]
             i for i, m in enumerate(meta.input_info) if m is MutationType.MUTATED_IN_GRAPH
         ],
         "num_mutated_outputs": meta.num_mutated_outputs,
-        "aliased_inputs": list(meta.output_info),
+        "outputs": [(o.output_type.value, o.base_idx, o.requires_grad) for o in meta.output_info],
         "num_forward": meta.num_forward,
         "donated": _plain(meta.bw_donated_idxs),
     }

@@ -110,12 +110,15 @@ def copies() -> dict[tuple[GraphKind, str], Copy]:
     return found
 
 
+NOT_IN_EVERY_TORCH = {"saved_tensor_is_graph_input", "output_info.requires_grad_for_backward"}
+
+
 def test_every_field_may_be_missing() -> None:
     kinds = {kind for kind, _ in copies()}
     assert kinds == {GraphKind.FORWARD, GraphKind.BACKWARD}
     fields = {f.name for f in dataclasses.fields(ViewAndMutationMeta)} - {"unknown"}
     missing = {name for _, name in copies()} - {""}
-    assert len(missing) >= 10
+    assert len(missing) >= 23
     for (kind, name), copy in copies().items():
         whole = copies()[kind, ""]
         assert whole.told == []
@@ -123,6 +126,9 @@ def test_every_field_may_be_missing() -> None:
             continue
         # The field is told once, though there are several inputs; it is named in the copy.
         ours = name.partition(".")[0]
+        if name in NOT_IN_EVERY_TORCH:
+            assert copy.told == []
+            continue
         assert copy.told == [f"ViewAndMutationMeta.{name}"]
         lost = {f for f in fields if getattr(copy.meta, f) != getattr(whole.meta, f)}
         assert lost <= {ours}, name

@@ -246,7 +246,7 @@ def view_and_mutation_meta(
         "indices_of_inputs_that_requires_grad_with_mutations_in_bw": tuple,
     }
     not_in_every_torch = {"saved_tensor_is_graph_input"} - set(dir(meta))
-    known = {
+    known: dict[str, Any] = {
         field.name: read(meta, field.name, field.default, conversions.get(field.name, lambda v: v))
         for field in fields(ViewAndMutationMeta)
         if field.name != "unknown" and field.name not in not_in_every_torch

@@ -1,4 +1,4 @@
-"""The backend loads alone, in any order, and where a torch lacks a module that it can do without."""
+"""The backend loads alone, in any order, and without modules of torch that it can do without."""
 
 from __future__ import annotations
 

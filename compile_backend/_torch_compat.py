@@ -1,7 +1,7 @@
 """Every private or version-specific piece of torch that the backend touches.
 
-Supported: torch 2.11, 2.13, 2.15. Modules are imported here, and names looked up at each use: one
-that a torch does not have costs what needs it.
+Supported: torch 2.11, 2.13, 2.15. What there is no compiling without is imported here; names, and
+other modules, are looked up at each use: one that a torch does not have costs what needs it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import torch
 from torch._dynamo import eval_frame
 from torch._dynamo import source as dynamo
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import logging_utils
 from torch._guards import CompileContext, TracingContext
 from torch._inductor import config, custom_graph_pass, utils
-from torch._inductor.runtime import cache_dir_utils
 from torch.fx import GraphModule
 from torch.fx.experimental import _backward_state
 
@@ -135,6 +133,8 @@ def compile_id() -> str | None:
 def aot_id() -> int | None:
     """AOTAutograd's number of the graph that it is compiling now, ``_aot_id`` of the
     autograd.Function that it makes; None outside of it."""
+    from torch._functorch._aot_autograd import logging_utils
+
     names, _, _ = logging_utils.get_aot_compilation_context()  # e.g. ["3_forward"]
     number = names[-1].partition("_")[0] if names else ""
     return int(number) if number.isdigit() else None
@@ -147,6 +147,8 @@ def cache_key(compiled: Any) -> str | None:
 
 def inductor_cache_dir() -> str:
     """Folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``)."""
+    from torch._inductor.runtime import cache_dir_utils
+
     return str(cache_dir_utils.cache_dir())
 
 

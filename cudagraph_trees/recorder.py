@@ -322,13 +322,13 @@ class Recorder:
                 lost = True
             if lost:
                 raise  # Not above, see Note [Whoever holds an error].
-        return self._run_after_making_room(function, run, inputs)
+        return self._run_after_making_room(function, run, inputs, again=True)
 
     def _run_after_making_room(
-        self, function: FunctionSpec, run: Model, inputs: list[Input]
+        self, function: FunctionSpec, run: Model, inputs: list[Input], *, again: bool = False
     ) -> list[Output]:
         made = self._owner.make_room(function)
-        if not made:
+        if again and not made:  # else it may come at each call, and waits for the device
             self._owner.device.empty_cache()
         outputs = list(run(inputs))
         if made:

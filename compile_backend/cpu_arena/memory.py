@@ -32,7 +32,6 @@ import weakref
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from memprof.cudagraph_trees.device.protocol import Block, Segment
 from memprof.profiler.process_hooks import Lease, ReplayMemory, on_fork
@@ -161,9 +160,11 @@ class LeasePool:
 
     def _died(self, lease: _Lease, now: Callable[[], int] = time.time_ns) -> None:
         # In any thread, at any time, perhaps in the middle of ``lease``: no lock here.
-        address = lease.about.address
+        x = lease.about
+        address = x.address
         self._leases.pop(address, None)
-        self.ended.append(replace(lease.about, died_ns=now()))
+        # Not replace(), which takes longer than all the rest.
+        self.ended.append(Lease(x.label, x.nbytes, address, x.born_ns, now()))
         lease.home.append(address)
         lease.tokens.append(None)
         if not self._users:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # first, since it and AOTAutograd's wrappers import each other
 from torch import Tensor
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import runtime_wrappers as wrappers
+
+wrappers: Any = None
+"""torch's module of run-time wrappers; None where a torch that is not known has none."""
+with contextlib.suppress(ImportError):
+    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
 
 KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
 """Releases whose run-time wrapper is known: with another one torch's own is kept."""

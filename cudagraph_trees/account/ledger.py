@@ -53,7 +53,8 @@ class TreeLedger:
         # its node on the path since, with the function and all that it holds.
         self._path = weakref.ref(path)
         self._entries: dict[tuple[object, ...], LedgerEntry] = {}
-        self._retired: list[LedgerEntry] = []
+        # A node may be retired twice: with what it was recorded after, and by itself.
+        self._retired: dict[tuple[object, ...], LedgerEntry] = {}
         # A collector run inside the lock may shut the manager down, which writes here.
         self._lock = threading.RLock()
 
@@ -81,13 +82,14 @@ class TreeLedger:
     def retire(self, node: CUDAGraphNode) -> None:
         """Keep what was counted in a node that goes away."""
         with self._lock:
-            self._retired += self._counted(node)
+            for e in self._counted(node):
+                self._retired[(node.number, e.kind, e.reason)] = e
 
     def entries(self, nodes: Iterable[CUDAGraphNode] = ()) -> list[LedgerEntry]:
         """All entries by time, with one for the replays of each of ``nodes``."""
         replays = [e for n in nodes for e in self._counted(n)]
         with self._lock:
-            out = [*self._entries.values(), *self._retired, *replays]
+            out = [*self._entries.values(), *self._retired.values(), *replays]
         return sorted(out, key=lambda e: e.time_ns)
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:

@@ -142,6 +142,8 @@ class Copies:
         """Copy the whole extent of each, the only copy with a meaning if elements overlap."""
         for i, buffer in self.odd.items():
             t = inputs[i]
+            if t.shape != buffer.shape:  # less than its extent would be copied without a word
+                raise RuntimeError("a copied input has other sizes")
             if t.numel():
                 extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
                 buffer.as_strided((extent,), (1,)).copy_(t.as_strided((extent,), (1,)))

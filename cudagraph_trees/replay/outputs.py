@@ -207,23 +207,27 @@ class OutputCache:
     # ---- slots
 
     def _fill(self) -> None:
-        """Make all cached tensors. Nobody else holds them yet."""
+        """Make all cached tensors, or the rest where that was interrupted. Nobody else holds them
+        yet."""
         self.build, self.seen = [], []
         if (built := native.load()) is not None:
             self.clean = built.clean
-        self.slots += [None] * len(self.specs)
+        if not self.slots:
+            self.slots += [None] * len(self.specs)
         for i, spec in enumerate(self.specs):
-            fixed = self.persistent[i]
+            fixed, ref = self.persistent[i], self.refs[i]
             if not isinstance(spec, TensorSpec):
                 self.slots[i] = spec
             elif fixed is not None:
                 self.slots[i] = fixed
             elif self.cacheable[i]:
-                self._fill_slot(i)
+                if ref is not None and ref.cache is None:
+                    self._fill_slot(i)
                 if self.function.is_visible(i):
                     self.seen.append(i)
             else:
                 self.build.append(i)
+        self.missing.clear()
         self.ready = True
 
     def _fill_slot(self, i: int) -> None:

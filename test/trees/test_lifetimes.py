@@ -194,3 +194,23 @@ def test_evictions_are_in_the_ledger() -> None:
     assert entry.reason == "its function is gone"
     replayed = [e.count for e in manager().entries() if e.kind is LedgerKind.REPLAY]
     assert sorted(replayed) == [2, 3]
+
+
+def test_replays_of_one_that_was_recorded_after_itself_are_counted_once() -> None:
+    # GIVEN a function that is called twice in each step, so that one recording is below the other
+    g = other()
+    f = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
+    for _ in range(5):
+        next_step()
+        first = f([torch.ones(4, device="cuda")])
+        second = f([torch.ones(4, device="cuda")])
+        del first, second
+    counts = [e.count for e in manager().entries() if e.kind is LedgerKind.REPLAY]
+    # WHEN it dies, and both are dropped
+    del f
+    gc.collect()
+    run_other(g, 1)
+    # THEN the ledger says the same of them as before, and of the other one a replay more
+    after = [e.count for e in manager().entries() if e.kind is LedgerKind.REPLAY]
+    assert sum(after) == sum(counts) + 1
+    assert len(after) == len(counts) == 3

@@ -10,6 +10,7 @@ import torch
 
 from memprof.cudagraph_trees import native
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
+from memprof.cudagraph_trees.replay.outputs import OutputCache
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, roots, same
@@ -319,3 +320,30 @@ def test_a_view_of_an_output_that_was_given_other_memory_raises(keeps: bool) -> 
         view + 1
     if held is not None:
         same(held, torch.zeros(5))
+
+
+def test_a_replay_that_is_interrupted_while_its_outputs_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a recording, of which no output was made before
+    f = graphed(lambda x: [x + 1, x + 2], [full(0)])
+    for _ in range(2):
+        next_step()
+        f([full(0)])
+    made = OutputCache._fill_slot
+
+    def interrupted(cache: OutputCache, i: int) -> None:
+        if i == 1:
+            raise KeyboardInterrupt
+        made(cache, i)
+
+    # WHEN its first replay is interrupted after one of them
+    next_step()
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputCache, "_fill_slot", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            f([full(1)])
+    # THEN later ones return both
+    for i in (2, 3):
+        next_step()
+        same(f([full(i)]), [full(i + 1), full(i + 2)])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees.capture import recovery
 from memprof.cudagraph_trees.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.device.cuda import CudaDevice
 from memprof.cudagraph_trees.errors import ran_out_of_memory
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
@@ -416,3 +417,25 @@ def test_when_the_function_without_room_has_gone_others_have_graphs(goes: bool) 
         same(f([one(i)])[0], one(i + 1.0))
     # THEN others have graphs
     assert len(list(manager().nodes())) == goes
+
+
+def test_where_there_is_no_pool_to_give_back_no_call_empties_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN a backward that runs without a graph for want of memory, which it still lacks
+    f = graphed(lambda x: [x + 1], [one()], is_backward=True)
+    f([one()])
+    (function,) = manager().functions
+    manager().owner.give_back("a test")
+    state = function.state
+    state.failures, state.short_of_memory, state.needs = 2, True, 1 << 60
+    next_step()
+    f([one()])  # the pool has rested
+    emptied: list[object] = []
+    monkeypatch.setattr(CudaDevice, "empty_cache", lambda self: emptied.append(self) or 0)
+    # WHEN it is called, and the pool has nothing
+    for _ in range(3):
+        next_step()
+        same(f([one()]), [one() + 1])
+    # THEN nothing waits for the device
+    assert emptied == []

@@ -496,6 +496,23 @@ def test_what_such_a_call_copied_is_recorded_again_with_its_strides() -> None:
     assert seen == [[(8, 2), (0, 2)]] * 3
 
 
+def test_an_expanded_input_of_other_sizes_is_not_copied_in_part() -> None:
+    # GIVEN a recording that copies an input whose elements overlap
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.arange(float(shape[1]), device="cuda").expand(shape)
+
+    f = graphed(lambda x: [x * 2], [rows(4, 6)])
+    for _ in range(4):
+        next_step()
+        same(f([rows(4, 6)])[0], rows(4, 6) * 2)
+    # WHEN it comes with other sizes, of which no integer tells
+    for shape in ((4, 3), (5, 6)):
+        next_step()
+        # THEN what the recording has for it is not taken for it
+        same(f([rows(*shape)])[0], rows(*shape) * 2)
+    assert entries(LedgerKind.RERECORD) == ["a copied input has other sizes"] * 2
+
+
 def as_autograd_function(
     f: Callable[[list[torch.Tensor]], Any], *, saves_output: bool
 ) -> type[torch.autograd.Function]:

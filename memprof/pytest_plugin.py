@@ -4,9 +4,11 @@
     def test_step():
         train_step(Model().cuda())
 
-Note [A gated test] ~~~~~~~~~~~~~~~~~~~ A test with the mark runs in a process of its own, on the
-simulated device, in a pytest that runs nothing else: its fixtures are set up there and not here,
-where torch may not even be importable. Marks like ``skip`` and ``xfail`` are judged here.
+Note [A gated test]
+~~~~~~~~~~~~~~~~~~~
+A test with the mark runs in a process of its own, on the simulated device, in a pytest that runs
+nothing else: its fixtures are set up there and not here, where torch may not even be importable.
+Marks like ``skip`` and ``xfail`` are judged here.
 ``addopts`` of the configuration do not hold there, since they may ask for workers; how modules are
 imported does, and so do options that the project's own ``conftest.py`` has added (``--runslow``).
 

@@ -8,10 +8,12 @@ record is refused as it is read, by its types, and a reference to something that
 mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
 others. Every loop ends: numbers are bounded, and a parent comes before its children.
 
-Note [Thinning] ~~~~~~~~~~~~~~~ Snapshots: pairs of neighbours are merged, those first that lie
-closest together for their age, so that what remains is dense at the end and sparser the further
-back. A merged snapshot is the later of the two and keeps the higher ``highest_bytes``. Named
-checkpoints, the first and the last snapshot are merged only when they alone are too many.
+Note [Thinning]
+~~~~~~~~~~~~~~~
+Snapshots: pairs of neighbours are merged, those first that lie closest together for their age, so
+that what remains is dense at the end and sparser the further back. A merged snapshot is the later
+of the two and keeps the higher ``highest_bytes``. Named checkpoints, the first and the last
+snapshot are merged only when they alone are too many.
 
 Operations: of the older half those that took the shortest go first; one that is still running
 stays. ``operation_summary`` has counted all of them.

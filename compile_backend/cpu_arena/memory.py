@@ -15,10 +15,10 @@ Each block is a piece of memory of its own from the system, whole pages, and a f
 lease that needs at least half of it. Free blocks are kept for the next call, with two limits. What
 one call site can have out at a time is limited by its tokens; beyond that its callers get ordinary
 memory, so whoever keeps a thousand outputs and then drops them does not leave a thousand blocks
-behind. And before the pool asks the system for more it gives back free blocks as far as it would
-otherwise hold more bytes than were ever in use at once, so a change of sizes does not pile up
-blocks of the old sizes. All free blocks go back when the last function that uses the pool dies, and
-on ``trim``.
+behind. And the pool does not hold more bytes than were ever in use at once: where it would, a lease
+gets a free block that is larger than twice what it needs, and where none is large enough, free
+blocks go back to the system. So sizes that take turns share a block, and blocks of old sizes do not
+pile up. All free blocks go back when the last function that uses the pool dies, and on ``trim``.
 """
 
 from __future__ import annotations
@@ -134,13 +134,16 @@ class LeasePool:
         Note [What is kept]."""
         size = -(-nbytes // PAGE) * PAGE
         at = bisect_left(self._free, (size, 0))
-        if at < len(self._free) and self._free[at][0] <= 2 * size:
-            block = self._blocks[self._free.pop(at)[1]]
-        else:
+        fits = at < len(self._free)
+        if not fits or self._free[at][0] > 2 * size:
             budget = self._budget()
             most = max(self._most_used, self._used + size)
             if budget is not None:
                 most = min(most, budget)
+            fits = fits and self.reserved_bytes + size > most
+        if fits:
+            block = self._blocks[self._free.pop(at)[1]]
+        else:
             while self._free and self.reserved_bytes + size > most:
                 self._release()
             if budget is not None and self.reserved_bytes + size > budget:

@@ -26,6 +26,9 @@ Show = Callable[[int], str]
 EVERY = 1 << 30
 """For ``Table.least``: all rows, however short the page."""
 
+UNATTRIBUTED = "unattributed"
+"""The row of a foot for what has no name: it stands out, and the more if there is any."""
+
 
 class Tone(str, Enum):
     """How much a text matters."""

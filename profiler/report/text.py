@@ -12,7 +12,7 @@ from ..model import SourceFrame
 from .columns import Cell, Column, Unit
 from .format import format_ns, format_share
 from .page import PLAIN, Page, Style
-from .section import EVERY, Section, Table, Tone
+from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
@@ -95,7 +95,10 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
             cells[name] = Text("  " * depth + cells[name].plain)
         table.add_row(*cells)
     for row in t.foot:
-        table.add_row(*(_cell(page, c, v) for c, v in zip(t.columns, row, strict=True)))
+        cells = [_cell(page, c, v) for c, v in zip(t.columns, row, strict=True)]
+        some = any(isinstance(v, int) and v for v in row)
+        tone = Tone.PLAIN if UNATTRIBUTED not in row else Tone.WARN if some else Tone.DIM
+        table.add_row(*cells, style=_STYLES.get(tone, ""))
     page.show(table)
 
 

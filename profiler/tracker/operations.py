@@ -24,7 +24,8 @@ The user's kernels run between two edges and leave nothing of ours in the proces
 code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms. So an edge only looks
 and appends to a queue. What follows (places in the tree, sums, rows) is done by ``_digest`` for
 many edges together: when something is asked, which the tracker's thread does at each snapshot, or
-by the edge that finds ``MAX_WAITING`` others waiting."""
+by the edge that finds ``MAX_WAITING`` others waiting.
+"""
 
 from __future__ import annotations
 
@@ -283,6 +284,8 @@ class OperationLog:
                 self._has_begun(operation)
             else:
                 self._has_ended(operation)
+        if len(self._rows) > self._limit + self._limit // 4 + 64:
+            self._thin()
 
     def _has_begun(self, operation: Operation) -> None:
         operation.number = self._seen
@@ -295,8 +298,6 @@ class OperationLog:
         self._running[operation.number] = operation
         self._rows.append(operation)
         self._count_edge(operation.tensors_before)
-        if len(self._rows) > self._limit + self._limit // 4 + 64:
-            self.thin()
 
     def _has_ended(self, operation: Operation) -> None:
         if operation.after is None:
@@ -355,9 +356,12 @@ class OperationLog:
         """Drop what is more than is to be kept."""
         with self._lock:
             self._digest()
-            drop = operations_to_drop(self._rows, self._limit)
-            self.dropped += len(drop)
-            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+            self._thin()
+
+    def _thin(self) -> None:
+        drop = operations_to_drop(self._rows, self._limit)
+        self.dropped += len(drop)
+        self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
 
     # --- asking ---------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ more than the second at first.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -108,7 +109,8 @@ class ProcessMemory:
         """Give back the file; after a fork it is still the parent's that it reads."""
         file, self._statm = self._statm, -1
         if file is not None and file >= 0:
-            os.close(file)
+            with contextlib.suppress(OSError):  # A program that becomes a daemon has closed it.
+                os.close(file)
 
     def resident(self) -> int | None:
         """Resident bytes, 1.4 µs; None where there is no /proc, and after ``close``."""

@@ -565,6 +565,20 @@ def test_colour_only_where_asked() -> None:
     assert squeeze.sub("", plain) == render_text(summarize(troubled()))
 
 
+def test_what_is_unattributed_stands_out() -> None:
+    # GIVEN a profile in which some tables leave nothing without a name, and some do
+    text = render_text(summarize(troubled()), Style(color=True))
+    rows = [line for line in text.splitlines() if re.search(r"unattributed\b(?! at)", line)]
+    plain = {row: re.sub(r"\x1b\[[0-9;]*m", "", row) for row in rows}
+    none = [row for row in rows if re.search(r"\b0 B\b", plain[row])]
+    some = [row for row in rows if row not in none]
+    # THEN the row of what has none is yellow, and dim where that is nothing
+    assert none
+    assert all("\x1b[2m" in row for row in none)
+    assert some
+    assert all("\x1b[33m" in row for row in some)
+
+
 @pytest.mark.parametrize("top", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("make", [training, troubled])
 def test_rows_of_each_table_add_up(make: object, top: int) -> None:

@@ -596,6 +596,25 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     assert len(tracker._recorder.operations._rows) <= 100 + 100 // 8 + 8
 
 
+def test_what_waits_is_thinned_without_recursion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN many edges that wait, as where another thread holds the lock, of more than are kept
+    monkeypatch.setattr(operations_module, "MAX_WAITING", 10_000)
+    few = TrackerSettings(output_dir=str(tmp_path), max_operations=10, operation_share=0.0)
+    tracker = MemoryTracker(few)
+    tracker.start(thread=False)
+    for _ in range(2_000):
+        with tracker.track_operation("step"):
+            pass
+    # WHEN they are worked through in one go THEN each of them is counted, and nothing failed
+    record = tracker.record()
+    assert [s.count for s in record.operation_summary] == [2_000]
+    assert not record.metadata.problems
+    assert len(record.operation_allocations) == 10
+    tracker.stop()
+
+
 def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:
     for _ in range(10):
         with tracker.track_operation("a"):

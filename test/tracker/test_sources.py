@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -203,6 +204,18 @@ def test_resident_memory() -> None:
     assert int(grown) == pytest.approx(200_000_000, rel=0.05)
     assert int(above) >= -2_000_000
     assert closed == "None"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_program_may_close_all_files() -> None:
+    # GIVEN a program that has closed every file that it has, as one does that becomes a daemon
+    memory = ProcessMemory()
+    assert memory.resident() is not None
+    assert memory._statm is not None
+    os.close(memory._statm)
+    # THEN to let go of ours is no error
+    memory.close()
+    assert memory.resident() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

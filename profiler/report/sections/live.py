@@ -9,7 +9,7 @@ from ...model import Category, Profile
 from .. import columns as col
 from ..failure import place
 from ..format import format_bytes, format_ns, format_share, shorten_path
-from ..section import EVERY, Note, Section, Show, Table, Tone
+from ..section import EVERY, UNATTRIBUTED, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
 from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
@@ -156,7 +156,7 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             columns += (col.Text("that is"),)
         blank = ("",) * (len(columns) - 4)
         foot: list[col.Row] = [
-            (b.unattributed, b.unattributed, "", "unattributed", *blank),
+            (b.unattributed, b.unattributed, "", UNATTRIBUTED, *blank),
             (b.total, b.total, "", "total", *blank),
         ]
         rows = [row(view, p) for p in b.parts]
@@ -190,7 +190,7 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
     outside = [("", p.nbytes, p.nbytes, p.key) for p in b.parts if p.key.startswith("(")]
     foot = (
         *outside,
-        ("", b.unattributed, b.unattributed, "unattributed"),
+        ("", b.unattributed, b.unattributed, UNATTRIBUTED),
         ("", b.total, b.total, "total"),
     )
     return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")

@@ -294,7 +294,7 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
     sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
-    log = OperationLog(sources, TrackerSettings(), time.perf_counter_ns, pytest.fail)
+    log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
     log._allowance = Allowance(1e12)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):

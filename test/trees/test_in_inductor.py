@@ -86,7 +86,7 @@ def test_a_thread_compiles_for_itself() -> None:
         _wrap(ours)()
         assert len(taken) == 1
     assert (ours[0].__module__, theirs[0].__module__) == (
-        "memprof.cudagraph_trees.inductor",
+        "memprof.cudagraph_trees.entry",
         "torch._inductor.compile_fx",
     )
 

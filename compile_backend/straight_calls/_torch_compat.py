@@ -156,7 +156,7 @@ def takes_gradients_boxed(function: Any) -> bool:
 
 def hooks_are_inlined() -> bool:
     """Whether hooks for saved tensors were traced into the graph that is being compiled."""
-    return wrappers._should_disable_saved_tensors_hooks()
+    return bool(wrappers._should_disable_saved_tensors_hooks())
 
 
 def uses_objects() -> bool:

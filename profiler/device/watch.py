@@ -115,6 +115,7 @@ class Watch:
                 which ``accounts`` can tell nothing apart.
         """
         self.marks = [Mark(Phase.FORWARD, 0)]
+        self._known: dict[Phase | None, Known] = {}
         self.steps = 0
         self.objects = Objects()
         self.lost = 0
@@ -321,6 +322,9 @@ class Watch:
         return len(self.marks) - 1
 
     def _mark(self, phase: Phase | None, known: Known | None = None, **said: Any) -> None:
+        if known:  # Most often what it was at the last such mark: kept once.
+            known = known if known != self._known.get(phase) else self._known[phase]
+            self._known[phase] = known
         with self._marking:
             before = self.marks[-1]
             if phase is None:  # In the one that runs, for which its line still waits.

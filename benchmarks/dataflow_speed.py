@@ -127,6 +127,8 @@ def side_by_side(steps: int, rounds: int) -> dict[str, Any]:
     small = record(1)
     for work in contenders.values():  # imports and caches
         work(small)
+    del small
+    gc.collect()  # else it is freed in the fork, where both would fill the holes that it leaves
     prof = record(steps)
     # Memory first: later, analyses would reuse what earlier ones have left to the allocator.
     memory = {n: added_memory(partial(w, prof)) for n, w in contenders.items()}

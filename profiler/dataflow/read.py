@@ -22,12 +22,13 @@ torch takes max n·s alone: 0 bytes for an expanded scalar, too few for overlapp
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from .columns import (
     EventColumns,
     FailedAllocation,
     FunctionCall,
+    Ints,
     KeyTable,
     LeafTable,
     ScopeKind,
@@ -137,14 +139,44 @@ def _python_kind(skip_compiler: bool, name: str) -> int:
     return ScopeKind.COMPILER if compiler else _PLAIN
 
 
-class _Around(NamedTuple):
-    """What an event is below: rows of the leaf and scope tables, the part of the backward, and the
-    name of the innermost operator."""
+_Around = tuple[int, int, int, int]
+"""What an event is below: row of the leaf table, part of the backward, row of the scope table, name
+of the innermost operator."""
 
-    leaf: int = -1
-    backward: int = FORWARD
-    scope: int = -1
-    op: int = -1
+
+class _Rows:
+    """Rows of a table, packed into pieces: blocks that grow leave the heap full of holes, and
+    appending to one for each column takes twice as long."""
+
+    _PIECE = 1024
+
+    def __init__(self, columns: str) -> None:
+        self._types = columns
+        row = struct.Struct("=" + columns)
+        self._pack_into, self._row_bytes = row.pack_into, row.size
+        self._dtype = np.dtype([(str(i), c) for i, c in enumerate(columns)])
+        self._pieces: list[bytearray] = []
+        self._count = 0
+
+    def append(self, *row: int) -> int:
+        """The number of the new row."""
+        number, at = self._count, self._count % self._PIECE
+        if at == 0:
+            self._pieces.append(bytearray(self._PIECE * self._row_bytes))
+        self._pack_into(self._pieces[-1], at * self._row_bytes, *row)
+        self._count = number + 1
+        return number
+
+    def columns(self) -> list[Ints]:
+        """An array a column; there are no rows any more."""
+        columns: list[Ints] = [np.empty(self._count, c) for c in self._types]
+        while self._pieces:
+            end, begin = self._count, (len(self._pieces) - 1) * self._PIECE
+            piece = np.frombuffer(self._pieces.pop(), self._dtype, end - begin)
+            for i, column in enumerate(columns):
+                column[begin:end] = piece[str(i)]
+            self._count = begin
+        return [frozen(c) for c in columns]
 
 
 class _Reader:
@@ -170,12 +202,12 @@ class _Reader:
         self.others: dict[tuple[int, int], int] = {}
         self.keys: list[array[int]] = [array(c) for c in "iiqhq"]  # size: from tensors
         self.allocated = bytearray()  # by key: an allocation or release was seen
-        self.leaves: list[array[int]] = [array(c) for c in "iqiBiqi"]
+        self.leaves = _Rows("iqiBiqi")
         self.uses: list[array[int]] = [array(c) for c in "iB"]
-        self.allocations: list[array[int]] = [array(c) for c in "iiiqhqii"]
+        self.allocations = _Rows("iiiqhqii")
         self.unnamed = array("q")  # addresses of allocations without a key
-        self.caching: list[array[int]] = [array(c) for c in "iqq"]
-        self.scopes: list[array[int]] = [array(c) for c in "BiiqqiqB"]
+        self.caching = _Rows("iqq")
+        self.scopes = _Rows("BiiqqiqB")
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.calls: list[FunctionCall] = []
         self.failures: list[FailedAllocation] = []
@@ -186,7 +218,7 @@ class _Reader:
     def walk(self, roots: Iterable[Any]) -> None:
         """Visit every event below ``roots`` once, parents first, children in order."""
         OP, ALLOC, PYCALL = compat.TorchOp, compat.Allocation, compat.PyCall
-        todo = [(iter(roots), _Around())]
+        todo: list[tuple[Iterator[Any], _Around]] = [(iter(roots), (-1, FORWARD, -1, -1))]
         while todo:
             events, around = todo[-1]
             for event in events:
@@ -202,8 +234,9 @@ class _Reader:
                     below = self.python_call(event, x, around)
                 elif type_ is compat.OutOfMemory:
                     # The event does not say on which device it failed.
-                    failure = (self.events, event.start_time_ns, None, around.op, around.scope)
-                    self.failures.append(FailedAllocation(*failure))
+                    _, _, scope, op = around
+                    failure = FailedAllocation(self.events, event.start_time_ns, None, op, scope)
+                    self.failures.append(failure)
                 self.events += 1
                 if below is not None and (children := event.children):
                     todo.append((iter(children), below))
@@ -215,7 +248,6 @@ class _Reader:
         """Note an allocation or a release."""
         start, key = event.start_time_ns, self.storage(x)
         if key >= 0:
-            self.allocated[key] = 1
             device = self.keys[3][key]
         else:
             device = self.device(x.device)
@@ -223,31 +255,32 @@ class _Reader:
         leaf, backward, scope, op = around
         if leaf < 0:
             leaf = self.leaf(start, -1, backward, scope, -1)
-        row = (self.events, leaf, key, x.alloc_size, device, start, op, scope)
-        number = _append(self.allocations, row)
+        row = self.allocations.append(
+            self.events, leaf, key, x.alloc_size, device, start, op, scope
+        )
         if not self.on_cpu[device]:
-            _append(self.caching, (number, x.total_reserved, x.total_allocated))
+            self.caching.append(row, x.total_reserved, x.total_allocated)
 
     def operator(self, event: Any, x: Any, around: _Around) -> _Around:
         """Note an operator and the tensors it is given; what is below it is below what."""
         leaf, backward, scope, op = around
-        name = x.name
+        name, storage = x.name, self.storage
         signature: list[Any] = []
-        keys: list[list[int]] = []  # of each argument
+        keys: list[Any] = []  # of each argument: one, or a list of them
         for value in x.inputs:
             type_ = type(value)
             if type_ is compat.TensorMetadata:
-                key = self.tensor(value)
+                key = storage(value)
                 signature.append(type_ if key >= 0 else None)
-                keys.append([key])
+                keys.append(key)
             elif type_ is list:
-                some = [self.tensor(v) for v in value if type(v) is compat.TensorMetadata]
+                some = [storage(v) for v in value if type(v) is compat.TensorMetadata]
                 whole = len(some) == len(value) and -1 not in some
                 signature.append(list if whole else tuple)
                 keys.append(some)
             else:
                 signature.append(None if value is None else type_)
-                keys.append([])
+                keys.append(-1)
         is_leaf, effects = self.match(name, tuple(signature))
         kind = self.op_kind(name)
         if kind == _PLAIN:
@@ -260,21 +293,25 @@ class _Reader:
                 if name == compat.ACCUMULATE_GRAD:
                     self.accumulate(event.children)
             elif kind != _FUNCTION:
-                scope = self.scope(kind, event, name, around)
+                scope = self.scope(kind, event, name, scope, backward)
             if kind == _FUNCTION:
                 start, end = event.start_time_ns, event.end_time_ns
-                flat = tuple(k[0] if len(k) == 1 else -1 for k in keys)
+                flat = tuple(k if type(k) is int else -1 for k in keys)
                 self.calls.append(FunctionCall(start, end, backward == NODE, flat))
         if leaf < 0 and is_leaf:
             at = event.start_time_ns
             leaf = self.leaf(at, self.names[name], backward, scope, x.sequence_number)
         if leaf >= 0:
-            for some, effect in zip(keys, effects, strict=True):
-                for key in some:
-                    if key >= 0:
-                        self.uses[0].append(key)
-                        self.uses[1].append(effect)
-        return _Around(leaf, backward, scope, op)
+            use_key, use_effect = self.uses
+            for key, effect in zip(keys, effects, strict=True):
+                if type(key) is list:
+                    some = [k for k in key if k >= 0]
+                    use_key.extend(some)
+                    use_effect.extend([effect] * len(some))
+                elif key >= 0:
+                    use_key.append(key)
+                    use_effect.append(effect)
+        return leaf, backward, scope, op
 
     def python_call(self, event: Any, x: Any, around: _Around) -> _Around | None:
         """Note a Python call that matters; what is below it is below what, None for the compiler,
@@ -298,12 +335,13 @@ class _Reader:
                     self.member(t, self.states)
         if kind == ScopeKind.OPTIMIZER_STEP:  # only shows the tensors: the step is not below it
             return around
+        leaf, backward, scope, op = around
         identity = 0 if x.module is None else int(x.module.self_ptr)
-        scope = self.scope(kind, event, name, around, identity)
+        scope = self.scope(kind, event, name, scope, backward, identity)
         if kind == ScopeKind.COMPILER:
             self.skipped_ns += max(event.duration_time_ns, 0)
             return None
-        return around._replace(scope=scope)
+        return leaf, backward, scope, op
 
     def accumulate(self, below: list[Any]) -> None:
         """Note the gradient that an AccumulateGrad node takes or adds to."""
@@ -324,34 +362,37 @@ class _Reader:
             return -1
         first = self.first
         key = first[id] if id < len(first) else -1
-        if key >= 0 and self.keys[1][key] == allocation:
-            return key
-        known = self.others.get((id, allocation))
-        if known is not None:
-            return known
+        if key < 0 or self.keys[1][key] != allocation:
+            known = self.others.get((id, allocation))
+            key = self.new_storage(x) if known is None else known
+        if key >= 0 and not self.allocated[key]:
+            if type(x) is compat.Allocation:
+                self.allocated[key] = 1
+            else:
+                size = self.keys[4]
+                size[key] = max(size[key], _extent(x))
+        return key
+
+    def new_storage(self, x: Any) -> int:
+        """A new row of the key table, -1 where ``x`` has no address."""
         ptr = x.ptr if type(x) is compat.Allocation else x.storage_data_ptr
         if ptr is None:
             return -1
-        new = _append(self.keys, (id, allocation, _signed(ptr), self.device(x.device), 0))
+        id, new = x.id, len(self.allocated)
+        row = (id, x.allocation_id, _signed(ptr), self.device(x.device), 0)
+        for column, value in zip(self.keys, row, strict=True):
+            column.append(value)
         self.allocated.append(0)
-        if key >= 0:
-            self.others[id, allocation] = new
+        self.first.extend([-1] * (id + 1 - len(self.first)))
+        if self.first[id] < 0:
+            self.first[id] = new
         else:
-            first.extend([-1] * (id + 1 - len(first)))
-            first[id] = new
+            self.others[id, x.allocation_id] = new
         return new
-
-    def tensor(self, t: Any) -> int:
-        """``storage`` of a tensor, with its size noted."""
-        key = self.storage(t)
-        if key >= 0 and not self.allocated[key]:
-            size = self.keys[4]
-            size[key] = max(size[key], _extent(t))
-        return key
 
     def member(self, t: Any, into: array[int]) -> None:
         """Note a tensor that a module or an optimizer shows."""
-        if t is not None and (key := self.tensor(t)) >= 0:
+        if t is not None and (key := self.storage(t)) >= 0:
             into.append(key)
 
     def device(self, device: Any) -> int:
@@ -363,31 +404,33 @@ class _Reader:
 
     def leaf(self, start: int, name: int, backward: int, scope: int, sequence: int) -> int:
         """A new row of the leaf table, of the event that is visited."""
-        row = (self.events, start, name, backward, scope, sequence, len(self.uses[0]))
-        return _append(self.leaves, row)
+        used = len(self.uses[0])
+        return self.leaves.append(self.events, start, name, backward, scope, sequence, used)
 
-    def scope(self, kind: int, event: Any, name: str, around: _Around, identity: int = 0) -> int:
+    def scope(
+        self, kind: int, event: Any, name: str, parent: int, backward: int, identity: int = 0
+    ) -> int:
         """A new row of the scope table, of the event that is visited."""
-        start, end = event.start_time_ns, event.end_time_ns
-        row = (kind, self.names[name], around.scope, start, end, self.events, identity)
-        return _append(self.scopes, (*row, around.backward))
+        start, end, number = event.start_time_ns, event.end_time_ns, self.names[name]
+        row = (kind, number, parent, start, end, self.events, identity, backward)
+        return self.scopes.append(*row)
 
     # -- result ---------------------------------------------------------------------
 
     def columns(self, kineto: Any) -> EventColumns:
         """The tables as they are now, read from ``kineto``."""
-        allocations = AllocationTable(*map(frozen, (*self.allocations, self.unnamed)))
+        allocations = AllocationTable(*[*self.allocations.columns(), frozen(self.unnamed)])
         failed_on = compat.failed_devices(kineto) if self.failures else {}
         for failure in self.failures:
             failure.device = failed_on.get(failure.time)
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations),
-            leaves=LeafTable(*map(frozen, self.leaves)),
+            leaves=LeafTable(*self.leaves.columns()),
             uses=UseTable(*map(frozen, self.uses)),
             allocations=allocations,
-            caching=CachingTable(*map(frozen, self.caching)),
-            scopes=ScopeTable(*map(frozen, self.scopes)),
+            caching=CachingTable(*self.caching.columns()),
+            scopes=ScopeTable(*self.scopes.columns()),
             names=list(self.names),
             threads=self.threads,
             devices=list(self.devices),
@@ -416,13 +459,6 @@ class _Reader:
         rank[order] = np.arange(len(id), dtype=np.int32)
         tensor_index = frozen(np.unique(id, return_inverse=True)[1], np.int32)
         return KeyTable(id, allocation, ptr, device, frozen(size), frozen(rank), tensor_index)
-
-
-def _append(columns: list[array[int]], row: tuple[int, ...]) -> int:
-    """The number of the new row."""
-    for column, value in zip(columns, row, strict=True):
-        column.append(value)
-    return len(columns[0]) - 1
 
 
 def _extent(t: Any) -> int:

@@ -47,7 +47,7 @@ def watching_graphs(folder: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--graphs":
+    if sys.argv[1:2] == ["--graphs"] and len(sys.argv) > 2:
         watching_graphs(sys.argv[2], sys.argv[3:])
     else:
         with_tracker(sys.argv[1:])

@@ -29,10 +29,12 @@ def run_main(arguments: list[str], before: Callable[[], object]) -> None:
     called right before its first line.
 
     Raises:
-        CannotRun: there is no such script or module.
+        CannotRun: there is no such script or module, or none is named.
         BaseException: whatever the script raises.
     """
     spec: ModuleSpec | None
+    if arguments in ([], ["-m"]):
+        raise CannotRun("nothing to run: SCRIPT or -m MODULE is missing")
     if arguments[0] == "-m":
         name, rest = arguments[1], arguments[2:]
         if not _SAFE_PATH:

@@ -73,6 +73,19 @@ def expected() -> list[torch.Tensor]:
     return _train()
 
 
+def test_code_of_which_no_device_is_known_does_not_run_in_the_cpu_arena(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(stage, "ArenaSteadyState", lambda *args: made.append(args))
+    _train()
+    assert made
+    made.clear()
+    monkeypatch.setattr(provenance_stage, "snapshot", _broken)
+    _train()
+    assert not made
+
+
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])
 def test_an_internal_failure_changes_nothing_for_the_user(
     owner: Any,

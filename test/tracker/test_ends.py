@@ -310,4 +310,8 @@ def test_memprof_run_of_a_module_and_what_cannot_be_run(tmp_path: Path) -> None:
         _, err = process.communicate()
         assert process.returncode == 2
         assert says in err
+    for arguments in ([], ["-m"], ["--graphs", str(tmp_path)]):
+        process = start("", tmp_path, "-m", "memprof.launch", *arguments)
+        assert "memprof run: nothing to run" in process.communicate()[1]
+        assert process.returncode == 2
     assert processes.files(tmp_path)

@@ -247,10 +247,12 @@ class OutputCache:
             return None
         t = self.slots[i]
         assert isinstance(t, torch.Tensor)
+        ready, self.ready = self.ready, False  # where this is interrupted, _fill goes on
         ref.remove_extra_reference()
         compat.remove_cached_tensor(t)
         self.slots[i] = self.twins[i] = None
         self.missing.append(i)
+        self.ready = ready
         return t if ref.has(t) else None
 
     def clear(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees import _torch_compat, native
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
 from memprof.cudagraph_trees.replay.outputs import OutputCache
 from memprof.profiler.model import LedgerKind
@@ -347,3 +347,26 @@ def test_a_replay_that_is_interrupted_while_its_outputs_are_made(
     for i in (2, 3):
         next_step()
         same(f([full(i)]), [full(i + 1), full(i + 2)])
+
+
+def test_the_end_of_a_step_that_is_interrupted_while_a_held_output_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN an output that is held with a view of it, so that its tensor leaves the cache
+    step = plus_one()
+    held = step(1)
+    view = held[1:]
+
+    def interrupted(t: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    # WHEN that is interrupted
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch_compat, "remove_cached_tensor", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(2)
+    # THEN later steps return what they compute, whoever holds the old one
+    for i in (3, 4):
+        same(step(i), full(i + 1))
+    del held, view
+    same(step(5), full(6))

@@ -31,6 +31,9 @@ from .spec import CompilationMode, GraphSpec
 
 Runner = Callable[[list[Input]], "list[Output]"]
 
+_NOT_PREPARED = object()
+"""The key of whatever is called before it is known which inputs are integers."""
+
 
 class ShapeDispatcher:
     """Hands each call of a compiled graph to the function for its integers, which it wraps when
@@ -52,8 +55,7 @@ class ShapeDispatcher:
         self._static = static_input_idxs
         self._device = device
         self._keywords = keywords
-        self._prepared = False
-        self._get_ints: Callable[[list[Input]], Any] | None = None
+        self._get_ints: Callable[[list[Input]], Any] | None = lambda inputs: _NOT_PREPARED
         # Runners by family, by integers. A family is known by its ``id`` while it lives.
         self._runners: dict[int, dict[Any, Runner]] = {}
         self._warned = self._limited = False
@@ -64,8 +66,8 @@ class ShapeDispatcher:
         # The code was compiled for inputs like these; later ones may be aligned otherwise.
         self._checked = set(compat.alignment_checked_inputs(inputs, self._static))
         ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
+        # Last: from here on other threads find all there is to know.
         self._get_ints = operator.itemgetter(*ints) if ints else None
-        self._prepared = True
 
     def __call__(self, inputs: list[Input]) -> list[Output]:
         key = None if self._get_ints is None else self._get_ints(inputs)
@@ -82,7 +84,7 @@ class ShapeDispatcher:
         return self._first_call(key, inputs)
 
     def _first_call(self, key: Any, inputs: list[Input]) -> list[Output]:
-        if not self._prepared:
+        if key is _NOT_PREPARED:
             self.prepare(inputs)
             return self(inputs)
         spec, options = self.spec, self.spec.options

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config
 
+from memprof.cudagraph_trees import entry
 from memprof.cudagraph_trees.capture_lock import capturing
 from memprof.cudagraph_trees.container import (
     all_managers,
@@ -28,6 +31,7 @@ from .support import (
     live_blocks,
     manager,
     next_step,
+    no_manager,
     pool_segments,
     roots,
     same,
@@ -62,6 +66,31 @@ def test_each_user_thread_has_its_own_trees() -> None:
         t.join()
     assert errors == []
     assert len({id(x) for x in families}) == 3
+
+
+def test_two_threads_call_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a function of Inductor's, which learns at its first call what is an integer
+    def model(inputs: list[Any]) -> list[torch.Tensor]:
+        n, x = inputs
+        inputs.clear()
+        return [x * n]
+
+    f = entry.ShapeDispatcher(model, (), 0, {"is_backward": False, "is_inference": True})
+    x = torch.ones(4, device="cuda")
+    first = threading.Thread(target=lambda: f([2, x]))
+
+    def slowly() -> object:
+        if first.ident is None:
+            first.start()
+            first.join()
+        return family()
+
+    monkeypatch.setattr(entry, "family", slowly)
+    # WHEN a second thread has begun a call before that of the first is over
+    with config.patch({"triton.cudagraph_capture_sizes": (2,)}):
+        same(f([3, x]), [torch.full((4,), 3.0)])
+    # THEN its call is that of its own integers, which get no graph
+    assert no_manager()
 
 
 def test_autograds_threads_find_the_trees_of_their_forward() -> None:

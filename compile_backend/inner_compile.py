@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -33,6 +33,30 @@ from .roles.graph_io import GraphIO, describe_graph, undescribed
 from .runtime import RUNTIME, LiveGraph
 
 T = TypeVar("T")
+
+
+@dataclass(eq=False, repr=False)
+class RecordStage(CompileStage):
+    """Writes down what the compiled graph says of itself, also where nothing else can be found out:
+    the CPU arena, reports of memory that ran out and the tracker need no more."""
+
+    record: GraphRecord
+    name = "record"
+
+    def post_compile(self, compiled: Any) -> Any:
+        """Complete the record; the graph is handed on as it is."""
+        record = self.record
+        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
+        # backward writes to, Inductor alone can tell.
+        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
+        record.inputs = tuple(
+            replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
+        )
+        record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
+        _torch_compat.mark_graph(compiled, record.id)
+        module_globals = _torch_compat.generated_globals(compiled)
+        record.code_path = module_globals.get("__file__") if module_globals else None
+        return compiled
 
 
 @dataclass(eq=False, repr=False)
@@ -89,6 +113,7 @@ class InnerCompile:
                     graph, self.options, tuple(example_inputs), models if self.graphs else None
                 ),
                 *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
+                RecordStage(graph.record),
                 attribute,
             ]
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The attribute stage: completes a graph's record, with its nodes, buffers and statements."""
+"""The attribute stage: gives a graph's record its nodes, buffers and statements."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ class AttributeStage(CompileStage):
         self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
 
     def post_compile(self, compiled: Any) -> Any:
-        """Write down what the compiled graph says of itself, and describe the buffers: from the
-        lowering, or from the artifact of a cache hit."""
-        self._note(compiled)
+        """Describe the buffers: from the lowering, or from the artifact of a cache hit."""
         if not hasattr(compiled, "current_callable"):
             # A graph without calls is not compiled: it makes nothing, so it has no buffers.
             self.record.fx_cache = "bypass"
@@ -88,20 +86,6 @@ class AttributeStage(CompileStage):
         }
         return compiled
 
-    def _note(self, compiled: Any) -> None:
-        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
-        # backward writes to, Inductor alone can tell.
-        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
-        self.record.inputs = tuple(
-            dataclasses.replace(v, mutated=True) if v.index in mutated else v
-            for v in self.record.inputs
-        )
-        devices = getattr(compiled, "device_types", None) or ()
-        self.record.devices = tuple(sorted(map(str, devices)))
-        _torch_compat.mark_graph(compiled, self.record.id)
-        module_globals = _torch_compat.generated_globals(compiled)
-        self.record.code_path = module_globals.get("__file__") if module_globals else None
-
     def _describe(self, key: str | None) -> Artifact:
         artifact = describe_lowerings(self._lowerings, self.aot_nodes)
         if key is not None:
@@ -126,7 +110,6 @@ class AttributeStage(CompileStage):
         )
         with _torch_compat.compiling_again():
             compiled = self.compile_again()
-        self._note(compiled)
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.
             RUNTIME.ledger.add(

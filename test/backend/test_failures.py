@@ -48,6 +48,7 @@ PLACES = [
     (recorder.AllocatorEvents, "start"),
     (recorder.AllocatorEvents, "mark"),
     (provenance_stage.AttributeStage, "post_compile"),
+    (inner_compile.RecordStage, "post_compile"),
 ]
 
 
@@ -81,9 +82,24 @@ def test_code_of_which_no_device_is_known_does_not_run_in_the_cpu_arena(
     _train()
     assert made
     made.clear()
-    monkeypatch.setattr(provenance_stage, "snapshot", _broken)
+    monkeypatch.setattr(inner_compile.RecordStage, "post_compile", _broken)
     _train()
     assert not made
+
+
+def test_a_graph_of_which_no_buffer_is_known_is_known_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN nothing can be found out of where buffers come from
+    monkeypatch.setattr(provenance_stage, "snapshot", _broken)
+    with memprof.profile() as session:
+        _train()
+    # THEN what the compiled graphs say of themselves is there
+    graphs = session.profile().graphs
+    assert len(graphs) == 2
+    for graph in graphs:
+        assert graph.devices == ("cpu",)
+        assert graph.code_path is not None
 
 
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=[name for _, name in PLACES])

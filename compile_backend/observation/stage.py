@@ -161,7 +161,7 @@ class _ObservedCall:
     def _arena_if_wanted(self) -> ArenaSteadyState | None:
         """What decides whether observed calls run in the arena."""
         record, wanted = self.record, self.options.graphs
-        if self.compiled is None or wanted is False or record.devices != ("cpu",):
+        if self.compiled is None or wanted is False or set(record.devices) - {"cpu"}:
             return None
         if self.dims:
             why = "no arena: a size is no input of its own"

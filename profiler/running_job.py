@@ -146,7 +146,9 @@ class JobFile:
             data, begin, self._file = read_from(self.path, 0, None)
         every = frames(data, Budget(len(data), self.path))
         found = [frame for frame in every if isinstance(frame, Frame)]
-        self._read = begin + (found[-1].end if found else 0)
+        rest = data[found[-1].end if found else 0 :]
+        # What begins no frame becomes none: looked at again, it would be a file written anew.
+        self._read = begin + len(data) - (len(rest) if MAGIC.startswith(rest[:4]) else 0)
         return found
 
     def writer(self) -> Writer:

@@ -81,6 +81,21 @@ class TestFollowing:
         # AND where nothing is new nothing is made
         assert followed.profile() is followed.profile()
 
+    @pytest.mark.parametrize("tail", [bytes(50), b"no frame"], ids=["zeros", "text"])
+    def test_what_is_no_frame_at_the_end_is_nothing_new(self, tmp_path: Path, tail: bytes) -> None:
+        # GIVEN a file whose last write did not arrive
+        encoder, profile = ProfileEncoder(), running()
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encoder.chunk(profile, calls((0, 0))) + tail)
+        followed = JobFile(str(file))
+        # WHEN it is looked at again THEN it is not read anew
+        first = followed.profile()
+        assert followed.profile() is first
+        # and what comes then is seen
+        with file.open("ab") as out:
+            out.write(encoder.chunk(profile, calls((1, 0))))
+        assert len(followed.profile().calls) == 2
+
     def test_a_file_that_is_replaced_is_read_anew(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(running()))

@@ -159,8 +159,8 @@ def _inference(compiled: Call, returns: int) -> Call:
     def run(args: list[Any]) -> Any:
         if not compat.is_grad_enabled():
             return compat.listed(compiled(args), returns)
-        compat.set_grad_enabled(False)
         try:
+            compat.set_grad_enabled(False)  # an interrupt may come right after it
             return compat.listed(compiled(args), returns)
         finally:
             compat.set_grad_enabled(True)

@@ -129,7 +129,11 @@ def slowly(refs: list[StorageWeakRefWrapper]) -> Sequence[int]:
 
 def detach_in_place(t: torch.Tensor) -> None:
     """Take ``t`` out of its graph, in inference mode too, where ``detach_`` alone does nothing."""
-    with torch.inference_mode(False):
+    # Only there: a guard that dies with an interrupt's traceback sets the grad mode once more.
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            t.detach_()
+    else:
         t.detach_()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from random import Random
@@ -129,17 +132,20 @@ def test_zero_size_tensors() -> None:
 
 
 def test_freed_before_and_after_the_trace() -> None:
-    # GIVEN a tensor at an address of which the profiler knows no size. It keeps the size of what
-    # was allocated in an earlier trace and freed after it, and then reports a release of whatever
-    # is at that address.
-    with profiled():
-        spares = [torch.ones(1024) for _ in range(50)]
-        addresses = {t.data_ptr() for t in spares}
-        spares.clear()
-    elsewhere = []
-    while (before := torch.ones(1024)).data_ptr() not in addresses:
-        elsewhere.append(before)
+    # GIVEN a process without an earlier trace: the profiler keeps the size of what was allocated in
+    # one and freed after it, and reports a release of whatever is at that address in a later one
+    me = f"import {__name__} as me; me.freed_before_and_after_the_trace()"
+    process = subprocess.run(
+        [sys.executable, "-c", me],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
 
+
+def freed_before_and_after_the_trace() -> None:
+    before = torch.ones(1024)
     with profiled() as prof:
         before.add_(1)
         kept = before * 2

@@ -20,7 +20,7 @@ from . import errors
 from ._text import visible
 from .decoding import documents
 from .encoding import encode_profile as encode_profile
-from .frames import MAGIC
+from .frames import MAGIC, may_begin
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
 from .snapshot.reading import decode_snapshot, is_pickle
@@ -108,7 +108,7 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
 def _check_kind(data: bytes, name: str | None) -> None:
     if MAGIC in data:
         return
-    if MAGIC.startswith(data[: len(MAGIC)]):
+    if may_begin(data):
         raise errors.ProfileTruncatedError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )

@@ -76,6 +76,11 @@ def _check(kind: int, process: int, number: int, packed: bytes | memoryview) -> 
     return zlib.crc32(packed, zlib.crc32(_NUMBERS.pack(kind, process, number, len(packed))))
 
 
+def may_begin(data: bytes, at: int = 0) -> bool:
+    """Whether a frame begins here, as far as ``data`` goes: all of it may be still to come."""
+    return MAGIC.startswith(data[at : at + len(MAGIC)])
+
+
 def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
     """The frames of a file, in order, and what is between them.
 

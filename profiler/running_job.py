@@ -26,7 +26,7 @@ from .attribution import Attribution, View
 from .decoding import Document
 from .devices import main_device, timelines
 from .errors import ProfileError, ProfileForeignError
-from .frames import MAGIC, Frame, frames
+from .frames import Frame, frames, may_begin
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
 from .reading import Budget, read_from
@@ -140,15 +140,15 @@ class JobFile:
     def _new(self) -> list[Frame]:
         """Whole frames that were not there before; all of a file that is another one by now."""
         data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read or (begin and not MAGIC.startswith(data[:4])):
+        if file != self._file or begin < self._read or (begin and not may_begin(data)):
             # Written anew: a tracker's, at its end and when it has become long.
             self._forget()
             data, begin, self._file = read_from(self.path, 0, None)
         every = frames(data, Budget(len(data), self.path))
         found = [frame for frame in every if isinstance(frame, Frame)]
-        rest = data[found[-1].end if found else 0 :]
+        end = found[-1].end if found else 0
         # What begins no frame becomes none: looked at again, it would be a file written anew.
-        self._read = begin + len(data) - (len(rest) if MAGIC.startswith(rest[:4]) else 0)
+        self._read = begin + (end if may_begin(data, end) else len(data))
         return found
 
     def writer(self) -> Writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -92,6 +93,11 @@ class Failure:
     count: Int = 1
     earlier: Int = 0
     reliefs: tuple[Relief, ...] = ()
+
+    def left(self, reserved: int) -> int:
+        """Bytes that the allocator, with so many ``reserved``, could still get: what the device had
+        left, within the limit."""
+        return min(self.device_free, max(0, self.limit - reserved) if self.limit else sys.maxsize)
 
 
 BEFORE = "from before the session"

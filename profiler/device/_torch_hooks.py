@@ -107,9 +107,9 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     )
 
 
-def on_optimizer(do: Callable[[], None]) -> Undo:
-    """Call ``do`` when an optimizer is made."""
-    return replace([torch.optim.Optimizer], "__init__", _before(lambda *_, **__: do()))
+def on_optimizer(do: Callable[[torch.optim.Optimizer], None]) -> Undo:
+    """Call ``do`` with an optimizer before it is made."""
+    return replace([torch.optim.Optimizer], "__init__", _before(lambda self, *_, **__: do(self)))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:

@@ -23,7 +23,8 @@ the blocks that are there. Then, in this order:
 
 Without any backward what modules asked for is a temporary if it went, and state if it is there at
 the end; of compiled code that runs several modules at once that is an output. Anything else is an
-input. Of what was there before the history began nothing but rule 1 can be known.
+input. But where a program that trains was cut off before its first backward, rule 6 holds. Of what
+was there before the history began nothing but rule 1 can be known.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
 one for all code.
@@ -75,7 +76,8 @@ def explain(
 
     Args:
         account, peak, marks: of a ``Replay`` that has followed the run to its end.
-        cut_off: whether the program ended in the middle, so that a backward would have come.
+        cut_off: whether a program that trains ended in the middle, so that a backward would have
+            come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
         stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
@@ -204,7 +206,7 @@ class _Decider:
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
-        if not self._backwards:
+        if not self._backwards and not self._cut_off:
             return self._without_backward(block, at), ""
         end = block.freed_after
         if end is None and self._now and phase is not Phase.FORWARD:

@@ -89,7 +89,9 @@ class Watch:
 
     Attributes:
         marks: so far; the first one is the beginning. A mark's number is its index.
-        steps: optimizer steps that have ended, of the optimizer that has made most.
+        steps: optimizer steps that have ended, of the optimizer that has made most. Where no hook
+            tells of one, as of a compiled optimizer's, each time that all parameters of the
+            optimizers were written to between two backwards.
         objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
         started: whether CUDA has started.
@@ -138,6 +140,7 @@ class Watch:
         self._few_marks = _MANY_MARKS
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._steps_of: dict[int, int] = {}
+        self._written = -1
         self._taken = 0
         self._depth = 0
         self._modules_known = False
@@ -192,12 +195,13 @@ class Watch:
         over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
-            cut_off: whether the program ended in the middle, by an exception.
+            cut_off: whether the program ended in the middle: by an exception, or as it was left.
 
         Raises:
             RuntimeError: ``why_not`` says why there are none.
         """
         self._ending = True
+        self._count_updates()
         if self.replays and not self.why_not:
             self._mark_process(None)
             self.drain()
@@ -212,7 +216,7 @@ class Watch:
             self._mark(None, clears=True)
             compat.clear_workspaces()
             self.drain()
-        found = [self._account(d, stats[d], cut_off) for d in self.replays]
+        found = [self._account(d, stats[d], cut_off and self.trains) for d in self.replays]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
     def _account(self, device: int, stats: dict[str, Any], cut_off: bool) -> DeviceAccount:
@@ -262,7 +266,7 @@ class Watch:
         peak = replay.now()
         account = self._explained(
             *(device, peak, peak.reserved),
-            cut_off=True,
+            cut_off=self.trains,
             now=True,
             otherwise=otherwise,
             stays=lambda b: otherwise(b)[0] is Purpose.WORKSPACE,
@@ -339,6 +343,16 @@ class Watch:
         look = self.objects.of_process()
         self._mark(phase, look.known, often=look.often)
         return look.known
+
+    @property
+    def backwards(self) -> int:
+        """Backwards that have begun."""
+        return self.marks[-1].backwards
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program was seen to train: it has an optimizer, or a backward ran."""
+        return self.objects.has_optimizer or self.backwards > 0
 
     @property
     def asked(self) -> int:
@@ -437,7 +451,18 @@ class Watch:
     def _begins(self, line: SourceFrame | None) -> None:
         if not self.objects.looked:
             self.objects.look()
+        if self._count_updates() and self._on_step is not None:
+            self._on_step(self.steps, self.steps)
         self._mark(Phase.BACKWARD, line=line)
+
+    def _count_updates(self) -> bool:
+        """Count a step that no hook has told of, and say whether there was one."""
+        if self._steps_of or self._on_step is None:
+            return False
+        before, self._written = self._written, self.objects.least_written()
+        updated = 0 <= before < self._written
+        self.steps += updated
+        return updated
 
     @_hook
     def _ends(self) -> None:

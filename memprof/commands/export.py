@@ -7,7 +7,7 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
+from memprof.profiler.export import FORMATS, check_has_time, export_profile
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
 from memprof.profiler.report.format import format_bytes, shorten_path
@@ -44,7 +44,7 @@ from ._common import (
     required=True,
     help="; ".join(f"{name}: {says}" for name, says in FORMATS.items()) + ".",
 )
-@output_option("Where to; compressed if it ends in .gz, a folder for parquet.")
+@output_option("Where to; compressed if it ends in .gz.")
 @click.option(
     "--device",
     "devices",
@@ -52,25 +52,19 @@ from ._common import (
     help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
 )
 @calls_option
-@click.option(
-    "--allocated",
-    is_flag=True,
-    help="collapsed: all bytes that calls allocate. Default: what is live at the peak.",
-)
 def export(
     file: str,
     format_: str,
     output: str,
     devices: tuple[str, ...],
     calls: tuple[int | None, int | None],
-    allocated: bool,
 ) -> None:
     """Write a profile in another tool's format.
 
     FILE is a profile written by memprof. What the formats contain, in which units:
     docs/exports.md.
     """
-    keep_apart(export_paths(format_, output), [file], "--output")
+    keep_apart([output], [file], "--output")
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
     profiles = read_profiles(file) if several else [read(file)]
@@ -78,16 +72,10 @@ def export(
         shown = devices_in(profiles, devices)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if allocated and format_ != "collapsed":
-        raise click.BadParameter(
-            "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
-        )
     try:
-        export_profile(profiles, format_, output, shown, *calls, allocated=allocated)
+        export_profile(profiles, format_, output, shown, *calls)
     except IndexError as e:
         raise no_such_calls(*profiles) from e
-    except ImportError as e:
-        raise click.ClickException(str(e)) from e
     print_line(f"{output}: {FORMATS[format_]}")
 
 

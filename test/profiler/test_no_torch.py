@@ -59,7 +59,7 @@ def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
         BLOCK + "import sys\nfrom memprof.cli import main\n"
         "file, out = sys.argv[1:]\n"
         "main(['gantt', file, '-o', out], standalone_mode=False)\n"
-        "for name in ('perfetto', 'memory-viz', 'speedscope', 'collapsed'):\n"
+        "for name in ('perfetto', 'memory-viz', 'json'):\n"
         "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
     )
     done = run(code, str(tmp_path / "p.memprof"), str(tmp_path / "out"))

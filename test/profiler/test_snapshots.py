@@ -351,8 +351,7 @@ def test_the_command_line(path: str, tmp_path: Path) -> None:
     assert "other devices" in short.splitlines()[-1]
     assert invoke("report", path, "-o", str(tmp_path / "p.html")).exit_code == 0
     assert invoke("report", path, "--json").exit_code == 0
-    for format in ("speedscope", "collapsed", "parquet", "json"):
-        assert invoke("export", path, "-f", format, "-o", str(tmp_path / format)).exit_code == 0
+    assert invoke("export", path, "-f", "json", "-o", str(tmp_path / "json")).exit_code == 0
     result = invoke("export", path, "-f", "memory-viz", "-o", str(tmp_path / "x"))
     assert result.exit_code == 2
     assert "the account of one instant" in result.stderr

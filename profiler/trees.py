@@ -221,7 +221,7 @@ class RecordedNode:
 
 def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
     """Every recording that the ledger knows, in order of recording: by device, function and number,
-    since managers of several threads number theirs independently. An arena's plan has no number."""
+    since managers of several threads number theirs independently."""
     found: dict[tuple[str, str, int], RecordedNode] = {}
     for e in ledger:
         t = e.tree

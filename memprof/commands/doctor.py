@@ -106,7 +106,6 @@ def examine() -> Diagnosis:
         "Inductor code for CPU": lambda: _cpu_code(found),
         "Inductor code for GPU": lambda: _gpu_code(found),
         "CUDA graphs": _cuda_graphs,
-        "CPU arena": _cpu_arena,
         "memprof simulate": _simulation,
     }
     for name, probe in {**environment, **features}.items():
@@ -311,9 +310,3 @@ def _simulation() -> str:
     except SimulationError as e:
         raise _Warn(f"no: {str(e).partition(chr(10))[0]}") from e
     return f"torch {torch.version} can run on a simulated GPU"
-
-
-def _cpu_arena() -> str:
-    if missing := _torch_compat.missing_arena_hooks():
-        raise _Warn(f"no: this torch lacks {', '.join(missing)}")
-    return "torch can place tensors at given addresses"

@@ -31,7 +31,7 @@ class DataFlowProfile:
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
-        memory: of pools and arenas.
+        memory: of pools.
 
     Attributes:
         columns: what was read of the run, and what replays.py added to it.
@@ -43,7 +43,7 @@ class DataFlowProfile:
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
             rules for it are off.
-        memory: what pools and arenas hold from the system.
+        memory: what pools hold from the system.
     """
 
     def __init__(

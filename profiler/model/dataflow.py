@@ -62,7 +62,7 @@ class DataFlowDevice:
         leaks: the largest storages of the whole trace that outlived their step, largest first.
         reserved, allocated: what the caching allocator held at the peak, None on a device
             without one. Their difference is what it holds idle or lost to fragmentation.
-        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held from the system
+        replay_reserved: bytes that pools of CUDA graphs held from the system
             when the trace was analysed. What was live in them is part of ``bytes``; on CUDA they
             are part of ``reserved`` too.
     """

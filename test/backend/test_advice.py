@@ -59,8 +59,7 @@ def test_activations_worth_recomputing() -> None:
 def train(late: bool, path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 512))
-    # Without the arena, whose memory torch.profiler does not see come and go.
-    compiled = torch.compile(model, backend="memprof", options={"graphs": False})
+    compiled = torch.compile(model, backend="memprof")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:

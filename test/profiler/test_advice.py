@@ -420,9 +420,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
     assert advise(on_trees(*few)) == []
     cheap = (entry(LedgerKind.RECORD, marginal=100 * KIB, key=(n,)) for n in range(8))
     assert advise(on_trees(*cheap)) == []
-    # an arena's recordings are lists of addresses
-    arena = (entry(LedgerKind.RECORD, marginal=9 * MIB, key=(n,), device="cpu") for n in range(8))
-    assert advise(on_trees(*arena)) == []
 
 
 # The allocator

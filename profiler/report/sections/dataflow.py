@@ -49,7 +49,7 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
         yield Note(f"The allocator held {show(p.reserved)} then, {idle} of it idle.")
     if p.replay_reserved:
         yield Note(
-            f"Pools of CUDA graphs and the arena hold {show(p.replay_reserved)} from the system; "
+            f"Pools of CUDA graphs hold {show(p.replay_reserved)} from the system; "
             "what is live in them is counted here."
         )
     for note in p.notes:

@@ -36,6 +36,7 @@ __all__ = [
     "errors",
     "missing",
     "operator",
+    "run_on_cpu",
     "tensor_places",
     "writes",
 ]
@@ -63,9 +64,20 @@ SKIP = re.compile(
     r"|_transform_bias|_c10d|_record)"
 )
 """Operators that compute no values, and those of libraries and layouts that are left alone."""
-_NO_HALF = re.compile(
-    r"not implemented for '?\"?(Half|BFloat16)|not supported.*(Half|BFloat16)|for 'Half'"
+_NO_KERNEL = re.compile(
+    r"not implemented for '?\"?(?P<type>Half|BFloat16|Byte|Char|Short|Int|Long|Bool)"
+    r"|not supported.*(Half|BFloat16)|for 'Half'"
 )
+_INTEGERS = {
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Bool": torch.bool,
+}
+"""By their names in such messages."""
+_NUMBERS = (int, float, complex)
 _ASSERT = 710  # cudaErrorAssert
 
 _device = library()
@@ -186,8 +198,14 @@ class _Operator:
                 say_missing("aten." + self.name + " (not strided)")
                 return result
             targets = self._targets(result)
+            on_cpu = self.on_cpu
+            if any(isinstance(cpu_args[i], _NUMBERS) for i in self.tensor_places if i < len(args)):
+                # What C++ made a tensor of: the CPU has another overload for it.
+                packet, _, _ = self.name.partition(".")
+                found = torch._C._jit_resolve_packet(f"aten::{packet}", *cpu_args, **cpu_kwargs)
+                on_cpu = operator(f"{packet}.{found}")
         single = isinstance(result, torch.Tensor)
-        _submit(device, self._computation(random, cpu_args, cpu_kwargs, targets, single))
+        _submit(device, self._computation(on_cpu, random, cpu_args, cpu_kwargs, targets, single))
         return result
 
     def _run(
@@ -223,6 +241,7 @@ class _Operator:
 
     def _computation(
         self,
+        on_cpu: Callable[..., Any],
         random: Callable[[], torch.Generator] | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -248,7 +267,7 @@ class _Operator:
                 if self.is_random:
                     assert random is not None
                     given = {**kwargs, "generator": random()}
-                computed = _on_cpu(self.on_cpu, args, given)
+                computed = run_on_cpu(on_cpu, args, given)
                 values = [computed] if single else () if computed is None else computed
                 for target, value in zip(targets, values, strict=False):
                     if target is not None:
@@ -288,22 +307,28 @@ class _Operator:
         return result
 
 
-def _on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The CPU's kernel; in float32 where it has none for half precision."""
+def run_on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The CPU's kernel; where it has none for half precision in float32, for integers in float64.
+
+    Integers are exact in float64 up to 2^53.
+    """
     try:
         return function(*args, **kwargs)
     except RuntimeError as e:
-        if not _NO_HALF.search(str(e)):
+        refused = _NO_KERNEL.search(str(e))
+        if refused is None:
             raise
-    narrow = (torch.float16, torch.bfloat16)
+    integer = _INTEGERS.get(refused["type"])
+    narrow = (torch.float16, torch.bfloat16) if integer is None else (integer,)
+    wider = torch.float32 if integer is None else torch.float64
     widened: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def widen(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and x.dtype in narrow:
-            wide = x.float()
+            wide = x.to(wider)
             widened.append((x, wide))
             return wide
-        return torch.float32 if isinstance(x, torch.dtype) and x in narrow else x
+        return wider if isinstance(x, torch.dtype) and x in narrow else x
 
     result = function(*tree_map(widen, args), **tree_map(widen, kwargs))
     if isinstance(function, torch._ops.OpOverload) and writes(function._schema):

@@ -9,7 +9,9 @@ is being captured. Random numbers: Note [Random numbers of the simulated device]
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
+import math
 import os
 import re
 import threading
@@ -188,10 +190,11 @@ class _Operator:
             device = device_of(tree_leaves((result,)))
         if device is None:
             return result
-        if not self.computes:
-            say_missing("aten." + self.name)
-            return result
         with Quiet():
+            if not self.computes:
+                say_missing("aten." + self.name)
+                _submit(device, functools.partial(_say_unknown, self._targets(result)))
+                return result
             try:
                 cpu_args, cpu_kwargs = tree_map(to_cpu, args), tree_map(to_cpu, kwargs)
             except NotImplementedError:
@@ -335,6 +338,14 @@ def run_on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         for tensor, wide in widened:
             tensor.copy_(wide)
     return result
+
+
+def _say_unknown(targets: Sequence[Any]) -> None:
+    """Make them NaN: what lay there before differs from run to run, and looks like a result."""
+    with Quiet():
+        for target in tree_leaves(targets):
+            if isinstance(target, torch.Tensor) and target.is_floating_point():
+                target.fill_(math.nan)
 
 
 def _assign(targets: Sequence[Any], values: Sequence[Any]) -> None:

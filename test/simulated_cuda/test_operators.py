@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 pytestmark = [
@@ -132,3 +133,55 @@ def test_numbers_beyond_an_integer_type_wrap_around_in_a_graph_too() -> None:
     assert results[0].tolist() == [int(i) % 44 for i in x]
     assert results[1].tolist() == [int(i) & 254 for i in x]
     assert results[2].tolist() == [0] * 6
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight)
+
+
+def depthwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+    return convolution(x, weight, bias, padding=2, dilation=2, groups=x.shape[1])
+
+
+def test_operators_that_the_device_alone_has_give_what_the_cpu_gives() -> None:
+    # Mamba's convolution and norm among them: what they did not write differed from run to run.
+    cases = [
+        (rms_norm, [(3, 2, 4, 8), (4, 8)]),
+        (rms_norm, [(8,), (8,)]),
+        (depthwise, [(2, 6, 10), (6, 1, 4), (6,)]),
+        (depthwise, [(2, 6, 10, 9), (12, 1, 3, 3), (12,)]),
+        (depthwise, [(2, 6, 10, 9, 5), (6, 1, 3, 3, 3), (6,)]),
+    ]
+    for function, shapes in cases:
+        given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        there = [x.detach().cuda().requires_grad_() for x in given]
+        expected, result = function(*given), function(*there)
+        expected.square().sum().backward()
+        result.square().sum().backward()
+        torch.testing.assert_close(result.cpu(), expected)
+        for x, y in zip(given, there, strict=True):
+            assert y.grad is not None
+            torch.testing.assert_close(y.grad.cpu(), x.grad)
+    a, b, c = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 5)
+    x, y, z = (t.bfloat16().cuda() for t in (a, b, c))
+    wide = [t.bfloat16().float() for t in (a, b, c)]
+    for got, want in (
+        (torch.bmm(x, y, out_dtype=torch.float32), wide[0] @ wide[1]),
+        (torch.mm(x[0], y[0], out_dtype=torch.float32), wide[0][0] @ wide[1][0]),
+        (
+            torch.addmm(z[0], x[0], y[0], out_dtype=torch.float32, alpha=2),
+            wide[2][0] + 2 * (wide[0][0] @ wide[1][0]),
+        ),
+    ):
+        torch.testing.assert_close(got.cpu(), want)
+
+
+def test_what_an_operator_without_values_returns_is_nan(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    gates = torch.ones(2, 12, device="cuda")
+    state = torch.ones(2, 4, device="cuda")
+    result, _ = torch.ops.aten._thnn_fused_gru_cell(gates, gates, state)
+    assert result.isnan().all()
+    assert "no values for aten._thnn_fused_gru_cell" in capfd.readouterr().err

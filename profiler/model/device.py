@@ -178,6 +178,7 @@ class PoolShare:
             ``gone`` for segments that were given back before anybody asked.
         free: of what is reserved in segments, bytes in no block.
         largest_free: the largest range of these.
+        with_free: segments that have any; 0 in files of 0.2.0, which did not count them.
     """
 
     name: str
@@ -185,6 +186,7 @@ class PoolShare:
     free: Int
     segments: Int
     largest_free: Int
+    with_free: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +301,10 @@ class DeviceAccount:
         """What is reserved and in no row: its name, the words of a report, and bytes."""
         pools = []
         for p in self.pools:
-            of = "" if p.name == "general" else f" of pool {p.name}"
-            words = f"free inside {p.segments:,} segments{of}"
+            n = p.with_free or p.segments
+            of = {"general": "", "gone": ", given back later"}
+            words = f"free inside {n:,} segment{'s' * (n != 1)}"
+            words += of.get(p.name, f" of pool {p.name}")
             pools.append((f"free in {p.name} segments", words, p.free))
         words = "given back to the device since the peak"
         gone = [("given back", words, self.given_back)] if self.given_back else []

@@ -94,7 +94,7 @@ def explain(
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
             *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
-            *(at.generated is not None, detail, holder, waiting is not None),
+            *(at.generated is not None, detail, holder, waiting is not None, at.library),
         )
 
     add_up(account, peak, row_of)
@@ -210,7 +210,7 @@ class _Decider:
                 return purpose, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
-        if at.line is not None and _CACHES.search(at.line.file):
+        if at.innermost is not None and _CACHES.search(at.innermost.file):
             return Purpose.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
@@ -267,9 +267,10 @@ class _Decider:
 
 
 def _is_batch(block: Block, at: Where) -> bool:
-    if not block.batch or at.modules or at.line is None or block.frames[0] != at.line:
+    line = at.innermost
+    if not block.batch or at.modules or line is None or block.frames[0] != line:
         return False
-    return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
+    return _COPY.search(linecache.getline(line.file, line.line)) is not None
 
 
 def _is_of_model(at: Where) -> bool:

@@ -99,7 +99,8 @@ def account_stacks(account: DeviceAccount) -> Counter[Stack]:
     for r in account.rows:
         modules = tuple(Frame(m) for m in r.modules.split(" > ") if m)
         nodes = (Frame(r.nodes),) if r.nodes else ()
-        sums[(Frame(r.what), *modules, *nodes, *_source(r.frame))] += r.nbytes
+        lines = (*_source(r.frame), *_source(r.library))
+        sums[(Frame(r.what), *modules, *nodes, *lines)] += r.nbytes
     for name, _, nbytes in account.other_parts():
         sums[(Frame(f"({name})"),)] += max(nbytes, 0)
     return +sums

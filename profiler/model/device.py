@@ -143,13 +143,15 @@ class AccountRow:
     Attributes:
         nbytes, count: that were asked for, in so many blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
-        frame: innermost of the program; None where no Python was running, or nobody watched.
-            Of autograd's threads it is the line that waits for them in ``backward()``: ``waits``.
+        frame: the line of the program that asked; None where no Python was running, or nobody
+            watched. Of autograd's threads it is the line that waits for them in ``backward()``:
+            ``waits``.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;
             mostly empty.
+        library: the line of an installed package that ``frame`` called for that; None if none was.
     """
 
     purpose: Purpose
@@ -162,6 +164,7 @@ class AccountRow:
     detail: str = ""
     holder: str = ""
     waits: bool = False
+    library: SourceFrame | None = None
 
     @property
     def what(self) -> str:

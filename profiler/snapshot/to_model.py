@@ -17,7 +17,7 @@ but what was asked for, so it is rounded up, as far as there is room.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ import msgspec
 from memprof.profiler.device.account import add_up, counted_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
 from memprof.profiler.device.segments import Ascending, Segments
-from memprof.profiler.device.where import is_generated, user_line
+from memprof.profiler.device.where import is_generated, user_lines
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,
@@ -37,6 +37,7 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
+from ..model.provenance import line_and_library
 from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
@@ -91,22 +92,27 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
-    account = _of_peak(f"cuda:{device}", replay.now())
+    requests = [e for e in trace if e["action"] == "alloc"]
+    stacks = any(e.get("frames") for e in requests)
+    account = _of_peak(f"cuda:{device}", replay.now(), stacks, asked={e["addr"] for e in requests})
     account.snapshot = True
     account.notes += _notes(account, bool(trace))
     if trace:
-        _add_history(account, snapshot, segments, trace)
+        _add_history(account, snapshot, segments, trace, stacks)
     return account
 
 
-def _of_peak(device: str, peak: Peak) -> DeviceAccount:
+def _of_peak(device: str, peak: Peak, stacks: bool, asked: Container[int] = ()) -> DeviceAccount:
+    """The account of an instant of a history that has ``stacks``; of the blocks that were there
+    before, as far as that was followed, those at addresses in ``asked`` are of the history too."""
     account = DeviceAccount(device, reserved=peak.reserved)
     rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
 
     def row(block: Block) -> AccountRow:
         frames = block.raw_frames
         if not frames:
-            return _NO_STACK
+            no_python = stacks and (block.event > 0 or block.address in asked)
+            return _NO_PYTHON if no_python else _NO_STACK
         if id(frames) not in rows:
             rows[id(frames)] = _row(frames)
         return rows[id(frames)]
@@ -117,14 +123,18 @@ def _of_peak(device: str, peak: Peak) -> DeviceAccount:
 
 
 def _add_history(
-    account: DeviceAccount, snapshot: Snapshot, segments: Sequence[Json], trace: Sequence[Json]
+    account: DeviceAccount,
+    snapshot: Snapshot,
+    segments: Sequence[Json],
+    trace: Sequence[Json],
+    stacks: bool,
 ) -> None:
     begin = _beginning(segments, trace, Replay(snapshot.settings))
     # In two passes: what is there at a peak that a later one surpasses is of no use.
     whole = _followed(snapshot, begin, trace)
     until = _followed(snapshot, begin, trace[: whole.peak.event])
     until.assign_pools(segments)
-    peak = _of_peak(account.device, until.now())
+    peak = _of_peak(account.device, until.now(), stacks)
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
     if (account.reserved, account.allocated) > (peak.reserved, peak.allocated):
         peak = replace(account, snapshot=False, notes=["the snapshot itself"])
@@ -274,12 +284,18 @@ def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
         if e["action"] == "oom":
             frames = e.get("frames") or ()
             if id(frames) not in lines:
-                lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
+                lines[id(frames)], _ = _lines(frames)
             found.append(FailedRequest(e["size"], "", lines[id(frames)]))
     return counted_requests(found)
 
 
+def _lines(raw: Iterable[Json]) -> tuple[SourceFrame | None, SourceFrame | None]:
+    return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
+
+
 _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
+_NO_PYTHON = AccountRow(Purpose.ALLOCATED, 0, 0)
+"""Of requests whose stack was recorded and is empty: those of autograd's threads."""
 
 
 def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
@@ -295,5 +311,5 @@ def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
     compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
-    line = user_line(one for f in raw for one in frames_of((f,)))
-    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail)
+    line, library = _lines(raw)
+    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail, library=library)

@@ -35,7 +35,7 @@ from rendering import render_accounts
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.device.where import user_line
+from memprof.profiler.device.where import user_lines
 from memprof.profiler.diff import compare
 from memprof.profiler.errors import (
     ProfileTooLargeError,
@@ -44,7 +44,7 @@ from memprof.profiler.errors import (
     SnapshotRefusedError,
 )
 from memprof.profiler.file import decode_profile, read_profile, write_profile
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import DeviceAccount, NodeProvenance, Purpose, SourceFrame
 from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
 
@@ -536,6 +536,66 @@ def test_frames_of_c_and_of_torch_are_no_line_of_the_program(file: str, line: in
     assert row.frame.location == "/usr/bin/train:3"
 
 
+SITE = "/env/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("frames", "line", "library"),
+    [
+        # A function of a library that the program called, and one that torch did.
+        (("_backends.py:3 rearrange", "einops.py:5 f", "/me/model.py:7 forward"), 7, 3),
+        (("torch/a.py:1 f", "_backends.py:3 g", "/me/run.py:7 main"), 7, 3),
+        # The model of a library is where its modules are called, not where the program runs it.
+        (("torch/a.py:1 forward", "llama.py:4 forward", "/me/run.py:7 main"), 4, None),
+        (("attention.py:2 sdpa", "llama.py:4 forward", "/me/run.py:7 main"), 4, 2),
+        # A library alone, and one that its own command runs.
+        (("engine.py:6 run", "torch/a.py:1 f"), 6, None),
+        (("engine.py:6 run", "main.py:9 main", "/env/bin/serve:8 <module>"), 6, None),
+    ],
+)
+def test_what_a_library_made_is_at_the_line_that_called_it(
+    frames: tuple[str, ...], line: int, library: int | None
+) -> None:
+    found = []
+    for text in frames:
+        file, _, where = text.partition(":")
+        number, name = where.split()
+        found.append(frame(name, file if file[0] == "/" else f"{SITE}/{file}", int(number)))
+    (row,) = accounts({"segments": [segment(0, [block(0, MIB, found)])]})["cuda:0"].rows
+    assert row.frame is not None
+    assert (row.frame.line, row.library and row.library.line) == (line, library)
+    text = render_accounts([DeviceAccount("cuda:0", snapshot=True, rows=[row], reserved=MIB)])
+    assert ("in library" in text) is (library is not None)
+    # So it is with compiled code.
+    stack = tuple(SourceFrame(f["filename"], f["line"], f["name"]) for f in reversed(found))
+    assert NodeProvenance("mm", "aten.mm", stack=stack).frame == row.frame
+
+
+def test_autograd_without_a_stack_is_not_from_before_the_history() -> None:
+    line = [frame("f", "/p/a.py", 5)]
+    events = [
+        event("alloc", 0, MIB, line),
+        event("alloc", 2 * MIB, MIB, []),
+        event("alloc", 3 * MIB, MIB, []),
+        *(event(action, 3 * MIB, MIB) for action in ("free_requested", "free_completed")),
+    ]
+    blocks = [block(i * MIB, MIB, stack) for i, stack in enumerate((line, [], []))]
+    value = {"segments": [segment(0, [*blocks, block(3 * MIB, MIB)])], "device_traces": [events]}
+    account = accounts(value)["cuda:0"]
+    assert account.peak is not None
+    for a, autograd in ((account, MIB), (account.peak, 2 * MIB)):
+        held = {(r.holder, r.frame is None): r.nbytes for r in a.rows}
+        assert held == {("", False): MIB, ("", True): autograd, (to_model.NO_STACK, True): MIB}
+    assert account.notes == [f"{MIB:,} B have no stack: from before the history began"]
+    text = render_accounts([account])
+    assert "(no Python was running: autograd)" in text
+    # Where the history has no stack at all, nobody knows.
+    events[0]["frames"] = []
+    account = accounts(value)["cuda:0"]
+    assert account.peak is not None
+    assert {r.holder for r in account.peak.rows} == {to_model.NO_STACK}
+
+
 def test_requests_that_fail_in_one_place_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 KB of file took 20 s: each of so many requests went through the same long list."""
     looks = 0
@@ -543,9 +603,9 @@ def test_requests_that_fail_in_one_place_cost_one_look(monkeypatch: pytest.Monke
     def counted(frames: Any) -> Any:
         nonlocal looks
         looks += 1
-        return user_line(frames)
+        return user_lines(frames)
 
-    monkeypatch.setattr(to_model, "user_line", counted)
+    monkeypatch.setattr(to_model, "user_lines", counted)
     frames = [{"name": "f", "filename": "/x/site-packages/torch/a.py", "line": 1}] * 20
     events = [{"action": "oom", "size": 1, "stream": 0, "frames": frames} for _ in range(100)]
     (account,) = accounts({"segments": [], "device_traces": [events]}).values()

@@ -289,7 +289,7 @@ def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
     return counted_requests(found)
 
 
-def _lines(raw: Iterable[Json]) -> tuple[SourceFrame | None, SourceFrame | None]:
+def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, SourceFrame | None]:
     return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
 
 

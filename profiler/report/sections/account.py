@@ -212,7 +212,7 @@ def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], s
     beside = _library(a) if key is _location else ()
     for r in a.rows:
         found[(key(r), *(words.place(r.library) for _ in beside))] += r.nbytes
-    rows = [(n, n, *names) for names, n in found.most_common()]
+    rows: list[col.Row] = [(n, n, *names) for names, n in found.most_common()]
     columns = (col.BYTES, col.share(a.live), col.Path(by), *beside)
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
 

@@ -241,7 +241,7 @@ class Watch:
 
     def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
         account = named(device, self.steps)
-        account.reserved, account.allocated = reserved, peak.allocated
+        account.reserved = reserved
         explain(account, peak, self.marks, **how)
         say_of_history(account, self.replays[device], self.lost)
         return account

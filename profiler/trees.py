@@ -180,13 +180,14 @@ REST = "(outputs still held)"
 
 
 def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool: less than nothing where memory
-    was given back before the pool was largest."""
+    """By device, what the functions' bytes lack of the largest pool, where they lack any: there can
+    be more of them if memory was given back before the pool was largest, and in the CPU's arena,
+    of which functions use the same blocks by turns."""
     rest = dict(pools)
     for f in functions:
         if f.device in rest:
             rest[f.device] -= f.marginal_bytes
-    return rest
+    return {device: n for device, n in rest.items() if n > 0 and device != "cpu"}
 
 
 @dataclass(slots=True)

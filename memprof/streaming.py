@@ -15,9 +15,9 @@ Note [When a stream fails]
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
 *Writing* can fail (a full disk, a file that somebody deleted). The file is cut back to what was
-whole; the chunk is kept and written at the next look, before anything newer. While something waits, ``failed`` is true and the
-session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes are not kept: then the stream
-ends there.
+whole; the chunk is kept and written at the next look, before anything newer. While something waits,
+``failed`` is true and the session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes
+are not kept: then the stream ends there.
 
 Both are logged once, and leave the rest of the session in memory if they last to its end.
 """

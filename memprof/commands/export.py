@@ -28,6 +28,8 @@ from ._common import (
     keep_apart,
     no_such_calls,
     output_option,
+    page_option,
+    page_path,
     print_json,
     print_line,
     print_page,
@@ -94,21 +96,22 @@ def export(
 
 @click.command()
 @file_argument
-@output_option("The page: one file, no network.")
+@page_option
 @calls_option
-def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
+def gantt(file: str, output: str | None, calls: tuple[int | None, int | None]) -> None:
     """Write the page of a report, opened at operations and calls over time.
 
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them. With --calls
     these are in sight first.
     """
-    keep_apart([output], [file], "--output")
+    page = page_path(output or "", file)
+    keep_apart([page], [file], "--output")
     profile = read(file)
     try:
         check_has_time([profile], "bars are over time")
         shown = Part((), *calls).calls(profile)
-        print_page(output, write_report(profile, output, source=file, calls=shown))
+        print_page(page, write_report(profile, page, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
 

@@ -176,17 +176,17 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
 
 
 REST = "(outputs still held)"
-"""What of a pool no warm-up, recording or plan has asked for: outputs."""
+"""What of a pool no warm-up or recording has asked for: outputs."""
 
 
 def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool: less than nothing where memory
-    was given back before the pool was largest."""
+    """By device, what the functions' bytes lack of the largest pool, where they lack any: there can
+    be more of them if memory was given back before the pool was largest."""
     rest = dict(pools)
     for f in functions:
         if f.device in rest:
             rest[f.device] -= f.marginal_bytes
-    return rest
+    return {device: n for device, n in rest.items() if n > 0}
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import click
 from memprof.profiler.export import FORMATS, check_has_time, export_profile
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
+from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.html import write_report
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
@@ -27,6 +28,8 @@ from ._common import (
     keep_apart,
     no_such_calls,
     output_option,
+    page_option,
+    page_path,
     print_json,
     print_line,
     print_page,
@@ -81,21 +84,22 @@ def export(
 
 @click.command()
 @file_argument
-@output_option("The page: one file, no network.")
+@page_option
 @calls_option
-def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
+def gantt(file: str, output: str | None, calls: tuple[int | None, int | None]) -> None:
     """Write the page of a report, opened at operations and calls over time.
 
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them. With --calls
     these are in sight first.
     """
-    keep_apart([output], [file], "--output")
+    page = page_path(output or "", file)
+    keep_apart([page], [file], "--output")
     profile = read(file)
     try:
         check_has_time([profile], "bars are over time")
         shown = Part((), *calls).calls(profile)
-        print_page(output, write_report(profile, output, source=file, calls=shown))
+        print_page(page, write_report(profile, page, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
 
@@ -104,9 +108,9 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
 @click.argument("files", type=click.Path(), nargs=-1, required=True)
 @output_option("Where to, e.g. job.memprof.")
 def merge(files: tuple[str, ...], output: str) -> None:
-    """Put the profiles of several ranks into one file.
+    """Put the profiles of several ranks, or runs, into one file.
 
-    `memprof report` then compares the ranks; with --rank N it and the other commands look at one.
+    `memprof report` then compares them; with --rank N it and the other commands look at one.
     """
     keep_apart([output], files, "--output")
     profiles = [profile for path in files for profile in read_profiles(path)]
@@ -115,8 +119,9 @@ def merge(files: tuple[str, ...], output: str) -> None:
     if twice := [r for r, n in ranks.items() if n > 1]:
         raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
     write_profiles(profiles, output)
-    world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
-    print_line(f"{output}: {len(profiles)} profiles, of {world} ranks")
+    world = world_size(profiles)
+    of = f"of a job of {_count(world, 'rank')}" if world else "of runs that are no ranks of a job"
+    print_line(f"{output}: {_count(len(profiles), 'profile')} {of}")
 
 
 @click.command()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.profiler.model import Category, Profile
+from memprof.profiler.model.dataflow import NO_EVENTS
 from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
@@ -57,6 +58,7 @@ class DataFlowProfile:
     ) -> None:
         rules = frozenset(rules)
         columns = columns.as_read or columns
+        self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         calls: list[GeneratedCall] = []
         replayed: Bools | None = None
@@ -197,21 +199,22 @@ class DataFlowProfile:
 
     @property
     def devices(self) -> list[str]:
-        """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``."""
-        used = np.unique(self.storages.device).tolist()
+        """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``; none where the trace
+        has no memory events: of what operators took nothing would say when it was let go of."""
+        used = np.unique(self.storages.device).tolist() if self._tells_memory else []
         return sorted(str(self.columns.devices[i]) for i in used)
 
     def device_index(self, device: str) -> int:
         """Row of a device.
 
         Raises:
-            ValueError: the trace has nothing on it.
+            ValueError: the trace has nothing on it, or no memory events.
         """
         known = [str(d) for d in self.columns.devices]
-        if str(device) in known:
+        if str(device) in known and self._tells_memory:
             return known.index(str(device))
         raise ValueError(
-            f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
+            f"nothing in this trace is on {device!r}; it has {self.devices or NO_EVENTS}"
         )
 
     def versions_at(self, time: int) -> Ints:

@@ -11,6 +11,12 @@ from .category import Category
 from .limits import Count, Int
 from .provenance import SourceFrame
 
+NO_EVENTS = (
+    "no memory events, so its peak is not known: profile_memory=True makes them, and "
+    "profile_all_threads=True drops them"
+)
+"""What a trace has of which nothing can be said."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataFlowStorage:

@@ -151,9 +151,10 @@ def test_probes_that_raise_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     diagnosis = examine()
     found = by_name(diagnosis)
     assert found["C++ compiler"].detail == "RuntimeError: No working C++ compiler found"
-    assert found["Inductor code for CPU"].detail.startswith("needs C++ compiler: RuntimeError")
+    assert found["Inductor code for CPU"].detail == "needs C++ compiler"
     assert not diagnosis.works
-    assert render_doctor(diagnosis).endswith("memprof does not work here: see `fail`.\n")
+    text = " ".join(render_doctor(diagnosis).split())
+    assert "memprof does not work here as a backend: see `fail`. These work: " in text
 
 
 def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,5 +82,8 @@ def test_doctor_without_torch_says_so() -> None:
     done = run(BLOCK + "from memprof.cli import main; main(['doctor'])")
     assert done.returncode == 1
     assert done.stderr == ""
-    assert "memprof does not work here" in done.stdout
-    assert "fail" in done.stdout
+    assert "torch                             not installed -> pip install torch" in done.stdout
+    assert done.stdout.count("No module named") == 0
+    said = " ".join(done.stdout.split())
+    assert "memprof does not work here as a backend: see `fail`. These work: " in said
+    assert said.endswith("memprof report.")

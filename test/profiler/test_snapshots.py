@@ -43,8 +43,9 @@ from memprof.profiler.errors import (
     SnapshotInvalidError,
     SnapshotRefusedError,
 )
-from memprof.profiler.file import decode_profile, read_profile, write_profile
+from memprof.profiler.file import decode_profile, read_profile, read_profiles, write_profile
 from memprof.profiler.model import DeviceAccount, NodeProvenance, Purpose, SourceFrame
+from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
 
@@ -504,8 +505,62 @@ def test_two_snapshots_are_compared() -> None:
         )
 
     before, after = (decode_profile(edited(edit)) for edit in (_same, grown))
-    (quantity,) = compare(before, after, "cuda:0").quantities
-    assert quantity.change == 3 * MIB
+    found = compare(before, after, "cuda:0").quantities
+    assert {q.name: q.change for q in found} == {"reserved": 3 * MIB, "reserved end": 3 * MIB}
+
+
+def _run(mib: int) -> dict[str, Any]:
+    """A program that has 2 MiB in a segment of 16, needs ``mib`` more for a while, and ends."""
+    keeps, needs = [frame("f", "/p/n.py", 9)], [frame("g", "/v/site-packages/lib/n.py", 3)]
+    events = [
+        event("segment_alloc", 16 * MIB, 16 * MIB, keeps),
+        event("alloc", 16 * MIB, 2 * MIB, keeps),
+        event("alloc", 18 * MIB, mib * MIB, needs),
+        event("free_requested", 18 * MIB, mib * MIB, needs),
+        event("free_completed", 18 * MIB, mib * MIB, needs),
+    ]
+    blocks = [block(16 * MIB, 2 * MIB, keeps), block(18 * MIB, 14 * MIB)]
+    return {"segments": [segment(16 * MIB, blocks)], "device_traces": [events]}
+
+
+def test_a_difference_is_one_of_the_fullest_instants(tmp_path: Path) -> None:
+    """4 and 12 MiB for a while, by line 3 of a library: in the end nothing is left of either."""
+    without = {**_run(12), "device_traces": []}
+    before, after, ends = (decode_profile(pickle.dumps(d)) for d in (_run(4), _run(12), without))
+    found = {q.name: q for q in compare(before, after).quantities}
+    assert {
+        view: {c.key: (c.before // MIB, c.after // MIB) for c in changes}
+        for view, changes in found["reserved"].views.items()
+    } == {
+        "category": {"allocated": (6, 14), "(free)": (10, 2)},
+        "module": {"(no module)": (6, 14), "(free)": (10, 2)},
+        "line": {"lib/n.py:3": (4, 12), "(free)": (10, 2)},
+    }
+    assert not any(found["reserved end"].views.values())
+    # A snapshot without a history has no fullest instant, and no gate passes for the lack of one.
+    (alone,) = compare(before, ends).quantities
+    assert (alone.name, alone.before, alone.after) == ("reserved end", 16 * MIB, 16 * MIB)
+    write_profile(before, tmp_path / "a.memprof")
+    write_profile(ends, tmp_path / "b.memprof")
+    paths = str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof")
+    said = CliRunner().invoke(main, ["diff", *paths, "--fail-over", "5%"])
+    assert (said.exit_code, "the peak of cuda:0: only before" in said.stderr) == (2, True)
+
+
+def test_runs_that_are_no_ranks_are_merged_as_runs(tmp_path: Path) -> None:
+    paths = []
+    for mib in (4, 12):
+        paths.append(str(tmp_path / f"{mib}.pickle"))
+        Path(paths[-1]).write_bytes(pickle.dumps(_run(mib)))
+    out = str(tmp_path / "both.memprof")
+    said = CliRunner().invoke(main, ["merge", *paths, "-o", out]).output
+    assert said == f"{out}: 2 profiles of runs that are no ranks of a job\n"
+    found = compare_ranks(read_profiles(out))
+    assert [(r.device, r.peak) for r in found.rows] == [("cuda:0", 16 * MIB)] * 2
+    assert [r.categories["allocated"] for r in found.rows] == [6 * MIB, 14 * MIB]
+    text = CliRunner().invoke(main, ["report", out]).output
+    assert text.startswith("2 runs\n")
+    assert "By run" in text
 
 
 def _same(d: dict[str, Any]) -> None:

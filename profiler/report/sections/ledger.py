@@ -139,10 +139,12 @@ def _functions(s: Summary) -> Table:
         )
         for f in s.trees
     ]
+    rest = pool_rest(s.trees, s.pools)
     foot = tuple(
         (name, device, *("",) * 6, nbytes)
-        for device, rest in pool_rest(s.trees, s.pools).items()
-        for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
+        for device, largest in s.pools.items()
+        for name, nbytes in ((REST, rest.get(device)), ("largest pool", largest))
+        if nbytes is not None
     )
     return Table(columns, rows, foot, caption="Functions")
 

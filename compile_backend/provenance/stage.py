@@ -56,6 +56,7 @@ class AttributeStage(CompileStage):
             else captured_snapshot(gm.graph, self.captured_nodes)
         )
         tag_nodes(gm.graph)
+        self.record.random = any(map(_torch_compat.draws_random_numbers, gm.graph.nodes))
         self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
 
     def post_compile(self, compiled: Any) -> Any:

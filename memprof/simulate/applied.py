@@ -35,7 +35,8 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 class PartitionFlops:
     """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
-    backward in this process, by the formulas of ``torch.utils.flop_counter``.
+    backward in this process, by the formulas of ``torch.utils.flop_counter``; and those
+    (``drawn_anew``) whose backward draws random numbers of the forward once more.
 
     What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
     of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
@@ -45,6 +46,7 @@ class PartitionFlops:
     def __init__(self) -> None:
         self.total = 0
         self.graphs = 0
+        self.drawn_anew = 0
 
     def install(self) -> None:
         """Count from now on; before torch is imported."""
@@ -57,9 +59,29 @@ class PartitionFlops:
             halves = partition(*args, **kwargs)
             self.graphs += 1
             self.total += sum(_flops(half.graph) for half in halves)
+            self.drawn_anew += _draws_anew(*halves)
             return halves
 
         partitioners.min_cut_rematerialization_partition = counted  # type: ignore[attr-defined]
+
+
+DRAWN_ANEW = (
+    "gradients are wrong: a backward draws new random numbers where its forward drew some for "
+    "dropout. activation_memory_budget does that (pytorch/pytorch#190758), and "
+    "torch.utils.checkpoint does not"
+)
+"""A note of what ``activation_memory_budget`` below 1 does to dropout in torch 2.11 to 2.15."""
+
+
+def _draws_anew(*halves: Any) -> bool:
+    """Whether a forward and its backward draw random numbers of the same node of the joint graph,
+    whose name it keeps in both."""
+    from memprof.compile_backend._torch_compat import draws_random_numbers
+
+    forward, backward = (
+        {n.name for n in half.graph.nodes if draws_random_numbers(n)} for half in halves
+    )
+    return not forward.isdisjoint(backward)
 
 
 def _flops(graph: Any) -> int:

@@ -36,6 +36,7 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
     if not ranked:
         return
     peaks = RecomputedPeak(timeline)
+    drawing = {g.id: g.random for g in timeline.profile.graphs}
     for _, module, lifetime, members in sorted(ranked, key=lambda r: -r[0]):
         takes, remedy = _remedy(timeline.profile, module, members)
         nbytes = at.nbytes - peaks.without({made(i) for i, _ in members}, takes)
@@ -53,8 +54,8 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             nbytes,
             "at the peak",
             f"compute it again in the backward: call {_to_wrap(timeline, members)} through "
-            "torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose "
-            "with torch._functorch.config.activation_memory_budget below 1.0",
+            "torch.utils.checkpoint.checkpoint(use_reentrant=False)"
+            + _BUDGET[drawing[members[0][1].graph]],
             tuple(
                 Evidence.at(
                     s, attribution.label(s.graph), f"{_short(s.op)}{kept}", i.nbytes, i.count
@@ -63,6 +64,17 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
             ),
             remedy,
         )
+
+
+_BUDGET: dict[bool | None, str] = {
+    False: ", or let the compiler choose with torch._functorch.config.activation_memory_budget "
+    "below 1.0",
+    True: "; not activation_memory_budget, with which the backward draws new random numbers "
+    "for dropout and gradients are wrong (pytorch/pytorch#190758)",
+    None: "",
+}
+"""Words on the partitioner's own choice, by whether the graph draws random numbers. torch 2.11 to
+2.15 keep their state for what a checkpoint runs again, and not for what the budget does."""
 
 
 def _remedy(

@@ -228,9 +228,10 @@ def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
 
 
 def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Row:
-    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
+    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01; none where
+    its gradients are wrong.
 
-    None where the gradients of that one are wrong. The curve need not rise, so every tenth is run, and then by bisection what lies between the
+    The curve need not rise, so every tenth is run, and then by bisection what lies between the
     largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
     Raises as ``Tries.run``.
     """

@@ -356,9 +356,7 @@ def _expect(names: str, said: Said, output_graph: Any) -> None:
 def _recompute(where: str, said: Said, partitioners: Any) -> None:
     """Mark nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
     of ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py`` writes
-    it."""
-    operators, place, *modules = where.split("@")
-    file, _, line = place.rpartition(":")
+    it, or of several such places with ``;`` between them."""
     partition = partitioners.min_cut_rematerialization_partition
     marked = 0
 
@@ -368,9 +366,15 @@ def _recompute(where: str, said: Said, partitioners: Any) -> None:
             return False
         operator = str(node.meta.get("original_aten") or node.target)
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        here = any(os.path.basename(f) == file and n == line for f, n in frames)
+        lines = {f"{os.path.basename(file)}:{line}" for file, line in frames}
         path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
-        return here and operator in operators.split("+") and is_inside(path, "".join(modules))
+        return any(
+            # Of a node without frames, as in an nn.Sequential, the line is that of the call.
+            (not lines or line in lines)
+            and operator in operators.split("+")
+            and is_inside(path, "".join(modules))
+            for operators, line, *modules in (place.split("@") for place in where.split(";"))
+        )
 
     def partitioned(joint: Any, *args: Any, **kwargs: Any) -> Any:
         from torch.utils.checkpoint import CheckpointPolicy

@@ -93,8 +93,8 @@ def explain(
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
-            *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
-            *(at.generated is not None, detail, holder, waiting is not None),
+            *(purpose, 0, 0, at.module_path or block.owner, source_of(at.line or waiting)),
+            *(at.nodes, at.generated is not None, detail, holder, waiting is not None),
         )
 
     add_up(account, peak, row_of)

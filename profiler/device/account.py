@@ -93,8 +93,17 @@ def explain(
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
-            *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
-            *(at.generated is not None, detail, holder, waiting is not None, at.library),
+            purpose,
+            nbytes=0,
+            count=0,
+            modules=at.module_path or block.owner,
+            frame=source_of(at.line or waiting),
+            nodes=at.nodes,
+            compiled=at.generated is not None,
+            detail=detail,
+            holder=holder,
+            waits=waiting is not None,
+            library=at.library,
         )
 
     add_up(account, peak, row_of)

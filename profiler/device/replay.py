@@ -75,6 +75,7 @@ class Block:
         often, checkpointed: whether it was written to often, or handed to a checkpointed function,
             at any mark.
         batch: whether it is as large as a tensor of the last batch before.
+        owner: classes of the module whose own it is, as the first mark knew it that did.
     """
 
     address: int
@@ -90,6 +91,7 @@ class Block:
     often: bool = False
     checkpointed: bool = False
     batch: bool = False
+    owner: str = ""
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -308,10 +310,12 @@ class Replay:
             block = self._live.get(address)
             if block is not None and block.freed_after is None:
                 block.checkpointed = True
-        known, often = sorted(mark.known), sorted(mark.often)
-        for block in self._live.values() if known or often else ():
+        known, often, owners = sorted(mark.known), sorted(mark.often), sorted(mark.owners)
+        for block in self._live.values() if known or often or owners else ():
             if block.freed_after is not None:
                 continue
+            if owners and not block.owner and (owned := block.first_of(owners)) is not None:
+                block.owner = mark.owners[owned]
             address_in = block.first_of(known)
             purpose = None if address_in is None else mark.known[address_in]
             # That something is written to may be seen later than that it is a module's.

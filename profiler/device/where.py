@@ -115,8 +115,7 @@ def where(frames: Sequence[SourceFrame]) -> Where:
     generated = next((f for f in frames if is_generated(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):
-        ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file
-        if frame.function == "forward" and not ours:
+        if frame.function == "forward" and is_of_program(frame.file):
             name = _class_at(frame.file, frame.line)
             if name and (not modules or modules[-1] != name):
                 modules.append(name)
@@ -124,6 +123,11 @@ def where(frames: Sequence[SourceFrame]) -> Where:
     nodes = _nodes(generated) if generated is not None else ""
     lines = line_and_library(user_lines(frames))
     return Where(*lines, tuple(modules), generated, nodes, frozenset(inside))
+
+
+def is_of_program(file: str) -> bool:
+    """Whether a class of modules of this file is one that a program calls: its own, or torch's."""
+    return _INTERNAL.search(file) is None or "/torch/nn/modules/" in file
 
 
 def user_lines(frames: Iterable[SourceFrame]) -> Iterator[SourceFrame]:

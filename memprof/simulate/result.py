@@ -69,8 +69,9 @@ def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
 
 
 def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
-    """Simulations as text, one a rank, of which that which needs most is shown in full."""
-    worst = max(simulations, key=lambda s: s.needed)
+    """Simulations as text, one a rank, of which one is shown in full: that which needs most, of
+    those that do not fit, or are undecided, if there are such."""
+    worst = max(simulations, key=lambda s: (s.fits is False, s.fits is None, s.needed))
     page = Page(style)
     _verdict(page, worst)
     if len(simulations) > 1:

@@ -233,10 +233,11 @@ class _Run:
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)
         if control.simulated():
-            if self._request.balanced_experts:
-                from .experts import balance_experts
+            from memprof.simulated_cuda.integers import compute_known
 
-                balance_experts()
+            from .experts import balance_experts
+
+            (balance_experts if self._request.balanced_experts else compute_known)()
             self._reads.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()

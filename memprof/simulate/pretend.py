@@ -117,22 +117,25 @@ class HostReads:
 
         return read
 
-    def note(self, nbytes: int, address: int) -> None:
-        """One copy to ``address``, asked for by whoever called."""
+    def note(self, nbytes: int, address: int, known: bool) -> bool:
+        """One copy to ``address``, asked for by whoever called; returns whether what is there is
+        known."""
         line = line_of_caller()
         if line is not None:
-            self.apply(line.file, line.line, nbytes, address)
-        counted = self._found.setdefault(line, [0, 0])
-        counted[0] += 1
-        counted[1] += nbytes
+            known = self.apply(line.file, line.line, nbytes, address) or known
+        if not known:
+            counted = self._found.setdefault(line, [0, 0])
+            counted[0] += 1
+            counted[1] += nbytes
+        return known
 
     def rows(self) -> list[HostRead]:
         """By line, most often first."""
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 
-    def apply(self, file: str, line: int, nbytes: int, address: int) -> None:
-        """Overwrite what was copied to ``address`` for a line, if that was asked for."""
+    def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
+        """Overwrite what was copied to ``address`` for a line, if that was asked for and can be."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -146,7 +149,9 @@ class HostReads:
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
             else:
                 ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-            return
+                return True
+            break
+        return False
 
     def unused(self) -> list[str]:
         """Sentences about those whose line never brought a value to the host."""

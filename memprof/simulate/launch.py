@@ -36,6 +36,7 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .applied import Applied, PartitionFlops
 from .changes import parse_setting, put_settings, unused_settings
+from .messages import Messages
 from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
@@ -130,6 +131,7 @@ class _Run:
         self._session: Any = None
         self._out_of_memory: DeviceAccount | None = None
         self._reads = HostReads(list(map(parse_pretence, request.pretend)))
+        self._messages = Messages(request.heard)
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
         self._changes = Applied(request.changes)
@@ -150,7 +152,10 @@ class _Run:
             self._flops.install()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
-            after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
+            fake = functools.partial(
+                fake_groups, rank=rank, world_size=size, messages=self._messages
+            )
+            after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
 
         def backend_is_there(runtime: Any) -> None:
@@ -201,7 +206,9 @@ class _Run:
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
-        outcome.notes = [*self._reads.misfits, *self._reads.unused(), *unused]
+        found_notes = [*self._reads.misfits, *self._reads.unused(), *self._reads.undecided()]
+        outcome.notes = [*found_notes, *self._messages.notes, *unused]
+        outcome.sent = self._messages.sent
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -239,6 +246,8 @@ class _Run:
 
             (balance_experts if self._request.balanced_experts else compute_known)()
             self._reads.install()
+            if self._request.world_size is not None:
+                self._messages.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 

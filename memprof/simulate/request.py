@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
+
+from .messages import Sent
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
@@ -16,7 +18,8 @@ VARIABLE = "MEMPROF_SIMULATE"
 class Run:
     """What becomes of a script while it is simulated: it ends after so many optimizer steps, or
     when the peak has stood still; ``pretend``, ``torch_config`` and ``changes`` are texts as
-    ``parse_pretence``, ``parse_setting`` and ``change_of`` read them."""
+    ``parse_pretence``, ``parse_setting`` and ``change_of`` read them; ``heard`` is what ranks that
+    were simulated before have sent to this one."""
 
     steps: int = 3
     until_still: bool = True
@@ -25,6 +28,7 @@ class Run:
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
     changes: tuple[str, ...] = ()
+    heard: dict[int, Sent] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         notes, changed: what could not be done, and what changes have changed, in sentences.
         flops: of the graphs that were partitioned, if they were counted.
         idle: changes that found nothing to change.
+        sent: messages to other ranks of the job, by rank.
     """
 
     accounts: list[DeviceAccount] = []
@@ -79,3 +84,4 @@ class Outcome(msgspec.Struct, kw_only=True):
     flops: int | None = None
     changed: list[str] = []
     idle: list[str] = []
+    sent: dict[int, Sent] = {}

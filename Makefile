@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-arena bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -139,9 +139,6 @@ bench-session: $(SIMGPU_STAMP) ## a step in a session of memprof beside Inductor
 
 bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
-
-bench-arena: $(ENVIRONMENT) ## measure the CPU arena beside inductor on glibc and on tcmalloc
-	$(PY) benchmarks/cpu_arena.py $(ARGS)
 
 bench-ranks: $(ENVIRONMENT) ## measure a step of a job of four ranks beside inductor
 	$(PY) benchmarks/ranks_overhead.py $(ARGS)

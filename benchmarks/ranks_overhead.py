@@ -54,8 +54,7 @@ class Trainer:
     def __init__(self, backend: str, args: argparse.Namespace) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(*[Layer(args.width) for _ in range(args.layers)])
-        options = {"graphs": False} if backend == "memprof" and args.no_arena else None
-        self.model = torch.compile(DistributedDataParallel(model), backend=backend, options=options)
+        self.model = torch.compile(DistributedDataParallel(model), backend=backend)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         self.x = torch.randn(args.batch, args.width)
 
@@ -132,7 +131,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--out", default="", help="keep the profiles in this folder")
-    parser.add_argument("--no-arena", action="store_true", help="memprof with graphs=False")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.rounds = args.rounds or (3 if args.quick else 8)

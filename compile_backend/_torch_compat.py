@@ -152,6 +152,18 @@ def inductor_cache_dir() -> str:
     return str(cache_dir_utils.cache_dir())
 
 
+def draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether a node of a graph gives other values each time, by torch's tag. Attention has that
+    tag whatever its dropout is, and draws nothing where that is 0."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given = {"dropout_p": 0.0, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    idle = "dropout_p" in names and given["dropout_p"] == 0.0
+    return torch.Tag.nondeterministic_seeded in target.tags and not idle
+
+
 # --- the lowering -------------------------------------------------------------------------
 
 # 2.13+: only subclasses of CustomSchedulerPass take part in the cache key, others disable the

@@ -74,7 +74,7 @@ def _compile(
     # Graph trees are memprof's own: Note [Whose decision it is to wrap] in cuda_graphs_stage.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
-    not_graphed = ""
+    not_graphed = "nothing of it is on a CUDA device" if own.graphs and not graphs else ""
     sources: Sequence[DynamoInput] = ()
     backward: CapturedGraph | None = None
     noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731

@@ -38,7 +38,7 @@ T = TypeVar("T")
 @dataclass(eq=False, repr=False)
 class RecordStage(CompileStage):
     """Writes down what the compiled graph says of itself, also where nothing else can be found out:
-    the CPU arena, reports of memory that ran out and the tracker need no more."""
+    reports of memory that ran out and the tracker need no more."""
 
     record: GraphRecord
     name = "record"

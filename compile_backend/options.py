@@ -29,9 +29,8 @@ class Options:
             instrumented to learn its allocation program; the last one counts. Two, because a first
             call can allocate what later ones do not (packed weights). 0 turns observation off.
         max_programs: how many combinations of sizes are observed per graph.
-        graphs: replay compiled code out of memory that is planned once: on a GPU in graph trees, on
-            the CPU out of an arena. None leaves it to mode and Inductor's options on a GPU, and on
-            the CPU is on where it saves more page faults than it costs.
+        graphs: replay compiled code on a GPU in graph trees. None leaves it to mode and Inductor's
+            options. On the CPU there are no graphs, whatever it is.
         outputs: what becomes of outputs of graph trees that are still held when the next
             step begins: ``"error"`` makes their use raise an error that says whose they
             were, ``"clone"`` gives them memory of their own.

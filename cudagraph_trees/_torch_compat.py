@@ -315,24 +315,7 @@ def with_aligned_inputs(
     )
 
 
-# ---- CPU tensors over memory of ours
-
-empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = (
-    _dynamo_guards._empty_strided_cpu
-)
 # A tensor over the same storage that is no view of the first to autograd.
 reinterpret_tensor: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
     _dynamo_guards._reinterpret_tensor
 )
-
-
-def tensor_in_storage(
-    storage: torch.UntypedStorage,
-    offset: int,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """A tensor in an existing CPU storage, ``offset`` bytes from its beginning."""
-    empty = torch.empty(0, dtype=dtype, device="cpu")
-    return empty.set_(storage, offset // dtype.itemsize, tuple(shape), tuple(stride))

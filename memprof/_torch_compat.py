@@ -64,13 +64,6 @@ def why_no_cuda_graphs() -> str | None:
     return None
 
 
-def missing_arena_hooks() -> list[str]:
-    import torch
-
-    needed = ("_construct_storage_from_data_pointer", "_storage_Use_Count")
-    return [f"torch._C.{name}" for name in needed if not hasattr(torch._C, name)]
-
-
 def allocate_by(settings: Callable[[], str]) -> None:
     """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts; an empty
     text leaves what it has read."""

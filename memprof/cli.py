@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -78,6 +79,8 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
+            if meant := get_close_matches(name, COMMANDS):
+                raise click.UsageError(f"No such command {name!r}. Did you mean {meant[0]!r}?", ctx)
             return None
         module = import_module(f"memprof.commands.{_INSIDE.get(name, name)}")
         command = getattr(module, name)

@@ -14,10 +14,10 @@ Note [When a stream fails]
 *Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
-*Writing* can fail (a full disk). The file is cut back to what was whole; the chunk is kept and
-written at the next look, before anything newer. While something waits, ``failed`` is true and the
-session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes are not kept: then the stream
-ends there.
+*Writing* can fail (a full disk, a file that somebody deleted). The file is cut back to what was
+whole; the chunk is kept and written at the next look, before anything newer. While something waits,
+``failed`` is true and the session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes
+are not kept: then the stream ends there.
 
 Both are logged once, and leave the rest of the session in memory if they last to its end.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import threading
@@ -148,6 +149,8 @@ class Streamer:
             self._log_once(e, "cannot collect what is new", "It is tried again")
             return False
         try:
+            if not os.fstat(self._fd).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted, or replaced")
             os.lseek(self._fd, self._size, os.SEEK_SET)
             write_all(self._fd, self._unwritten)
         except Exception as e:
@@ -155,7 +158,7 @@ class Streamer:
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            said = "It has what was written before; the rest stays in memory: session.save(PATH)"
+            said = "What is new stays in memory: session.save(PATH)"
             self._log_once(e, "cannot write the profile on", said)
             return True
         self._size += len(self._unwritten)

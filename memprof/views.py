@@ -13,6 +13,7 @@ from memprof.profiler.devices import check_known, known_devices
 from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import export_profile
+from memprof.profiler.export.walk import Part
 from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
@@ -93,18 +94,34 @@ class Views:
         """Write the profile for another tool.
 
         Args:
-            path: where to; compressed if it ends in ``.gz``, a folder for ``parquet``.
-            format: ``perfetto``, ``memory-viz``, ``speedscope``, ``collapsed`` or ``parquet``;
-                docs/exports.md says what each has. Only ``perfetto`` takes several ranks.
+            path: where to; compressed if it ends in ``.gz``.
+            format: ``perfetto``, ``memory-viz`` or ``json``; docs/exports.md says what each has.
+                Only ``perfetto`` takes several ranks.
             devices: whose memory; by default all.
 
         Raises:
             ValueError: there is no such format, or it does not take several ranks.
-            ImportError: ``parquet``, and pyarrow is not installed.
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
         profiles = self.profiles()
         export_profile(profiles, format, path, devices_in(profiles, devices))
+
+    def to_pandas(self, *, devices: Sequence[str] | None = None) -> dict[str, Any]:
+        """Tables of the profile by name, each a ``pandas.DataFrame``.
+
+        Sizes are bytes, times nanoseconds; docs/exports.md says what a row of each table is.
+
+        Args:
+            devices: whose memory; by default all.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ProfileMergedError: there are several profiles, of several ranks.
+        """
+        profile = self.profile()
+        from memprof.profiler.export.tables import to_pandas
+
+        return to_pandas(profile, Part(devices_in([profile], devices)))
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:
         """What grew from this profile to another one.

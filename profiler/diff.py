@@ -16,7 +16,8 @@ Note [What is compared]
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
-* *reserved*: all that the allocator had from a device, from the accounts of a simulated run;
+* *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, which
+  a snapshot knows if it has a history; and *reserved end*, when snapshots were taken;
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
@@ -48,7 +49,7 @@ from .attribution import Attribution, Site, View
 from .devices import check_known, devices_of, known_devices, main_device, most_called, timelines
 from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
 from .diff_parts import (
-    account_quantities,
+    account_changes,
     dataflow_notes,
     dataflow_quantities,
     operation_quantities,
@@ -175,10 +176,11 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
         operations = list(operation_quantities(before.tracker, after.tracker))
-    rest = (*dataflow_quantities(before, after), *account_quantities(before, after))
+    reserved, unknown = account_changes(before, after)
+    rest = (*dataflow_quantities(before, after), *reserved)
     quantities += (q for q in rest if device in (None, q.device))
     operations = [q for q in operations if device in (None, q.device)]
-    notes += dataflow_notes(before, after)
+    notes += (*dataflow_notes(before, after), *unknown)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
         ("a tracker's record", before.tracker is not None, after.tracker is not None),
@@ -220,6 +222,8 @@ def _compiled(
         )
         for name, (old, had) in a.items():
             new, has = b[name]
+            if name == "pool" and not old and not new:
+                continue
             views = {view: changes(had[view], has[view]) for view in had}
             quantities.append(Quantity(name, old, new, views, of))
         saved += _saved_changes(kept, keeps, names[1])
@@ -244,8 +248,7 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Sa
         if f.device == device:
             pool[f.function] += f.marginal_bytes
     pools = pool_bytes(timeline.profile.ledger)
-    if rest := pool_rest(functions, pools).get(device, 0):
-        pool[REST] += rest
+    pool[REST] += pool_rest(functions, pools).get(device, 0)
     found = {
         "peak": _by_place(attribution, ((item, 1.0) for item in timeline.at_peak())),
         "saved": _by_place(attribution, saved),

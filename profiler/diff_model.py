@@ -38,12 +38,13 @@ class Quantity(_Grown):
 
     Attributes:
         name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``peak of …``, ``kept by …``, ``data-flow peak`` and ``reserved`` of the other parts.
+            ``peak of …``, ``kept by …``, ``data-flow peak``, ``reserved`` and ``reserved end`` of
+            the other parts.
         before, after: bytes; what an operation keeps is negative where it gives memory back.
-        views: changes by ``category``, ``module`` and ``node`` (of a pool by ``function``),
-            largest change first; in each the changes add up to that of the quantity, but for
-            a pool, whose growth recordings do not explain alone. Places that did not change
-            are left out. The tracker's quantities have none.
+        views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
+            of a pool by ``function``), largest change first; in each the changes add up to that
+            of the quantity, but for a pool, whose growth recordings do not explain alone. Places
+            that did not change are left out. The tracker's quantities have none.
         device: whose memory; "" for compiled code on ``ProfileDiff.devices``.
     """
 
@@ -130,8 +131,10 @@ def place_of(frame: SourceFrame | None) -> str:
     """A source line by its file and its text, or its number where the text is not known."""
     if frame is None:
         return "?"
+    _, installed, inside = frame.file.rpartition("-packages/")
     if IN_TORCH in frame.file:  # Whose text and lines are other ones in each version.
-        return f"{frame.file.rpartition('-packages/')[2]}: in {frame.function}"
+        return f"{inside}: in {frame.function}"
     code = " ".join(frame.code.split())
     name = os.path.basename(frame.file)
-    return f"{name}: {code}" if code else f"{name}:{frame.line}"
+    # The program may lie elsewhere in the other run; a library's file has many namesakes.
+    return f"{name}: {code}" if code else f"{inside if installed else name}:{frame.line}"

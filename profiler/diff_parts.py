@@ -182,17 +182,33 @@ def _place(storage: DataFlowStorage) -> str:
     return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
 
 
-def account_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
-    """The reserved peak of each device that both profiles have an account of."""
+def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
+    """What was reserved on each device that both profiles have an account of: at the fullest
+    instants where both know theirs, and at the instants of snapshots; and, in words, whose fullest
+    instant one of them alone knows."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
+    found, notes = [], []
     for name in (n for n in new if n in old):
         pair = old[name], new[name]
-        views = {
-            "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
-            "module": changes(*(_bytes(a, lambda r: r.modules or "(no module)") for a in pair)),
-            "node": changes(*(_bytes(a, _place_of_row) for a in pair)),
-        }
-        yield Quantity("reserved", pair[0].reserved, pair[1].reserved, views, name)
+        # Of a snapshot, and of what is there now, the account is no peak's.
+        was, now = (a.peak if a.present or a.snapshot else a for a in pair)
+        if was is not None and now is not None:
+            found.append(_reserved("reserved", name, was, now))
+        elif was is not now:
+            notes.append(f"the peak of {name}: only {'after' if was is None else 'before'}")
+        if now is None or was is None or all(a.peak is not None for a in pair):
+            found.append(_reserved("reserved end", name, *pair))
+    return found, notes
+
+
+def _reserved(quantity: str, device: str, old: DeviceAccount, new: DeviceAccount) -> Quantity:
+    pair = old, new
+    views = {
+        "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
+        "module": changes(*(_bytes(a, lambda r: r.modules or "(no module)") for a in pair)),
+        "line": changes(*(_bytes(a, _place_of_row) for a in pair)),
+    }
+    return Quantity(quantity, old.reserved, new.reserved, views, device)
 
 
 def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[str]:

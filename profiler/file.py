@@ -35,8 +35,31 @@ _JSON = re.compile(
     rb'(?:\s*,\s*"schema_version"\s*:\s*(\d+))?'
 )
 """Begins files of memprof 0.1.0, in gzip or not, and what ``memprof export -f json`` makes."""
-_BEGIN = 256
+_BEGIN = 4096
 """Bytes of a file without frames that tell what else it is."""
+_OTHERS = (
+    (
+        rb'\A\s*(?:\{\s*"(?:schemaVersion|traceEvents|displayTimeUnit)"|\[\s*\{\s*"(?:ph|name|cat)")',
+        "a trace for Chrome's tracer or Perfetto, which shows it; of a run of torch.profiler "
+        "memprof reads the memory in Python, where it was made: session.add_dataflow(prof), "
+        "docs/dataflow.md",
+    ),
+    (
+        rb"\A\s*(?i:<!doctype html|<html)",
+        "a page: open it in a browser, or give the profile that it was made of",
+    ),
+    (
+        rb"\APK\x03\x04",
+        "an archive, such as torch.save writes: give a profile, or a snapshot that "
+        "torch.cuda.memory._dump_snapshot wrote",
+    ),
+    (
+        rb"\A#!|(?m:^import [\w.]+(?: as \w+)?$|^from [\w.]+ import )",
+        "a program: memprof run FILE makes a profile of its run, and so does "
+        "`with memprof.profile(PATH)` in it",
+    ),
+)
+"""How other files begin that people take for profiles, and what to do with them."""
 _LOGGED = 5
 """Parts that were left out and are logged one by one; the profile names all."""
 
@@ -133,9 +156,9 @@ def _check_kind(data: bytes, name: str | None) -> None:
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
             "again, or read it with memprof 0.1.0",
         )
-    raise errors.ProfileForeignError(
-        name, f"not a memprof profile: a profile begins with the bytes {MAGIC!r}"
-    )
+    known = (says for pattern, says in _OTHERS if re.search(pattern, begin))
+    says = next(known, f"a profile begins with the bytes {MAGIC!r}")
+    raise errors.ProfileForeignError(name, f"not a memprof profile: {says}")
 
 
 def read_profile(path: StrPath) -> Profile:

@@ -76,37 +76,21 @@ def _free_locks() -> None:
 
 
 # Memory that replays run in. ``torch.profiler`` sees what torch's allocators hand out; CUDA graphs
-# replay into a pool that was filled once, compiled CPU code runs in an arena that is not torch's.
-# Whoever owns such memory registers here, so that a data-flow profile can tell it from memory that
-# was there before the trace (docs/dataflow.md, "Replayed calls").
-
-SCRATCH = "scratch"
-"""Label of a block for what lives and dies in a call, one call after the other."""
+# replay into a pool that was filled once. Whoever owns such memory registers here, so that a
+# data-flow profile can tell it from memory that was there before the trace (docs/dataflow.md,
+# "Replayed calls").
 
 log = logging.getLogger("memprof")
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """A block that left a call as a tensor of its own, ``<graph label>: <buffer>``, or one for
-    scratch memory, ``SCRATCH``; times are ``time.time_ns()``, None while somebody holds it."""
-
-    label: str
-    nbytes: int
-    address: int
-    born_ns: int
-    died_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayMemory:
-    """The memory of one pool or arena: bytes that it has from the system, (first address, address
-    after the last) of its segments, and leases, the latest last; old ones may be missing."""
+    """The memory of one pool: bytes that it has from the system, and (first address, address after
+    the last) of its segments."""
 
     device: str
     reserved: int
     ranges: Sequence[tuple[int, int]]
-    leases: Sequence[Lease] = ()
 
 
 Source = Callable[[], Sequence[ReplayMemory]]

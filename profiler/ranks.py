@@ -34,7 +34,8 @@ class RankRow:
 
     Attributes:
         rank: from 0 in order of files where unknown.
-        peak, categories: known live memory of ``device``, bytes.
+        peak, categories: known live memory of ``device``, bytes; where every profile has an
+            account, all that was reserved there.
         steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
         skips: how often something ran without a graph or without memprof.
@@ -76,9 +77,9 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job of ``world_size`` (0 if unknown). In ``imbalance`` peak and step are
-    first, then categories, most bytes first; ``warnings`` say where ranks differ that should
-    not."""
+    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0). In ``imbalance``
+    peak and step are first, then categories, most bytes first; ``warnings`` say where ranks differ
+    that should not."""
 
     world_size: int
     rows: list[RankRow]
@@ -91,9 +92,14 @@ def ranks_of(profiles: Sequence[Profile]) -> list[int]:
     return [p.process.rank if p.process else i for i, p in enumerate(profiles)]
 
 
+def world_size(profiles: Sequence[Profile]) -> int:
+    """The ranks of the job whose processes profiles are of; 0 if none knows of a job."""
+    return max((p.process.world_size for p in profiles if p.process), default=0)
+
+
 def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
-    """Compare the profiles of one job's processes, at least one; by default the main device of
-    each.
+    """Compare the profiles of one job's processes, or of several runs, at least one; by default the
+    main device of each.
 
     Raises:
         ValueError: no program of one of them uses ``device``.
@@ -105,19 +111,27 @@ def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> Ran
         ),
         key=lambda r: r[0].rank,
     )
-    rows = [_row(process, profile, device) for process, profile in ranked]
+    reserved = all(p.accounts for p in profiles)
+    rows = [_row(process, profile, device, reserved) for process, profile in ranked]
     return RankSummary(
-        world_size=max(p.world_size for p, _ in ranked),
+        world_size=world_size(profiles),
         rows=rows,
         imbalance=_imbalance(rows),
         warnings=_warnings(ranked, rows),
     )
 
 
-def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
+def _row(process: Process, profile: Profile, device: str | None, reserved: bool) -> RankRow:
     found = timelines(profile)
     name = main_device(found, device)
     shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
+    peak, categories = shares.total, {s.key: s.nbytes for s in (*shares.parts, *shares.remainder)}
+    fullest = [a.peak or a for a in profile.accounts if device in (None, a.device)]
+    if reserved and fullest:
+        account = max(fullest, key=lambda a: a.reserved)
+        name, peak = account.device, account.reserved
+        categories = {p.label: n for p, n in account.by_purpose().items()}
+        categories |= {part: n for part, _, n in account.other_parts() if n}
     starts = _step_starts(profile)
     steps = [b - a for a, b in pairwise(starts)]
     return RankRow(
@@ -125,8 +139,8 @@ def _row(process: Process, profile: Profile, device: str | None) -> RankRow:
         host=process.host,
         pid=process.pid,
         device=name,
-        peak=shares.total,
-        categories={s.key: s.nbytes for s in (*shares.parts, *shares.remainder)},
+        peak=peak,
+        categories=categories,
         graphs=len(profile.graphs),
         calls=len(profile.calls) + profile.calls.dropped,
         steps=len(steps),

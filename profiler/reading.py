@@ -71,7 +71,7 @@ def read_from(
             if len(data) > found.st_size - begin:  # It grows.
                 data += opened.read(-1 if limit == float("inf") else int(limit) + 1 - len(data))
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileUnreadableError(path, f"cannot read it: {why(e)}") from e
+        raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
     if len(data) > limit:
         raise _too_large(path, f"it has more than {int(limit):,} bytes", limit)
     return data, begin, now
@@ -116,10 +116,13 @@ def _given() -> str:
     return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
 
 
-def _too_large(path: StrPath | None, what: str, limit: float) -> ProfileTooLargeError:
+def _too_large(
+    path: StrPath | None, what: str, limit: float, rule: str = ""
+) -> ProfileTooLargeError:
+    """``rule`` is which of those in Note [How much is read] refused it, by default ``limit``."""
     return ProfileTooLargeError(
         path,
-        f"{what}, and memprof reads at most {int(limit):,}; if you trust it, set "
+        f"{what}, {rule or f'and memprof reads at most {int(limit):,}'}; if you trust it, set "
         f"{LIMIT_VARIABLE}, e.g. to {max(int(limit) * 8 >> 30, 1)}GiB or none",
     )
 
@@ -170,8 +173,7 @@ class Budget:
         """
         self._spent += nbytes
         if self._spent > self._most:
-            raise _too_large(
-                self._path,
-                f"its {self._packed:,} bytes unpack to more than {int(self._most):,}",
-                self._limit,
-            )
+            said = f"its {self._packed:,} bytes unpack to more than {int(self._most):,}"
+            ratio = f"and no profile unpacks to {RATIO} times as much"
+            rule = ratio if self._most < self._limit else ""
+            raise _too_large(self._path, said, self._limit, rule)

@@ -176,17 +176,17 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
 
 
 REST = "(outputs still held)"
-"""What of a pool no warm-up, recording or plan has asked for: outputs."""
+"""What of a pool no warm-up or recording has asked for: outputs."""
 
 
 def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool: less than nothing where memory
-    was given back before the pool was largest."""
+    """By device, what the functions' bytes lack of the largest pool, where they lack any: there can
+    be more of them if memory was given back before the pool was largest."""
     rest = dict(pools)
     for f in functions:
         if f.device in rest:
             rest[f.device] -= f.marginal_bytes
-    return rest
+    return {device: n for device, n in rest.items() if n > 0}
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class RecordedNode:
 
 def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
     """Every recording that the ledger knows, in order of recording: by device, function and number,
-    since managers of several threads number theirs independently. An arena's plan has no number."""
+    since managers of several threads number theirs independently."""
     found: dict[tuple[str, str, int], RecordedNode] = {}
     for e in ledger:
         t = e.tree

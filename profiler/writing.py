@@ -368,7 +368,6 @@ def refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
 
 
 _ADVICE = {
-    errno.ENOENT: "check the path; the folder must exist",
     errno.ENOTDIR: "check the path: a part of it is a file, not a folder",
     errno.EISDIR: "give a file, not a folder",
     errno.EACCES: "check the permissions or give another path",
@@ -382,8 +381,10 @@ _ADVICE = {
 }
 
 
-def why(e: Exception) -> str:
-    """Why a path cannot be read or written, and what to do, in words."""
+def why(e: Exception, missing: str = "check the path; the folder must exist") -> str:
+    """Why a path cannot be read or written, and what to do, in words, ``missing`` where there is
+    nothing."""
     if not isinstance(e, OSError):
         return f"{e}; give the path of a regular file"
-    return f"{e.strerror or e}; {_ADVICE.get(e.errno or 0, 'give the path of a regular file')}"
+    advice = {errno.ENOENT: missing, **_ADVICE}
+    return f"{e.strerror or e}; {advice.get(e.errno or 0, 'give the path of a regular file')}"

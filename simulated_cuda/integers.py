@@ -299,16 +299,7 @@ def _compute(
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
     """What the CPU's kernel makes of the device's memory; it writes there where ``op`` does."""
     with Quiet():
-        args, kwargs = tree_map(to_cpu, (args, kwargs))
-        try:
-            return op(*args, **kwargs)
-        except RuntimeError as e:
-            if "not implemented for" not in str(e):
-                raise
-        # A kernel of the CPU that has no integers (``histc``): they are exact in float64 to 2^53.
-        wide = tree_map(lambda x: x.double() if isinstance(x, torch.Tensor) else x, (args, kwargs))
-        result = op(*wide[0], **wide[1])
-        return tree_map(lambda x: x.long() if isinstance(x, torch.Tensor) else x, result)
+        return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 
 
 def _on_device(value: Any, device: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,13 +66,26 @@ def _leave_alone(trace_rules: Any) -> None:
 
 def kernel_of(name: str) -> Kernel:
     """The kernel for CUDA of an operator by its full name, such as ``aten::nonzero.out``."""
-    if name == "aten::pow.Scalar":
-        # Torch's makes a number on the device of it, which no kernel in Python can be given.
-        return _power
+    if name in _OF_A_NUMBER:
+        return functools.partial(_with_tensor, _OF_A_NUMBER[name])
     kernel: Kernel = torch.library.get_kernel(name, "CUDA").call_boxed
     return kernel
 
 
-def _power(keys: Any, base: complex, exponent: torch.Tensor) -> torch.Tensor:
-    kind = torch.result_type(exponent, base)
-    return torch.pow(torch.full((), base, dtype=kind, device=exponent.device), exponent)
+_OF_A_NUMBER: Mapping[str, Kernel] = {
+    "aten::isin.Scalar_Tensor": torch.isin,
+    "aten::isin.Scalar_Tensor_out": torch.isin,
+    "aten::pow.Scalar": torch.pow,
+    "aten::pow.Scalar_out": torch.pow,
+}
+"""Torch's make a number on the device of their first argument, which no kernel in Python can be
+given."""
+
+
+def _with_tensor(
+    function: Kernel, keys: Any, number: complex, tensor: torch.Tensor, **kwargs: Any
+) -> Any:
+    kind = torch.result_type(tensor, number)
+    # Beyond the dtype's range it wraps around, as it does in C++.
+    fits = torch.tensor(number).to(kind).item()
+    return function(torch.full((), fits, dtype=kind, device=tensor.device), tensor, **kwargs)

@@ -214,6 +214,7 @@ def forward() -> GraphRecord:
         "miss",
         5_000_000,
         calls=3,
+        random=False,
     )
 
 

@@ -3,9 +3,8 @@
 Note [Three lives of a callable]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Observing*: the call runs the instrumented clone and yields a program. *Steady*: it runs
-Inductor's own callable, or an arena's (``cpu_arena``), between two readings of the clock and
-appends one tuple to the call log. *Plain*: the observation failed; the callable is still counted,
-but has no program.
+Inductor's own callable between two readings of the clock and appends one tuple to the call log.
+*Plain*: the observation failed; the callable is still counted, but has no program.
 
 A graph with symbolic sizes has one program per combination of them, so its callable looks the
 combination up, and observes when it is a new one. The sizes are integer inputs of
@@ -29,7 +28,6 @@ from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from .. import _torch_compat as compat
-from ..cpu_arena.steady_state import ArenaSteadyState
 from ..cuda_graphs_stage import ObservableModel, running
 from ..ledger import Counter as Ticks
 from ..options import Options
@@ -145,9 +143,8 @@ class _ObservedCall:
         # Trees know sizes by integer inputs alone: where a size is none, they may replay a graph
         # for another one, and the call is observed beside them.
         self._models = [] if self.dims else self._models_of(stage.models or ())
-        self._unobserved = self._steady(UNOBSERVED, self.plain)
+        self._unobserved = self._steady(UNOBSERVED)
         self._beyond: Ticks | None = None
-        self._arena = self._arena_if_wanted()
         self._clone: InstrumentedCall | None = None
         self._observing = threading.Lock()
         self._install = install
@@ -158,24 +155,11 @@ class _ObservedCall:
                 return
         install(self._by_sizes() if self.dynamic else lambda inputs: self._observe(inputs, ()))
 
-    def _arena_if_wanted(self) -> ArenaSteadyState | None:
-        """What decides whether observed calls run in the arena."""
-        record, wanted = self.record, self.options.graphs
-        if self.compiled is None or wanted is False or set(record.devices) - {"cpu"}:
-            return None
-        if self.dims:
-            why = "no arena: a size is no input of its own"
-            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, why)
-            return None
-        return ArenaSteadyState(
-            record, self.compiled, self.module_globals, self.plain, self.sizes, wanted
-        )
-
     # --- steady ---------------------------------------------------------------------------
 
-    def _steady(self, program: int, run: BoxedCall) -> BoxedCall:
-        """The callable ``run`` and one record a call: all that is left on the hot path."""
-        calls, tick, graph = RUNTIME.calls, self.tick, self.record.id
+    def _steady(self, program: int) -> BoxedCall:
+        """The plain callable and one record a call: all that is left on the hot path."""
+        run, calls, tick, graph = self.plain, RUNTIME.calls, self.tick, self.record.id
 
         def call(inputs: list[Any]) -> Any:
             start = perf_counter_ns()
@@ -283,16 +267,9 @@ class _ObservedCall:
         if self.record.data_dependent is not None:
             program = UNOBSERVED
         self._clone = self._clone if self.dynamic else None
-
-        def use(run: BoxedCall) -> None:
-            self.settled[key] = steady = self._steady(program, run)
-            if not self.dynamic:
-                self._install(steady)
-
-        if self._arena is None or program == UNOBSERVED:
-            use(self.plain)
-        else:
-            use(self._arena(self.record.programs[program], use))
+        self.settled[key] = steady = self._steady(program)
+        if not self.dynamic:
+            self._install(steady)
 
     def _give_up(self, key: tuple[int, ...], why: str) -> None:
         RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from memprof.profiler.model import Evidence, NodeProvenance
+from memprof.profiler.model import Evidence, NodeProvenance, SourceFrame
 from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 TAG = "memprof_aot_node"
@@ -102,7 +102,9 @@ def nearest(start: Node, wanted: Mapping[str, Any], limit: int = 512) -> str | N
 
 
 def snapshot(
-    graph: Graph, forward: Mapping[str, NodeProvenance] | None = None
+    graph: Graph,
+    forward: Mapping[str, NodeProvenance] | None = None,
+    caller: SourceFrame | None = None,
 ) -> dict[str, NodeProvenance]:
     """Provenance of every computing node of an AOT graph, by name.
 
@@ -111,6 +113,8 @@ def snapshot(
         forward: for a backward graph, the snapshot of its forward: nodes without a
             stack or module of their own get those of the forward operator with the same
             autograd sequence number.
+        caller: line that called the compiled function: that of nodes which have none, as of an
+            ``nn.Sequential`` whose text is all torch's.
 
     Nodes that still have neither borrow from the nearest node that does
     (``Evidence.NEIGHBOUR``).
@@ -122,6 +126,9 @@ def snapshot(
     placed = {name: p for name, p in found.items() if p.module_path is not None}
     alone = [n for n in nodes if n.name not in located and n.name not in placed]
     borrow_from_nearest(alone, found, located, placed)
+    for name, p in found.items():
+        if caller is not None and not p.stack:
+            found[name] = dataclasses.replace(p, stack=(caller,))
     return {name: in_root(p) if p.stack else p for name, p in found.items()}
 
 

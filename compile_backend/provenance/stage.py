@@ -11,8 +11,11 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from memprof.profiler.device.account import source_of
+from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import (
     Evidence,
+    GraphKind,
     GraphRecord,
     LedgerKind,
     NodeProvenance,
@@ -50,12 +53,16 @@ class AttributeStage(CompileStage):
 
     def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
+        # A backward is compiled where autograd first comes to it, which says nothing of its nodes.
+        backward = self.record.kind is GraphKind.BACKWARD
+        caller = None if backward else source_of(line_of_caller())
         self.aot_nodes = (
-            snapshot(gm.graph, self.forward_nodes)
+            snapshot(gm.graph, self.forward_nodes, caller)
             if self.captured_nodes is None
             else captured_snapshot(gm.graph, self.captured_nodes)
         )
         tag_nodes(gm.graph)
+        self.record.random = any(map(_torch_compat.draws_random_numbers, gm.graph.nodes))
         self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
 
     def post_compile(self, compiled: Any) -> Any:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..capture_lock import capturing
-from ..device.protocol import Segment
 from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, path_to
 from ..path import ExecutionState
@@ -40,8 +39,7 @@ class PoolParts:
     """What a pool's bytes are, see Note [The five parts of a pool].
 
     Attributes:
-        nodes: bytes by number of the recording (negative: warm-up) that made them; in the
-            arena by ``<graph>: <buffer>``, and by ``scratch`` for the memory of temporaries.
+        nodes: bytes by number of the recording (negative: warm-up) that made them.
         rounding, workspace, unattributed, free: bytes.
     """
 
@@ -80,12 +78,7 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
             live = _outputs_among(node.path_live_weakrefs(), path_to(node))
             return _parts(live, sum(s.nbytes for s in segments))
         owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
-        return explain_blocks(segments, {r.address: n for n, r in owned if not r.expired()})
-
-
-def explain_blocks(segments: Iterable[Segment], owners: Mapping[int, int | str]) -> PoolParts:
-    """What the bytes of segments without workspaces are; ``owners`` of known blocks by address."""
-    segments = list(segments)
+        owners = {r.address: n for n, r in owned if not r.expired()}
     blocks = [b for s in segments for b in s.blocks if b.live]
     known = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -44,6 +45,13 @@ def read_by(
             raise click.BadParameter(visible(str(e))) from e
 
     return callback
+
+
+def seconds(value: float) -> float:
+    """A number that ``click.FloatRange`` let pass; refuses nan, which is in every range."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is no number of seconds")
+    return value
 
 
 def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
@@ -126,8 +134,18 @@ def output_option(help: str, *, required: bool = True) -> Callable[[Command], Co
     return click.option("--output", "-o", type=OutputPath(), required=required, help=help)
 
 
-page_option = output_option(
-    "Write a page for the browser here instead: one file, no network.", required=False
+def page_path(output: str, file: str) -> str:
+    """Where the page of ``file`` goes: beside it where ``page_option`` was given no path."""
+    return output or f"{os.path.splitext(file)[0]}.html"
+
+
+page_option = click.option(
+    *("--output", "-o"),
+    type=OutputPath(),
+    is_flag=False,
+    flag_value="",
+    metavar="[PAGE]",
+    help="Write a page for the browser here, or beside FILE: one file, no network.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 exact_option = click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")

@@ -34,7 +34,7 @@ from ._common import json_option, print_json, print_text
 def doctor(as_json: bool) -> None:
     """Say what is installed here, what works and what does not.
 
-    Exits 1 if memprof cannot work here.
+    Exits 1 if memprof cannot work here as a backend.
     """
     diagnosis = examine()
     if as_json:
@@ -106,8 +106,10 @@ def examine() -> Diagnosis:
         "Inductor code for CPU": lambda: _cpu_code(found),
         "Inductor code for GPU": lambda: _gpu_code(found),
         "CUDA graphs": _cuda_graphs,
-        "CPU arena": _cpu_arena,
         "memprof simulate": _simulation,
+        "memprof report": lambda: (
+            "what reads files: report, diff, export and others, without torch"
+        ),
     }
     for name, probe in {**environment, **features}.items():
         found[name] = _probe(name, probe)
@@ -136,10 +138,10 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
             lines = textwrap.wrap(text, max(style.width - len(indent), 30), break_on_hyphens=False)
             out.append(f"  {mark}  {f.name:<{label}}{lines[0] if lines else ''}")
             out += [indent + line for line in lines[1:]]
-    out += [
-        "",
-        "memprof works here." if diagnosis.works else "memprof does not work here: see `fail`.",
-    ]
+    works = ", ".join(f.name for f in diagnosis.features if f.status is Status.OK)
+    rest = f"These work: {works}." if works else ""
+    said = f"memprof does not work here as a backend: see `fail`. {rest}"
+    out += ["", *textwrap.wrap("memprof works here." if diagnosis.works else said, style.width)]
     return "\n".join(line.rstrip() for line in out) + "\n"
 
 
@@ -149,6 +151,8 @@ def _probe(name: str, probe: Callable[[], str]) -> Finding:
     except _Fail as e:
         return Finding(name, e.status, *e.args)
     except Exception as e:
+        if isinstance(e, ImportError) and name != "torch":
+            return Finding(name, Status.FAIL, "needs torch")  # whose own finding says why
         text = " ".join(str(e).split())
         return Finding(name, Status.FAIL, f"{type(e).__name__}: {text[:300]}")
 
@@ -266,7 +270,7 @@ def _writable(folder: str) -> str:
 def _need(found: dict[str, Finding], *names: str) -> None:
     for name in names:
         if found[name].status is Status.FAIL:
-            raise _Fail(f"needs {name}: {found[name].detail}")
+            raise _Fail(f"needs {name}")
 
 
 def _backend(found: dict[str, Finding]) -> str:
@@ -309,11 +313,6 @@ def _simulation() -> str:
         torch = find_torch()
         compiler(os.environ)
     except SimulationError as e:
-        raise _Warn(f"no: {str(e).partition(chr(10))[0]}") from e
+        said, _, commands = str(e).partition("\n")
+        raise _Warn(f"no: {said.rstrip(':')}", commands.partition("\n")[0].strip()) from e
     return f"torch {torch.version} can run on a simulated GPU"
-
-
-def _cpu_arena() -> str:
-    if missing := _torch_compat.missing_arena_hooks():
-        raise _Warn(f"no: this torch lacks {', '.join(missing)}")
-    return "torch can place tensors at given addresses"

@@ -7,9 +7,10 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.export import FORMATS, check_has_time, export_paths, export_profile
+from memprof.profiler.export import FORMATS, check_has_time, export_profile
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
+from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.html import write_report
 from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
@@ -27,6 +28,8 @@ from ._common import (
     keep_apart,
     no_such_calls,
     output_option,
+    page_option,
+    page_path,
     print_json,
     print_line,
     print_page,
@@ -44,7 +47,7 @@ from ._common import (
     required=True,
     help="; ".join(f"{name}: {says}" for name, says in FORMATS.items()) + ".",
 )
-@output_option("Where to; compressed if it ends in .gz, a folder for parquet.")
+@output_option("Where to; compressed if it ends in .gz.")
 @click.option(
     "--device",
     "devices",
@@ -52,25 +55,19 @@ from ._common import (
     help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
 )
 @calls_option
-@click.option(
-    "--allocated",
-    is_flag=True,
-    help="collapsed: all bytes that calls allocate. Default: what is live at the peak.",
-)
 def export(
     file: str,
     format_: str,
     output: str,
     devices: tuple[str, ...],
     calls: tuple[int | None, int | None],
-    allocated: bool,
 ) -> None:
     """Write a profile in another tool's format.
 
     FILE is a profile written by memprof. What the formats contain, in which units:
     docs/exports.md.
     """
-    keep_apart(export_paths(format_, output), [file], "--output")
+    keep_apart([output], [file], "--output")
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
     profiles = read_profiles(file) if several else [read(file)]
@@ -78,36 +75,31 @@ def export(
         shown = devices_in(profiles, devices)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if allocated and format_ != "collapsed":
-        raise click.BadParameter(
-            "is for --format collapsed; speedscope has both in one file", param_hint="--allocated"
-        )
     try:
-        export_profile(profiles, format_, output, shown, *calls, allocated=allocated)
+        export_profile(profiles, format_, output, shown, *calls)
     except IndexError as e:
         raise no_such_calls(*profiles) from e
-    except ImportError as e:
-        raise click.ClickException(str(e)) from e
     print_line(f"{output}: {FORMATS[format_]}")
 
 
 @click.command()
 @file_argument
-@output_option("The page: one file, no network.")
+@page_option
 @calls_option
-def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
+def gantt(file: str, output: str | None, calls: tuple[int | None, int | None]) -> None:
     """Write the page of a report, opened at operations and calls over time.
 
     FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
     tracker's operations and calls of compiled code, replays of graphs among them. With --calls
     these are in sight first.
     """
-    keep_apart([output], [file], "--output")
+    page = page_path(output or "", file)
+    keep_apart([page], [file], "--output")
     profile = read(file)
     try:
         check_has_time([profile], "bars are over time")
         shown = Part((), *calls).calls(profile)
-        print_page(output, write_report(profile, output, source=file, calls=shown))
+        print_page(page, write_report(profile, page, source=file, calls=shown))
     except IndexError as e:
         raise no_such_calls(profile) from e
 
@@ -116,9 +108,9 @@ def gantt(file: str, output: str, calls: tuple[int | None, int | None]) -> None:
 @click.argument("files", type=click.Path(), nargs=-1, required=True)
 @output_option("Where to, e.g. job.memprof.")
 def merge(files: tuple[str, ...], output: str) -> None:
-    """Put the profiles of several ranks into one file.
+    """Put the profiles of several ranks, or runs, into one file.
 
-    `memprof report` then compares the ranks; with --rank N it and the other commands look at one.
+    `memprof report` then compares them; with --rank N it and the other commands look at one.
     """
     keep_apart([output], files, "--output")
     profiles = [profile for path in files for profile in read_profiles(path)]
@@ -127,8 +119,9 @@ def merge(files: tuple[str, ...], output: str) -> None:
     if twice := [r for r, n in ranks.items() if n > 1]:
         raise BadFile(f"rank {twice[0]} comes from {ranks[twice[0]]} files: give each rank once")
     write_profiles(profiles, output)
-    world = max((p.process.world_size for p in profiles if p.process), default=len(profiles))
-    print_line(f"{output}: {len(profiles)} profiles, of {world} ranks")
+    world = world_size(profiles)
+    of = f"of a job of {_count(world, 'rank')}" if world else "of runs that are no ranks of a job"
+    print_line(f"{output}: {_count(len(profiles), 'profile')} {of}")
 
 
 @click.command()

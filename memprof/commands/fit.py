@@ -158,7 +158,7 @@ def fit(
         steps=steps,
         timeout_s=timeout,
         quiet=True,
-        count_flops=budget,
+        count_flops=budget or BUDGET_SETTING in torch_config,
         input=StandardInput(),
     )
     if budget:

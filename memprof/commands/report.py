@@ -29,6 +29,7 @@ from ._common import (
     file_argument,
     keep_apart,
     page_option,
+    page_path,
     print_json,
     print_line,
     print_page,
@@ -117,6 +118,7 @@ def report(
     (torch.cuda.memory._dump_snapshot), of which nothing is executed. Of a file of several ranks it
     compares the ranks; --rank chooses one.
     """
+    output = page_path(output, file) if output is not None else None
     _check_output(output, as_json, file, *names)
     try:
         if names:
@@ -187,6 +189,7 @@ def diff(
     there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
     something could not be compared.
     """
+    output = page_path(output, after) if output is not None else None
     _check_output(output, as_json, before, after)
     old, new = read(before), read(after)
     try:

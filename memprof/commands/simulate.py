@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -36,20 +35,15 @@ from ._common import (
     print_json,
     print_text,
     read_by,
+    seconds,
 )
 
 FAILED = 3
 """Exit status: the script failed."""
 
 
-def _seconds(value: float) -> float:
-    if math.isnan(value):  # which is in every range
-        raise click.BadParameter("nan is no number of seconds")
-    return value
-
-
 def timeout_option(help: str) -> Callable[[Command], Command]:
-    kind, checks = click.FloatRange(0, 1e7, min_open=True), read_by(_seconds)
+    kind, checks = click.FloatRange(0, 1e7, min_open=True), read_by(seconds)
     return click.option("--timeout", type=kind, callback=checks, metavar="SECONDS", help=help)
 
 

@@ -20,7 +20,7 @@ from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile, Present, Writer
 from memprof.profiler.writing import is_locked
 
-from ._common import BadFile, print_text
+from ._common import BadFile, print_text, read_by, seconds
 
 _SUFFIX = ".memprof"
 _TOP = 6
@@ -32,7 +32,8 @@ _TOP = 6
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=click.FloatRange(0.1, 1e7),
+    callback=read_by(seconds),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",

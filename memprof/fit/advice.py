@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memprof.profiler.advice import Finding
 from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.simulate.applied import DRAWN_ANEW
 from memprof.simulate.changes import change_of
 from memprof.simulated_cuda.gpus import Gpu
 
@@ -36,6 +37,7 @@ class Trial:
             once; negative for more.
         recomputed: operations of compiled code more than before, as a share; None if none were
             counted.
+        wrong: whether it makes gradients wrong.
     """
 
     changes: tuple[str, ...]
@@ -46,6 +48,7 @@ class Trial:
     saved: int = 0
     saved_allocated: int = 0
     recomputed: float | None = None
+    wrong: bool = False
 
     @property
     def at_most(self) -> bool:
@@ -64,6 +67,7 @@ class Trial:
         except ScriptFailed as e:  # With this change alone: the others are still worth a try.
             self.problem = str(e)
             return
+        self.wrong = tried.wrong and not before.wrong
         self.saved = before.needed - tried.needed
         self.saved_allocated = before.allocated - tried.allocated
         if before.flops and tried.flops is not None:
@@ -94,7 +98,7 @@ def advise(
             trial.estimate = before.expected.get(trial.changes[0])
         trial.run(gpu, tries, before)
         said(trial.changes[0], trial.tried)
-    helped = {t.changes[0]: t.saved for t in trials if t.saved > 0}
+    helped = {t.changes[0]: t.saved for t in trials if t.saved > 0 and not t.wrong}
     rivals = sorted((k for k in _RIVALS if k in helped), key=lambda k: -helped[k])
     together = Trial(tuple(k for k in helped if k not in rivals[1:]))
     if len(together.changes) < 2:
@@ -130,6 +134,8 @@ def render_advice(
         if tried is None or trial.idle:
             continue
         alone = len(trial.changes) == 1
+        costs = change_of(trial.changes[0])[0].costs if alone else " + ".join(trial.changes)
+        costs = "wrong gradients" if trial.wrong else costs
         bound = "at most " if trial.at_most and trial.estimate else ""
         table.add_row(
             trial.changes[0] if alone else "all that help",
@@ -138,7 +144,7 @@ def render_advice(
             page.bytes(trial.saved) if trial.saved > 0 else "does not help",
             f"{100 * trial.recomputed:.1f} %" if trial.recomputed else "",
             "yes" if tried.fits else "no",
-            change_of(trial.changes[0])[0].costs if alone else " + ".join(trial.changes),
+            costs,
         )
     page.show(table)
     for trial in ordered:
@@ -166,6 +172,8 @@ def _sentence(trial: Trial) -> str:
         return f"{text}: the program failed with it: {trial.problem}{of}"
     if trial.idle:
         return f"{text}: there was nothing to change{of}"
+    if trial.wrong:
+        return f"{text}: not to be used: {DRAWN_ANEW}{of}"
     if trial.saved <= 0:
         return f"{text}: does not help{of}"
     changed = "; ".join(trial.tried.changed)

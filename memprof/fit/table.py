@@ -228,7 +228,8 @@ def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
 
 
 def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Row:
-    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01.
+    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01; none where
+    its gradients are wrong.
 
     The curve need not rise, so every tenth is run, and then by bisection what lies between the
     largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
@@ -255,7 +256,7 @@ def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Ro
             if gpu.memory - known[low].needed <= ENOUGH * gpu.memory:
                 break
         row.failed = known[high]
-    row.best = known[low] if low is not None else None
+    row.best = known[low] if low is not None and not known[low].wrong else None
     return row
 
 
@@ -318,6 +319,8 @@ def _verdict(page: Page, rows: Sequence[Row], varied: Variable | None) -> None:
 
 
 def _limit(row: Row, varied: Variable | None) -> str:
+    if row.best is not None and row.best.wrong:
+        return "wrong gradients"
     if row.failed is None:
         return "nothing within the range" if varied is not None else ""
     where = f"{varied.name}={row.failed.values[varied.name]}: " if varied is not None else ""
@@ -352,7 +355,8 @@ def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
     page = Page(style)
     best, gpu, curve = row.best, row.gpu, row.curve
     if best is None:
-        page.line(f"No activation memory budget fits {gpu.name}", "bold red")
+        right = " with right gradients" if any(t.wrong for t in curve) else ""
+        page.line(f"No activation memory budget fits {gpu.name}{right}", "bold red")
     else:
         more = row.recomputed(best)
         price = "" if more is None else f": recomputes {100 * more:.1f} % more"
@@ -379,7 +383,7 @@ def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
             page.bytes(tried.needed),
             page.bytes(tried.reserved),
             "" if share is None else f"{100 * share:.1f} %",
-            "" if tried.fits else f"does not fit: {tried.limit}",
+            ("wrong gradients" * tried.wrong) if tried.fits else f"does not fit: {tried.limit}",
         )
     page.show(table)
     _end(page, [row], made, known)

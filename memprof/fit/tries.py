@@ -34,7 +34,7 @@ from memprof.profiler.reading import read_file
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.writing import check_writable, write_whole
-from memprof.simulate.applied import UNCACHED
+from memprof.simulate.applied import DRAWN_ANEW, UNCACHED
 from memprof.simulate.command_line import Command, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, attempt, simulate
 from memprof.simulated_cuda.gpus import Gpu
@@ -80,6 +80,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     expected: dict[str, int] = {}
     short: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether its gradients are wrong, as a note says."""
+        return DRAWN_ANEW in self.notes
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

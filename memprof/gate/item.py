@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from memprof.profiler.diff_model import place_of
-from memprof.profiler.diff_parts import account_quantities
+from memprof.profiler.diff_parts import account_changes
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Profile
@@ -216,18 +216,18 @@ def _both(nbytes: int) -> str:
 def _what_grew(before: Profile | None, after: Profile) -> list[str]:
     """Against the baseline; without one, what there is most of."""
     lines = []
-    found = list(account_quantities(before, after)) if before is not None else []
+    found = account_changes(before, after)[0] if before is not None else []
     if before is not None and before.torch != after.torch:
         lines.append(f"The baseline is of torch {before.torch}, this run of {after.torch}")
     for quantity in found[:1]:
-        for view, title in (("category", "purpose"), ("module", "module"), ("node", "line")):
+        for view, title in (("category", "purpose"), ("module", "module"), ("line", "line")):
             grown = [c for c in quantity.views[view] if c.change > 0][:_TOP]
             if grown:
                 lines.append(f"Grown since the baseline, by {title}:")
                 for c in grown:
                     change, before_ = format_bytes(c.change), format_bytes(c.before)
                     lines.append(f"  {'+' + change:>10}  {c.key}  ({before_} before)")
-        lines += _nodes(after, {c.key for c in quantity.views["node"] if c.change > 0})
+        lines += _nodes(after, {c.key for c in quantity.views["line"] if c.change > 0})
     if not found and after.accounts:
         lines.append("What is reserved at the peak:")
         parts = sorted(after.accounts[0].parts(), key=lambda part: -part[1])

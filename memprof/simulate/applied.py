@@ -35,7 +35,8 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 class PartitionFlops:
     """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
-    backward in this process, by the formulas of ``torch.utils.flop_counter``.
+    backward in this process, by the formulas of ``torch.utils.flop_counter``; and those
+    (``drawn_anew``) whose backward draws random numbers of the forward once more.
 
     What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
     of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
@@ -45,6 +46,7 @@ class PartitionFlops:
     def __init__(self) -> None:
         self.total = 0
         self.graphs = 0
+        self.drawn_anew = 0
 
     def install(self) -> None:
         """Count from now on; before torch is imported."""
@@ -57,9 +59,29 @@ class PartitionFlops:
             halves = partition(*args, **kwargs)
             self.graphs += 1
             self.total += sum(_flops(half.graph) for half in halves)
+            self.drawn_anew += _draws_anew(*halves)
             return halves
 
         partitioners.min_cut_rematerialization_partition = counted  # type: ignore[attr-defined]
+
+
+DRAWN_ANEW = (
+    "gradients are wrong: a backward draws new random numbers where its forward drew some for "
+    "dropout. activation_memory_budget does that (pytorch/pytorch#190758), and "
+    "torch.utils.checkpoint does not"
+)
+"""A note of what ``activation_memory_budget`` below 1 does to dropout in torch 2.11 to 2.15."""
+
+
+def _draws_anew(*halves: Any) -> bool:
+    """Whether a forward and its backward draw random numbers of the same node of the joint graph,
+    whose name it keeps in both."""
+    from memprof.compile_backend._torch_compat import draws_random_numbers
+
+    forward, backward = (
+        {n.name for n in half.graph.nodes if draws_random_numbers(n)} for half in halves
+    )
+    return not forward.isdisjoint(backward)
 
 
 def _flops(graph: Any) -> int:
@@ -334,9 +356,7 @@ def _expect(names: str, said: Said, output_graph: Any) -> None:
 def _recompute(where: str, said: Said, partitioners: Any) -> None:
     """Mark nodes of joint graphs as torch's checkpointing does, before they are partitioned: those
     of ``OPERATOR+OPERATOR@FILE:LINE`` or ``…@MODULE``, as ``profiler/advice/recompute.py`` writes
-    it."""
-    operators, place, *modules = where.split("@")
-    file, _, line = place.rpartition(":")
+    it, or of several such places with ``;`` between them."""
     partition = partitioners.min_cut_rematerialization_partition
     marked = 0
 
@@ -346,9 +366,15 @@ def _recompute(where: str, said: Said, partitioners: Any) -> None:
             return False
         operator = str(node.meta.get("original_aten") or node.target)
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        here = any(os.path.basename(f) == file and n == line for f, n in frames)
+        lines = {f"{os.path.basename(file)}:{line}" for file, line in frames}
         path, _ = innermost_module(node.meta.get("nn_module_stack")) or ("", "")
-        return here and operator in operators.split("+") and is_inside(path, "".join(modules))
+        return any(
+            # Of a node without frames, as in an nn.Sequential, the line is that of the call.
+            (not lines or line in lines)
+            and operator in operators.split("+")
+            and is_inside(path, "".join(modules))
+            for operators, line, *modules in (place.split("@") for place in where.split(";"))
+        )
 
     def partitioned(joint: Any, *args: Any, **kwargs: Any) -> Any:
         from torch.utils.checkpoint import CheckpointPolicy

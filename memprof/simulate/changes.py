@@ -143,7 +143,7 @@ CHANGES: Mapping[str, Change] = {
             "recompute",
             "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
             "these operators once more",
-            argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE]",
+            argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE][;...]",
             required=True,
         ),
         Change(

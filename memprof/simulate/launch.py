@@ -34,7 +34,7 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .applied import Applied, PartitionFlops
+from .applied import DRAWN_ANEW, Applied, PartitionFlops
 from .changes import parse_setting, put_settings, unused_settings
 from .messages import Messages
 from .pretend import HostReads, parse_pretence
@@ -212,6 +212,7 @@ class _Run:
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
             outcome.flops = self._flops.total
+            outcome.notes += [DRAWN_ANEW] if self._flops.drawn_anew else []
             outcome.idle = self._changes.idle(self._flops.graphs)
         outcome.profile = self._profile()
 

@@ -249,8 +249,7 @@ def shapes(profile: Profile) -> Iterator[Finding]:
 
 def of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:
     for entry in profile.ledger:
-        # The CPU arena records plans of addresses, which take no memory each.
-        if entry.kind in kinds and entry.tree is not None and entry.tree.device != "cpu":
+        if entry.kind in kinds and entry.tree is not None:
             yield entry, entry.tree
 
 

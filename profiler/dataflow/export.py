@@ -1,5 +1,5 @@
-"""Files of a trace alone: JSON and raw JSON as torch writes them, Parquet; counters and pages by
-way of the exporters and views of every profile."""
+"""Files of a trace alone: JSON and raw JSON as torch writes them; counters and pages by way of the
+exporters and views of every profile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 
 from memprof.profiler.export import export_profile
-from memprof.profiler.export.parquet import pyarrow
 from memprof.profiler.model import Profile
 from memprof.profiler.report.html import report_page, write_page
-from memprof.profiler.writing import output, write_whole
+from memprof.profiler.writing import output
 
 from .categories import CATEGORIES
 from .columns import Ints
@@ -26,20 +25,19 @@ from .replays import ADDED_PTR
 from .storages import Action
 from .to_model import POINTS, data_flow_columns
 
-FORMATS = (".raw.json", ".trace.json", ".json", ".html", ".parquet")
+FORMATS = (".raw.json", ".trace.json", ".json", ".html")
 
 
 def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> None:
     """Write a profile in the format that the path's ending names: ``.json`` (times, bytes by
     category), ``.raw.json`` (changes as time, action, bytes, category), ``.trace.json`` (counters
-    for Chrome's tracer and Perfetto), ``.parquet`` (one row a change), ``.html`` (a report).
+    for Chrome's tracer and Perfetto), ``.html`` (a report).
 
     The JSON formats take ``.gz`` on top.
 
     Raises:
         ValueError: the ending names no format, or nothing in the trace is on ``device``.
         ProfileNotWritableError: the file cannot be written; what was there is as it was.
-        ImportError: Parquet, and pyarrow is not installed.
     """
     name = str(path)
     plain = name.removesuffix(".gz")
@@ -51,8 +49,6 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
         write_json(path, timeline_points(profile, device))
     elif name.endswith(".html"):
         write_html(profile, path, device)
-    elif name.endswith(".parquet"):
-        write_parquet(profile, path)
     else:
         raise ValueError(f"{name!r} ends in no known format; there are {', '.join(FORMATS)}")
 
@@ -105,7 +101,7 @@ def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, 
 
 
 def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
-    """All changes as named columns of equal length; what ``write_parquet`` writes.
+    """All changes as named columns of equal length; what ``DataFlowProfile.to_pandas`` has.
 
     ``time_ns`` (-1: before the trace), ``action``, ``device``, ``bytes``, ``tensor_id``,
     ``allocation_id`` and ``address`` (-1: unknown), ``version``, ``category`` and
@@ -151,22 +147,3 @@ def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
         "name": per_storage(profile.name),
         "buffers": per_storage(buffers),
     }
-
-
-def write_parquet(profile: DataFlowProfile, path: str | Path) -> None:
-    """Write ``columns_of`` as a Parquet file.
-
-    Raises:
-        ImportError: pyarrow is not installed.
-        ProfileNotWritableError: as ``export_timeline``.
-    """
-    pa, pq = pyarrow()
-    arrays = {}
-    for name, column in columns_of(profile).items():
-        if column.dtype == object:
-            arrays[name] = pa.array(column.tolist(), pa.string()).dictionary_encode()
-        else:
-            arrays[name] = pa.array(column.astype(np.int64))
-    file = pa.BufferOutputStream()
-    pq.write_table(pa.table(arrays), file)
-    write_whole(path, file.getvalue().to_pybytes(), "the timeline")

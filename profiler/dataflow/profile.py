@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from memprof.profiler.model import Category, Profile
+from memprof.profiler.model.dataflow import NO_EVENTS
 from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
@@ -31,7 +32,7 @@ class DataFlowProfile:
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
-        memory: of pools and arenas.
+        memory: of pools.
 
     Attributes:
         columns: what was read of the run, and what replays.py added to it.
@@ -43,7 +44,7 @@ class DataFlowProfile:
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
             rules for it are off.
-        memory: what pools and arenas hold from the system.
+        memory: what pools hold from the system.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class DataFlowProfile:
     ) -> None:
         rules = frozenset(rules)
         columns = columns.as_read or columns
+        self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         calls: list[GeneratedCall] = []
         replayed: Bools | None = None
@@ -178,26 +180,41 @@ class DataFlowProfile:
             return "there before the trace, and read by nothing that contributes to a gradient"
         return "there before the trace, seen only when it was released"
 
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a row for each change of a storage, in order of time.
+
+        Its columns, in ns and bytes, are described in ``export.columns_of``.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from memprof.profiler.export.tables import pandas
+
+        from .export import columns_of
+
+        return pandas().DataFrame(columns_of(self))
+
     def __repr__(self) -> str:
         return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
 
     @property
     def devices(self) -> list[str]:
-        """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``."""
-        used = np.unique(self.storages.device).tolist()
+        """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``; none where the trace
+        has no memory events: of what operators took nothing would say when it was let go of."""
+        used = np.unique(self.storages.device).tolist() if self._tells_memory else []
         return sorted(str(self.columns.devices[i]) for i in used)
 
     def device_index(self, device: str) -> int:
         """Row of a device.
 
         Raises:
-            ValueError: the trace has nothing on it.
+            ValueError: the trace has nothing on it, or no memory events.
         """
         known = [str(d) for d in self.columns.devices]
-        if str(device) in known:
+        if str(device) in known and self._tells_memory:
             return known.index(str(device))
         raise ValueError(
-            f"nothing in this trace is on {device!r}; it has {self.devices or 'no memory events'}"
+            f"nothing in this trace is on {device!r}; it has {self.devices or NO_EVENTS}"
         )
 
     def versions_at(self, time: int) -> Ints:

@@ -1,45 +1,42 @@
-"""Replayed calls: what they use of a pool or arena joins the timeline.
+"""Replayed calls: what they use of a pool joins the timeline.
 
 Note [Replayed calls in a trace]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A CUDA graph, and compiled CPU code in the arena, allocate nothing when they run. A trace shows such
-calls without allocations, and tensors that they return as if they had been there before. But
-memprof has the program that runs in them. So for every traced call of a graph that memprof's ledger
-says is replayed, the allocations of its program that the trace lacks are added to the trace, as
-allocations without a tensor. From there on they are like others.
+A CUDA graph allocates nothing when it runs. A trace shows such calls without allocations, and
+tensors that they return as if they had been there before. But memprof has the program that runs in
+them. So for every traced call of a graph that memprof's ledger says is replayed, the allocations of
+its program that the trace lacks are added to the trace, as allocations without a tensor. From there
+on they are like others.
 
 * What is live counts, as everywhere in this profile, not what is reserved.
 * Times of what dies within the call come from the program (Note [A call and its program]).
-* What leaves a call lives on. In the arena it is a lease whose beginning and end are known exactly.
-  In a pool of CUDA graphs a tensor does not own its memory; there, what a forward saves ends where
-  its backward releases it, and everything else when the same graph runs again.
+* What leaves a call lives on. In a pool of CUDA graphs a tensor does not own its memory: what a
+  forward saves ends where its backward releases it, and everything else when the same graph runs
+  again.
 * A storage of the trace that was "there before" and lies in memory that was added this way is
   the same memory, and is left out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from memprof.profiler.model import Category, EventKind, LedgerKind, Origin, Profile
+from memprof.profiler.model import Category, EventKind, LedgerKind, Profile
 from memprof.profiler.pairing import captured_by, pair
-from memprof.profiler.process_hooks import SCRATCH, Lease, ReplayMemory
+from memprof.profiler.process_hooks import ReplayMemory
 
-from .calls import NEAREST_CALL_NS, GeneratedCall
+from .calls import GeneratedCall
 from .columns import FORWARD, Bools, EventColumns, joined
 
 ADDED_PTR = -(1 << 62)
-"""Where the address of an added row is not known, it counts down from here; no real one is
-there."""
+"""Addresses of added rows, which nobody knows, count down from here; no real one is there."""
 
 _REPLAYING = frozenset((LedgerKind.RECORD, LedgerKind.RERECORD, LedgerKind.REPLAY))
 
@@ -53,7 +50,6 @@ class _Block(NamedTuple):
     device: int
     born: int
     died: int | None  # None after the end of the trace
-    address: int  # of a lease, 0 if unknown
 
 
 def join_replays(
@@ -68,7 +64,7 @@ def join_replays(
         columns: the trace.
         calls: its calls of generated code.
         profile: memprof's profile of the process.
-        memory: of pools and arenas.
+        memory: of pools.
 
     Returns:
         The trace with more leaves and allocations; and storages of the key table that are memory
@@ -90,67 +86,31 @@ def join_replays(
     if not replays:
         return columns, np.zeros(len(columns.keys), np.bool_)
     columns = replace(columns, devices=[*columns.devices], as_read=columns)
-    leases, ends = _Leases(memory), Ends(columns, calls)
-    blocks = [block for call in replays for block in _blocks(call, columns, leases, ends)]
+    ends = Ends(columns, calls)
+    blocks = [block for call in replays for block in _blocks(call, columns, ends)]
     if blocks:
         _append(columns, blocks)
     for call in replays:
         call.replayed, call.why = True, ""
-    return columns, _inside(columns, memory, leases)
+    return columns, _inside(columns, memory)
 
 
-def _blocks(
-    call: GeneratedCall, columns: EventColumns, leases: _Leases, ends: Ends
-) -> Iterator[_Block]:
+def _blocks(call: GeneratedCall, columns: EventColumns, ends: Ends) -> Iterator[_Block]:
     """What a replayed call did not allocate; devices that the trace lacks are added to it."""
-    program, graph = call.program, call.graph
+    program = call.program
     assert program is not None
-    assert graph is not None
     times = call.times(columns).tolist()
     freed = {e.storage: times[i] for i, e in enumerate(program.events) if e.kind is EventKind.FREE}
     for event in call.missing:
         storage = program.storages[program.events[event].storage]
-        if storage.origin is Origin.INTERNAL and storage.device == "cpu":
-            continue  # the arena has none of it: other threads, other scratch memory
         device = torch.device(storage.device)
         if device not in columns.devices:
             columns.devices.append(device)
-        born, address = times[event], 0
         died: int | None = freed.get(storage.id)
         if died is None:
-            lease = leases.take(f"{graph.label}: {storage.name}", storage.nbytes, born)
-            if lease is not None:
-                born, died, address = lease.born_ns, lease.died_ns, lease.address
-            else:
-                died = ends.of(call, storage.outputs, storage.category)
+            died = ends.of(call, storage.outputs, storage.category)
         number = columns.devices.index(device)
-        yield _Block(call, event, storage.nbytes, number, born, died, address)
-
-
-class _Leases:
-    """Leases by label and size, each to be taken once."""
-
-    def __init__(self, memory: Sequence[ReplayMemory]) -> None:
-        self.free: dict[tuple[str, int], list[Lease]] = {}  # each by birth
-        self.taken: set[tuple[int, int]] = set()
-        """First address and address after the last."""
-        for lease in sorted((x for m in memory for x in m.leases), key=_BIRTH):
-            self.free.setdefault((lease.label, lease.nbytes), []).append(lease)
-
-    def take(self, label: str, nbytes: int, born: int) -> Lease | None:
-        """The lease that began nearest to ``born``."""
-        free = self.free.get((label, nbytes), [])
-        at = bisect_left(free, born, key=_BIRTH)
-        near = range(max(at - 1, 0), min(at + 1, len(free)))
-        at = min(near, key=lambda i: abs(free[i].born_ns - born), default=-1)
-        if at < 0 or abs(free[at].born_ns - born) > NEAREST_CALL_NS:
-            return None
-        found = free.pop(at)
-        self.taken.add((found.address, found.address + found.nbytes))
-        return found
-
-
-_BIRTH = attrgetter("born_ns")
+        yield _Block(call, event, storage.nbytes, number, times[event], died)
 
 
 def _append(columns: EventColumns, blocks: list[_Block]) -> None:
@@ -162,27 +122,21 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> None:
         if time is not None
     )
     scopes, leaves = columns.scopes, columns.leaves
-    order = np.argsort(leaves.start, kind="stable")
-    before = np.searchsorted(leaves.start[order], [time for time, _, _ in rows]) - 1
     new_leaves, allocations = [], []
     row_of = {}
     for n, (time, releases, i) in enumerate(rows):
         block = blocks[i]
         scope, size = block.call.scope, block.nbytes
         event = scopes.event[scope]
-        # What a call makes is made in its part of the backward. A lease that is over was released
-        # somewhere: in the part that the last operator before belongs to. What ends by a rule
-        # ends in none: that the next backward overwrites a gradient does not make it a detail.
+        # What a call makes is made in its part of the backward. What ends by a rule ends in none:
+        # that the next backward overwrites a gradient does not make it a detail.
         backward = scopes.backward[scope]
         if releases:
-            seen = block.address and before[n] >= 0
-            backward = leaves.backward[order[before[n]]] if seen else FORWARD
-            scope, size = -1, -size
+            backward, scope, size = FORWARD, -1, -size
         else:
             row_of[i] = len(columns.allocations) + n
-        address = block.address or ADDED_PTR - i
         new_leaves.append((-1, time, -1, backward, scope, -1, len(columns.uses)))
-        row = (event, len(leaves) + n, -1, size, block.device, time, -1, scope, address)
+        row = (event, len(leaves) + n, -1, size, block.device, time, -1, scope, ADDED_PTR - i)
         allocations.append(row)
     columns.leaves = joined(leaves, new_leaves)
     columns.allocations = joined(columns.allocations, allocations)
@@ -190,7 +144,7 @@ def _append(columns: EventColumns, blocks: list[_Block]) -> None:
         block.call.rows[block.event] = row_of[i]
 
 
-def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leases) -> Bools:
+def _inside(columns: EventColumns, memory: Sequence[ReplayMemory]) -> Bools:
     """Storages without an allocation in the trace that lie in memory that was added."""
     keys, allocations = columns.keys, columns.allocations
     inside = np.zeros(len(keys), np.bool_)
@@ -198,12 +152,8 @@ def _inside(columns: EventColumns, memory: Sequence[ReplayMemory], leases: _Leas
     for m in memory:
         if m.device not in devices:
             continue
-        ranges = set(m.ranges)
-        if m.leases:  # one that began before the trace was not added
-            scratch = {(x.address, x.address + x.nbytes) for x in m.leases if x.label == SCRATCH}
-            ranges = leases.taken | scratch
         here = keys.device == devices.index(m.device)
-        for first, end in ranges:
+        for first, end in m.ranges:
             inside |= here & (keys.ptr >= first) & (keys.ptr < end)
     inside[allocations.key[(allocations.key >= 0) & (allocations.size > 0)]] = False
     return inside
@@ -218,7 +168,7 @@ where the forward was called several times."""
 
 
 class Ends:
-    """When what a replay returns is over, where no lease says it."""
+    """Times at which what a replay returns is over."""
 
     def __init__(self, columns: EventColumns, calls: list[GeneratedCall]) -> None:
         self._scopes, self._calls = columns.scopes, calls

@@ -87,7 +87,7 @@ def around_clearing_of_workspaces(do: Callable[[bool], None]) -> Undo:
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
-    """Call ``do`` with every module that gets a parameter or a buffer from here on."""
+    """Call ``do`` with every module that gets a parameter, a buffer or a module from here on."""
 
     def hook(module: torch.nn.Module, name: str, value: Any) -> None:
         do(module)
@@ -102,6 +102,7 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
     return _all(
         torch.nn.modules.module.register_module_parameter_registration_hook(hook).remove,
         torch.nn.modules.module.register_module_buffer_registration_hook(hook).remove,
+        torch.nn.modules.module.register_module_module_registration_hook(hook).remove,
         # Copies and what was pickled get theirs at once.
         replace([torch.nn.Module], "__setstate__", around),
     )

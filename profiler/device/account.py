@@ -93,8 +93,17 @@ def explain(
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         return AccountRow(
-            *(purpose, 0, 0, at.module_path, source_of(at.line or waiting), at.nodes),
-            *(at.generated is not None, detail, holder, waiting is not None),
+            purpose,
+            nbytes=0,
+            count=0,
+            modules=at.module_path or block.owner,
+            frame=source_of(at.line or waiting),
+            nodes=at.nodes,
+            compiled=at.generated is not None,
+            detail=detail,
+            holder=holder,
+            waits=waiting is not None,
+            library=at.library,
         )
 
     add_up(account, peak, row_of)
@@ -104,13 +113,24 @@ def explain(
 
 
 def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
-    """The same with rows as ``row_of`` says them, of each block one with no bytes and no blocks."""
-    live = [b for b in peak.blocks if b.address not in peak.awaiting]
-    account.rounding = sum(b.size - b.requested for b in live)
-    account.awaiting = sum(b.size for b in peak.blocks if b.address in peak.awaiting)
+    """Do the same with rows as ``row_of`` says them, of each block one with no bytes and no blocks.
+
+    A block counts where there is a place for it: inside of a segment, behind the one before. What
+    a history that contradicts itself has beyond that, a note says.
+    """
+    account.pools, blocks = _pools(peak)
+    live = [b for b in blocks if b.address not in peak.awaiting]
+    account.allocated = sum(b.size for b in live)
+    account.rounding = account.allocated - sum(b.requested for b in live)
+    account.awaiting = sum(b.size for b in blocks) - account.allocated
     account.rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
-    account.pools = _pools(peak)
     account.unexplained = account.reserved - account.explained
+    if lost := len(peak.blocks) - len(blocks):
+        nbytes = sum(b.size for b in peak.blocks) - sum(b.size for b in blocks)
+        account.notes.append(
+            f"{lost:,} blocks of {nbytes:,} B are in no row: by the history they lie outside of "
+            "every segment, or where others are"
+        )
 
 
 def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
@@ -199,7 +219,7 @@ class _Decider:
                 return purpose, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
-        if at.line is not None and _CACHES.search(at.line.file):
+        if at.innermost is not None and _CACHES.search(at.innermost.file):
             return Purpose.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
@@ -256,9 +276,10 @@ class _Decider:
 
 
 def _is_batch(block: Block, at: Where) -> bool:
-    if not block.batch or at.modules or at.line is None or block.frames[0] != at.line:
+    line = at.innermost
+    if not block.batch or at.modules or line is None or block.frames[0] != line:
         return False
-    return _COPY.search(linecache.getline(at.line.file, at.line.line)) is not None
+    return _COPY.search(linecache.getline(line.file, line.line)) is not None
 
 
 def _is_of_model(at: Where) -> bool:
@@ -302,23 +323,30 @@ _COPY = re.compile(r"\.(to|cuda)\(")
 """In the text of a line that asks for a copy on a device."""
 
 
-def _pools(peak: Peak) -> list[PoolShare]:
-    """Segments by pool, with what of them was in no block."""
+def _pools(peak: Peak) -> tuple[list[PoolShare], list[Block]]:
+    """Segments by pool, with what of them was in no block; and the blocks that lie in them."""
     # By address: a segment that grew or was cut since then has other blocks now.
-    blocks = sorted((b.address, b.size) for b in peak.blocks)
+    blocks = sorted(peak.blocks, key=lambda b: -b.address)
+    inside: list[Block] = []
     pools: dict[str, list[int]] = {}
-    for segment, size in peak.segments:
-        of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0])
-        of_pool[0] += size
-        of_pool[2] += 1
+    for segment, size in sorted(peak.segments, key=lambda s: s[0].address):
+        of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0, 0])
         at, end = segment.address, segment.address + size
-        first, last = (bisect.bisect_left(blocks, (x, 0)) for x in (at, end))
-        for address, nbytes in [*blocks[first:last], (end, 0)]:
-            of_pool[1] += max(0, address - at)
-            of_pool[3] = max(of_pool[3], address - at)
-            at = max(at, address + nbytes)
+        holes = []
+        while blocks and blocks[-1].address < end:
+            block = blocks.pop()
+            if at <= block.address and block.address + block.size <= end:
+                holes.append(block.address - at)
+                at = block.address + block.size
+                inside.append(block)
+        holes.append(end - at)
+        of_pool[0] += size
+        of_pool[1] += sum(holes)
+        of_pool[2] += 1
+        of_pool[3] = max(of_pool[3], *holes)
+        of_pool[4] += any(holes)
     found = [PoolShare(name, *of_pool) for name, of_pool in pools.items()]
-    return sorted(found, key=lambda p: -p.reserved)
+    return sorted(found, key=lambda p: -p.reserved), inside
 
 
 def name_of_pool(pool: tuple[int, int] | None) -> str:

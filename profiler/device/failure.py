@@ -107,7 +107,7 @@ def explain_failure(
 
 _BY_PURPOSE = {
     Purpose.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
-    "the layers, or torch._functorch.config.activation_memory_budget below 1.0",
+    "the layers",
     Purpose.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
     "ZeroRedundancyOptimizer)",
     Purpose.PARAMETER: "parameters in shards (FSDP), or of a smaller type",

@@ -99,7 +99,7 @@ class Objects:
         """See what was written to since the last time."""
         with self._lock:  # A thread of ``Watch`` looks, too.
             self.looked = True
-            for module, seen in self._alive():
+            for module, seen in self.alive():
                 seen.look(module)
 
     def was_written(self, module: torch.nn.Module, name: str) -> bool:
@@ -112,7 +112,7 @@ class Objects:
     def of_modules(self) -> Known:
         """Parameters, buffers and gradients of every module that was made."""
         self.look()
-        return self._of([module for module, _ in self._alive()])
+        return self._of([module for module, _ in self.alive()])
 
     def of_process(self) -> Look:
         """All that is known, by asking for the modules and optimizers that there are."""
@@ -139,7 +139,8 @@ class Objects:
         known = static | known | self._averages(modules, optimizers)
         return Look(known, frozenset(often))
 
-    def _alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
+    def alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
+        """Modules that are there, with what is known of each."""
         # Of a copy: the program's threads may add to the dictionary meanwhile.
         for i, seen in list(self._modules.items()):
             module = seen.reference()

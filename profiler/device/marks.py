@@ -28,6 +28,7 @@ class Mark:
         line: of the program that waits in ``backward()`` from here on; None if not known.
         checkpointed: addresses of what is handed to a checkpointed function here.
         batch: bytes of each tensor of a batch that a DataLoader returns here.
+        owners: classes of modules whose storages are, by address, as far as looked for.
         often: addresses of what was written to often, as far as looked for.
         clears: whether cuBLAS's workspaces, and nothing else, are given back here.
         backwards: that have begun, that of this mark included.
@@ -41,6 +42,7 @@ class Mark:
     checkpointed: frozenset[int] = frozenset()
     batch: frozenset[int] = frozenset()
     often: frozenset[int] = frozenset()
+    owners: dict[int, str] = field(default_factory=dict)
     clears: bool = False
     backwards: int = 0
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Mark:
     def forget(self) -> None:
         """Let go of what is noted in blocks by now."""
         self.known, self.often, self.checkpointed = {}, frozenset(), frozenset()
+        self.owners = {}
 
 
 def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:

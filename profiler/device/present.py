@@ -110,7 +110,7 @@ def unwatched_account(
     replay.feed((), marks)
     peak = replay.now()
     account = named(device)
-    account.reserved, account.allocated = peak.reserved, peak.allocated
+    account.reserved = peak.reserved
     stats = torch.cuda.memory_stats(device)
     account.most_allocated = most(stats, "allocated")
     account.most_requested = most(stats, "requested")

@@ -39,7 +39,7 @@ from typing import Any
 from memprof.profiler.model import Purpose, SourceFrame
 
 from .marks import Mark
-from .segments import Segment, Segments
+from .segments import Segment, Segments, pool_id
 
 ROUNDING = 512
 """Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
@@ -75,6 +75,7 @@ class Block:
         often, checkpointed: whether it was written to often, or handed to a checkpointed function,
             at any mark.
         batch: whether it is as large as a tensor of the last batch before.
+        owner: classes of the module whose own it is, as the first mark knew it that did.
     """
 
     address: int
@@ -90,6 +91,7 @@ class Block:
     often: bool = False
     checkpointed: bool = False
     batch: bool = False
+    owner: str = ""
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -141,6 +143,7 @@ class Replay:
         *,
         device: int = 0,
         take_down: bool = True,
+        completes: bool = False,
     ) -> None:
         """
         Args:
@@ -149,8 +152,11 @@ class Replay:
             device: whose counts of marks are meant.
             take_down: whether ``peak`` is to have its blocks and segments. A history in which each
                 step is the highest so far takes long with them.
+            completes: whether what is let go of can be handed out again at once, since the history
+                does not say when it can.
         """
         self._takes_down = take_down
+        self._completes = completes
         settings = settings or {}
         self._made = made
         self._device = device
@@ -215,9 +221,11 @@ class Replay:
             elif action == "free_completed":
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
-                self._keep_peak()
+                # Nobody is to be taken down before: now more is reserved than at any such peak.
                 mapped = action == "segment_map"
-                self.strange += not self._segments.grow(e["addr"], e["size"], mapped)
+                pool = e.get("pool_id")
+                self.strange += not self._segments.grow(e["addr"], e["size"], mapped, pool)
+                self._note_peak()
             elif action in ("segment_free", "segment_unmap"):
                 self._keep_peak()
                 self.strange += self._segments.shrink(e["addr"], e["size"])
@@ -246,7 +254,7 @@ class Replay:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
             segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
-            segment.pool = _pool_of(s)
+            segment.pool = pool_id(s.get("segment_pool_id", (0, 0)))
             self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
@@ -302,10 +310,12 @@ class Replay:
             block = self._live.get(address)
             if block is not None and block.freed_after is None:
                 block.checkpointed = True
-        known, often = sorted(mark.known), sorted(mark.often)
-        for block in self._live.values() if known or often else ():
+        known, often, owners = sorted(mark.known), sorted(mark.often), sorted(mark.owners)
+        for block in self._live.values() if known or often or owners else ():
             if block.freed_after is not None:
                 continue
+            if owners and not block.owner and (owned := block.first_of(owners)) is not None:
+                block.owner = mark.owners[owned]
             address_in = block.first_of(known)
             purpose = None if address_in is None else mark.known[address_in]
             # That something is written to may be seen later than that it is a module's.
@@ -319,7 +329,7 @@ class Replay:
         for s in segments:
             mine = self._segments.at(s["address"])
             if mine is not None:
-                mine.pool = _pool_of(s)
+                mine.pool = pool_id(s.get("segment_pool_id", (0, 0)))
 
     # What the allocator can do.
 
@@ -333,9 +343,9 @@ class Replay:
         size = self.rounded(requested)
         segment = self._segments.at(address)
         there = None if segment is None else self._segments.free.take(address)
-        if segment is None or there is None:
+        if segment is None or there is None or there < size:
             self.strange += 1
-        elif self._is_cut(there, size, segment.expandable):
+        elif self.cuts(there - size, size, segment.expandable):
             self._segments.free.add(address + size, there - size)
         else:
             size = there
@@ -364,11 +374,8 @@ class Replay:
         step = (1 << (requested.bit_length() - 1)) >> (parts.bit_length() - 1)
         return -(-requested // step) * step if step else size
 
-    def _is_cut(self, there: int, size: int, expandable: bool) -> bool:
-        rest = there - size
-        if rest < 0:
-            self.strange += 1
-            return False
+    def cuts(self, rest: int, size: int, expandable: bool) -> bool:
+        """Whether a block of so many bytes is cut off where ``rest`` would remain."""
         if expandable:
             return rest >= ROUNDING
         limited = size > SMALL and self._max_split is not None and size >= self._max_split
@@ -382,6 +389,8 @@ class Replay:
             return
         block.freed_after = self.mark
         self.allocated_bytes -= block.size
+        if self._completes:
+            self._free_completed(address)
 
     def _free_completed(self, address: int) -> None:
         self._keep_peak()
@@ -439,11 +448,6 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
             b.freed_after = new[b.freed_after]
     for r in replays:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
-
-
-def _pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
-    pool = segment.get("segment_pool_id", (0, 0))
-    return int(pool[0]), int(pool[1])
 
 
 def is_cut(rest: int, size: int) -> bool:

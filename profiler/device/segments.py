@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .ranges import FreeRanges
 
@@ -22,7 +23,8 @@ class Segment:
 
     Attributes:
         pool: ``(0, 0)`` for the general pool, another pair for a private one (CUDA graphs,
-            ``torch.cuda.MemPool``); None if it was gone before anybody asked.
+            ``torch.cuda.MemPool``); None if it was given back before anybody asked and the history
+            does not say: torch's before 2.13 does not.
     """
 
     address: int
@@ -60,8 +62,9 @@ class Segments:
         segment = self._by_address[start]
         return segment if address < segment.address + segment.size else None
 
-    def grow(self, address: int, size: int, expandable: bool) -> bool:
-        """The device gave memory; returns whether that was possible."""
+    def grow(self, address: int, size: int, expandable: bool, pool: Any = None) -> bool:
+        """Note memory that the device gave, and of which pool it is, as the history has that.
+        Returns whether that was possible."""
         start = self._starts.last_up_to(max(address, address + size - 1))
         before = None if start is None else self._by_address[start]
         if before is not None and before.address + before.size > address:
@@ -74,6 +77,7 @@ class Segments:
         else:
             segment = Segment(address, size, expandable)
             self._put(segment)
+        segment.pool = segment.pool or pool_id(pool)
         after = self._by_address.get(address + size) if expandable else None
         if after is not None and after.expandable:  # A hole between the two is filled.
             self._forget(after)
@@ -123,6 +127,12 @@ class Segments:
     def _forget(self, segment: Segment) -> None:
         del self._by_address[segment.address]
         self._starts.remove(segment.address)
+
+
+def pool_id(found: Any) -> tuple[int, int] | None:
+    """The id of a pool as a snapshot or its history has it; None if that is none."""
+    pair = tuple(found) if isinstance(found, (tuple, list)) else ()
+    return (pair[0], pair[1]) if [type(n) for n in pair] == [int, int] else None
 
 
 class Ascending:

@@ -47,6 +47,7 @@ from .growth import growth_of
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
+from .owners import owners
 from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
 from .where import line_of_caller
@@ -241,7 +242,7 @@ class Watch:
 
     def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
         account = named(device, self.steps)
-        account.reserved, account.allocated = reserved, peak.allocated
+        account.reserved = reserved
         explain(account, peak, self.marks, **how)
         say_of_history(account, self.replays[device], self.lost)
         return account
@@ -337,7 +338,8 @@ class Watch:
 
     def _mark_process(self, phase: Phase | None) -> Known:
         look = self.objects.of_process()
-        self._mark(phase, look.known, often=look.often)
+        owned = owners(module for module, _ in self.objects.alive())
+        self._mark(phase, look.known, often=look.often, owners=owned)
         return look.known
 
     @property
@@ -476,11 +478,14 @@ class Watch:
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found = of_state(optimizer) if self._looks() else {}
+        found, owned = {}, {}
+        if self._looks():
+            found = of_state(optimizer)
+            owned = owners((module for module, _ in self.objects.alive()), [optimizer])
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
-        self._mark(Phase.FORWARD, found)
+        self._mark(Phase.FORWARD, found, owners=owned)
         self.drain(DRAIN)
         if self._on_step is not None:
             self._on_step(min(self._steps_of.values()), self.steps)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memprof.profiler.model import SourceFrame
+from memprof.profiler.model.provenance import line_and_library
 
 _GENERATED = re.compile(r"[/\\]c[a-z0-9]{40,}\.py$")
 """A file of Inductor's code cache: a ``c`` and a hash."""
@@ -49,8 +50,8 @@ class Where:
     """What asked for a block.
 
     Attributes:
-        line: innermost frame of the program that is neither torch's nor generated; None where
-            no Python was running, as in autograd's own threads.
+        line, library: of the program, and of the library that it called for that; see
+            ``line_and_library``. None where no Python was running, as in autograd's own threads.
         modules: names of the module classes whose ``forward`` was running, outermost first.
         generated: line of Inductor's code, None for eager code.
         nodes: FX nodes of the kernel that first uses the block, with what of ATen they are;
@@ -59,10 +60,16 @@ class Where:
     """
 
     line: SourceFrame | None
+    library: SourceFrame | None
     modules: tuple[str, ...]
     generated: SourceFrame | None
     nodes: str
     inside: frozenset[str]
+
+    @property
+    def innermost(self) -> SourceFrame | None:
+        """The line that asked itself, whoever called it."""
+        return self.library or self.line
 
     @property
     def module_path(self) -> str:
@@ -108,23 +115,23 @@ def where(frames: Sequence[SourceFrame]) -> Where:
     generated = next((f for f in frames if is_generated(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):
-        ours = _INTERNAL.search(frame.file) and "/torch/nn/modules/" not in frame.file
-        if frame.function == "forward" and not ours:
+        if frame.function == "forward" and is_of_program(frame.file):
             name = _class_at(frame.file, frame.line)
             if name and (not modules or modules[-1] != name):
                 modules.append(name)
     inside = {p for f in frames for p in _PACKAGES if f"site-packages/{p}" in f.file}
     nodes = _nodes(generated) if generated is not None else ""
-    return Where(user_line(frames), tuple(modules), generated, nodes, frozenset(inside))
+    lines = line_and_library(user_lines(frames))
+    return Where(*lines, tuple(modules), generated, nodes, frozenset(inside))
 
 
-def user_line(frames: Iterable[SourceFrame]) -> SourceFrame | None:
-    """The innermost frame that is of the program itself; None if there is none."""
-    return next(user_lines(frames), None)
+def is_of_program(file: str) -> bool:
+    """Whether a class of modules of this file is one that a program calls: its own, or torch's."""
+    return _INTERNAL.search(file) is None or "/torch/nn/modules/" in file
 
 
 def user_lines(frames: Iterable[SourceFrame]) -> Iterator[SourceFrame]:
-    """The frames that are of the program itself."""
+    """The frames that are of the program and its libraries."""
     python = (f for f in frames if f.line > 0 and _NO_PYTHON.search(f.file) is None)
     return (f for f in python if not is_internal(f.file))
 

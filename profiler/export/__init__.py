@@ -16,14 +16,11 @@ from ..model import Profile
 from ..writing import output
 from .walk import Part
 
-__all__ = ["FORMATS", "check_has_time", "devices_of", "export_paths", "export_profile"]
+__all__ = ["FORMATS", "check_has_time", "devices_of", "export_profile"]
 
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
     "memory-viz": "snapshot for pytorch.org/memory_viz",
-    "speedscope": "flame graphs of bytes for speedscope.app",
-    "collapsed": "stacks for flamegraph.pl and inferno",
-    "parquet": "folder of tables",
     "json": "the whole profile as JSON, see memprof schema",
 }
 """What ``export_profile`` can write, and what it is."""
@@ -36,10 +33,8 @@ def export_profile(
     devices: Sequence[str],
     first: int | None = None,
     last: int | None = None,
-    *,
-    allocated: bool = False,
 ) -> None:
-    """Write a profile to a file, or for ``parquet`` to a folder.
+    """Write a profile to a file.
 
     Args:
         profile: a valid one; for ``perfetto`` also those of several ranks.
@@ -47,12 +42,10 @@ def export_profile(
         path: where to; compressed if it ends in ``.gz``.
         devices: whose memory, see ``devices_of``.
         first, last: calls of the log, both included; None is its end.
-        allocated: for ``collapsed``: all allocations, not what is live at the peak.
 
     Raises:
         ValueError: there is no such format, or it does not take several profiles.
         IndexError: the log has no such calls.
-        ImportError: ``parquet``, and pyarrow is not installed.
         ProfileWithoutTimeError: ``perfetto`` or ``memory-viz``, of accounts alone.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
@@ -66,11 +59,6 @@ def export_profile(
     part = Part(devices, first, last)
     part.calls(profiles[0])
     # The writers are imported when they are needed: the command line starts without them.
-    if format == "parquet":
-        from .parquet import write_parquet
-
-        write_parquet(profiles[0], path, part)
-        return
     with output(path) as file:
         if format == "json":
             file.write(to_json(profiles[0]))
@@ -78,17 +66,10 @@ def export_profile(
             from .perfetto import write_perfetto
 
             write_perfetto(profiles, file, part)
-        elif format == "memory-viz":
+        else:
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file, part)
-        else:
-            from .speedscope import write_collapsed, write_speedscope
-
-            if format == "speedscope":
-                write_speedscope(profiles[0], file, part)
-            else:
-                write_collapsed(profiles[0], file, part, allocated=allocated)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:
@@ -104,14 +85,5 @@ def check_has_time(profiles: Sequence[Profile], why: str) -> None:
         raise ProfileWithoutTimeError(
             None,
             f"{why}, and this profile has the account of one instant: use memprof report, or "
-            "memprof export -f speedscope, collapsed, parquet or json",
+            "memprof export -f json",
         )
-
-
-def export_paths(format: str, path: str | os.PathLike[str]) -> list[str]:
-    """The files that ``export_profile`` writes: ``path``, or those of a folder."""
-    if format != "parquet":
-        return [os.fspath(path)]
-    from .parquet import table_paths
-
-    return table_paths(path)

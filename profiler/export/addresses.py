@@ -105,7 +105,7 @@ class Pool:
         ranges: set[tuple[int, int]] = set()
         for graph in profile.graphs:
             for placement in graph.placements:
-                if placement.pool != device or placement.node is None:
+                if placement.pool != device:
                     continue
                 ranges.update(placement.segments)
                 sites: dict[_Site, list[int]] = {}

@@ -11,6 +11,12 @@ from .category import Category
 from .limits import Count, Int
 from .provenance import SourceFrame
 
+NO_EVENTS = (
+    "no memory events, so its peak is not known: profile_memory=True makes them, and "
+    "profile_all_threads=True drops them"
+)
+"""What a trace has of which nothing can be said."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataFlowStorage:
@@ -62,7 +68,7 @@ class DataFlowDevice:
         leaks: the largest storages of the whole trace that outlived their step, largest first.
         reserved, allocated: what the caching allocator held at the peak, None on a device
             without one. Their difference is what it holds idle or lost to fragmentation.
-        replay_reserved: bytes that pools of CUDA graphs and the CPU arena held from the system
+        replay_reserved: bytes that pools of CUDA graphs held from the system
             when the trace was analysed. What was live in them is part of ``bytes``; on CUDA they
             are part of ``reserved`` too.
     """

@@ -143,13 +143,15 @@ class AccountRow:
     Attributes:
         nbytes, count: that were asked for, in so many blocks.
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
-        frame: innermost of the program; None where no Python was running, or nobody watched.
-            Of autograd's threads it is the line that waits for them in ``backward()``: ``waits``.
+        frame: the line of the program that asked; None where no Python was running, or nobody
+            watched. Of autograd's threads it is the line that waits for them in ``backward()``:
+            ``waits``.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;
             mostly empty.
+        library: the line of an installed package that ``frame`` called for that; None if none was.
     """
 
     purpose: Purpose
@@ -162,6 +164,7 @@ class AccountRow:
     detail: str = ""
     holder: str = ""
     waits: bool = False
+    library: SourceFrame | None = None
 
     @property
     def what(self) -> str:
@@ -178,6 +181,7 @@ class PoolShare:
             ``gone`` for segments that were given back before anybody asked.
         free: of what is reserved in segments, bytes in no block.
         largest_free: the largest range of these.
+        with_free: segments that have any; 0 in files of 0.2.0, which did not count them.
     """
 
     name: str
@@ -185,6 +189,7 @@ class PoolShare:
     free: Int
     segments: Int
     largest_free: Int
+    with_free: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +304,10 @@ class DeviceAccount:
         """What is reserved and in no row: its name, the words of a report, and bytes."""
         pools = []
         for p in self.pools:
-            of = "" if p.name == "general" else f" of pool {p.name}"
-            words = f"free inside {p.segments:,} segments{of}"
+            n = p.with_free or p.segments
+            of = {"general": "", "gone": ", given back later"}
+            words = f"free inside {n:,} segment{'s' * (n != 1)}"
+            words += of.get(p.name, f" of pool {p.name}")
             pools.append((f"free in {p.name} segments", words, p.free))
         words = "given back to the device since the peak"
         gone = [("given back", words, self.given_back)] if self.given_back else []

@@ -143,6 +143,7 @@ class GraphRecord:
         data_dependent: why a program holds for the observed call alone, None if it stands
             for later calls too.
         calls: number of calls so far.
+        random: whether it draws random numbers, as dropout does; None if not known.
         placements: where replays have their memory, the latest last; only some are kept.
     """
 
@@ -163,6 +164,7 @@ class GraphRecord:
     unobservable: str | None = None
     data_dependent: str | None = None
     calls: Int = 0
+    random: bool | None = None
     placements: list[Placement] = field(default_factory=list)
 
     @property

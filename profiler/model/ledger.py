@@ -16,7 +16,7 @@ class LedgerKind(str, Enum):
     OBSERVED = "observed"
     NOT_OBSERVED = "not_observed"
     NOT_GRAPHED = "not_graphed"
-    """Compiled code that no CUDA graph holds, or on the CPU no arena."""
+    """Compiled code that no CUDA graph holds."""
     NOT_STORED = "not_stored"
     """Provenance that could not be written beside Inductor's cache: a process that finds the graph
     there will compile it again. This one's profile is whole."""

@@ -172,8 +172,7 @@ class PlacedBlock:
     """A storage and where it lies while a replay runs.
 
     Attributes:
-        address: of its first byte; in an arena, counted from the beginning of the graph's
-            scratch memory.
+        address: of its first byte.
         nbytes: that were asked for.
         begin, end: instants at which it is there, ``begin <= i < end``.
         graph: id of the graph whose code made it or has it as an input.
@@ -197,16 +196,15 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One recording of a graph, or its plan in an arena: every replay uses these addresses.
+    """One recording of a graph: every replay uses these addresses.
 
     An *instant* is a number from 0 to ``len(lines)``: instant ``i`` is after the first ``i``
     allocations and releases.
 
     Attributes:
-        pool: ``cuda:0`` for the pool of the graph trees on that device, ``cpu arena`` for the
-            scratch memory of a graph in the arena.
+        pool: ``cuda:0`` for the pool of the graph trees on that device.
         key: values of the graph's integer inputs.
-        node: number of the recording, None in an arena.
+        node: number of the recording.
         segments: (first address, bytes) of what the pool had from the system by then.
         lines: line of the generated code of each event, 0 where unknown.
         blocks: by address, then by ``begin``.
@@ -214,7 +212,7 @@ class Placement:
 
     pool: str
     key: tuple[Int, ...]
-    node: Int | None
+    node: Int
     segments: tuple[tuple[Count, Count], ...]
     lines: tuple[Int, ...]
     blocks: tuple[PlacedBlock, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,6 +45,28 @@ class SourceFrame:
         return f"{self.file}:{self.line}"
 
 
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\](bin|Scripts)[/\\][^/\\.]+$")
+"""Files of installed packages, and the scripts by which their commands are called."""
+
+
+def line_and_library(
+    frames: Iterable[SourceFrame],
+) -> tuple[SourceFrame | None, SourceFrame | None]:
+    """The line of the program, and the line of the library that it called for that, if it did:
+    the innermost frame that is of no installed package, or in the ``forward`` of a module of one,
+    and the innermost of all. Without such a frame the innermost counts as the program's.
+
+    Args:
+        frames: innermost first.
+    """
+    innermost = None
+    for frame in frames:
+        innermost = innermost or frame
+        if frame.function == "forward" or _LIBRARY.search(frame.file) is None:
+            return frame, None if frame is innermost else innermost
+    return innermost, None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeProvenance:
     """One FX node of a compiled graph, after Inductor's post-grad passes.
@@ -73,10 +97,10 @@ class NodeProvenance:
 
     @property
     def frame(self) -> SourceFrame | None:
-        """The innermost frame outside of torch (a collective or an optimizer has some in it), of
-        all if there is none."""
+        """The line of the program that called the operator, see ``line_and_library``; of torch's
+        (a collective or an optimizer has some) if there is no other."""
         users = (f for f in reversed(self.stack) if IN_TORCH not in f.file)
-        return next(users, self.stack[-1] if self.stack else None)
+        return line_and_library(users)[0] or (self.stack[-1] if self.stack else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class DataFlowPeak:
     # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None
     allocated: int | None
-    replay_reserved: int  # bytes that pools of CUDA graphs and the CPU arena held at the end
+    replay_reserved: int  # bytes that pools of CUDA graphs held at the end
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
     live: list[model.DataFlowStorage]  # the same one by one, largest first

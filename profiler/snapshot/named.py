@@ -76,7 +76,6 @@ def replayed(snapshot: Snapshot, profiles: Iterable[Profile]) -> list[tuple[str,
         for profile in profiles
         for graph in profile.graphs
         for placement in graph.placements
-        if placement.node is not None
     ]
     pools: dict[tuple[int, int, int], list[Json]] = {}
     for segment in snapshot.segments:

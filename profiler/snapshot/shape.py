@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from memprof.profiler.device.segments import pool_id
+
 from ..errors import SnapshotInvalidError
 
 Json = dict[str, Any]
@@ -110,7 +112,7 @@ class _Checks:
             self.number(s, name, at, default=0)
         if s["device"] >= _DEVICES:
             self.fail(f"{at}.device", f"the number of one of at most {_DEVICES:,}", s["device"])
-        if not is_pool_id(pool := s.setdefault("segment_pool_id", (0, 0))):
+        if pool_id(pool := s.setdefault("segment_pool_id", (0, 0))) is None:
             self.fail(f"{at}.segment_pool_id", "a pair of numbers", pool)
         if type(s.setdefault("is_expandable", False)) is not bool:
             self.fail(f"{at}.is_expandable", "True or False", s["is_expandable"])
@@ -214,11 +216,6 @@ class _Checks:
 
 
 _WORDS: dict[type, str] = {dict: "a dictionary", list: "a list", str: "text"}
-
-
-def is_pool_id(value: Any) -> bool:
-    """Whether this is the id of a pool, a pair of numbers."""
-    return isinstance(value, (tuple, list)) and [type(n) for n in value] == [int, int]
 
 
 def _settings(found: Any) -> Json:

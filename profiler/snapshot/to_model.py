@@ -17,15 +17,16 @@ but what was asked for, so it is rounded up, as far as there is room.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from memprof.profiler.device.account import add_up, counted_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
-from memprof.profiler.device.segments import Segments
-from memprof.profiler.device.where import is_generated, user_line
+from memprof.profiler.device.segments import Ascending, Segments
+from memprof.profiler.device.where import is_generated, user_lines
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,
@@ -36,12 +37,16 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
-from .shape import MODULE, ROLE, Json, Snapshot, is_pool_id, is_workspace
+from ..model.provenance import line_and_library
+from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
 
 _PURPOSES = {p.value: p for p in Purpose}
+
+_FREED = {"free_requested", "free_completed"}
+"""Events of a block that goes: torch writes both."""
 
 EMPTY = (
     "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
@@ -87,56 +92,83 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
     replay = Replay(snapshot.settings)
     replay.take_over(segments)
-    account = _of_peak(f"cuda:{device}", replay.now())
+    requests = [e for e in trace if e["action"] == "alloc"]
+    stacks = any(e.get("frames") for e in requests)
+    account = _of_peak(f"cuda:{device}", replay.now(), stacks, asked={e["addr"] for e in requests})
     account.snapshot = True
     account.notes += _notes(account, bool(trace))
     if trace:
-        _add_history(account, snapshot, segments, trace)
+        _add_history(account, snapshot, segments, trace, stacks)
     return account
 
 
-def _of_peak(device: str, peak: Peak) -> DeviceAccount:
+def _of_peak(device: str, peak: Peak, stacks: bool, asked: Container[int] = ()) -> DeviceAccount:
+    """The account of an instant of a history that has ``stacks``; of the blocks that were there
+    before, as far as that was followed, those at addresses in ``asked`` are of the history too."""
     account = DeviceAccount(device, reserved=peak.reserved)
-    account.allocated = account.most_allocated = peak.allocated
     rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
 
     def row(block: Block) -> AccountRow:
         frames = block.raw_frames
         if not frames:
-            return _NO_STACK
+            no_python = stacks and (block.event > 0 or block.address in asked)
+            return _NO_PYTHON if no_python else _NO_STACK
         if id(frames) not in rows:
             rows[id(frames)] = _row(frames)
         return rows[id(frames)]
 
     add_up(account, peak, row)
+    account.most_allocated = account.allocated
     return account
 
 
 def _add_history(
-    account: DeviceAccount, snapshot: Snapshot, segments: Sequence[Json], trace: Sequence[Json]
+    account: DeviceAccount,
+    snapshot: Snapshot,
+    segments: Sequence[Json],
+    trace: Sequence[Json],
+    stacks: bool,
 ) -> None:
     begin = _beginning(segments, trace, Replay(snapshot.settings))
     # In two passes: what is there at a peak that a later one surpasses is of no use.
     whole = _followed(snapshot, begin, trace)
     until = _followed(snapshot, begin, trace[: whole.peak.event])
     until.assign_pools(segments)
-    peak = _of_peak(account.device, until.now())
-    account.most_allocated = peak.most_allocated = max(whole.most_allocated, account.allocated)
-    account.failed = _failed(trace)
+    peak = _of_peak(account.device, until.now(), stacks)
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
-    used = (b["size"] for s in segments for b in s["blocks"] if b["state"] == "active_allocated")
-    totals = sum(s["total_size"] for s in segments), sum(used)
-    if whole.strange or (whole.reserved, whole.allocated_bytes) != totals:
-        peak.notes.append(
-            f"{whole.strange:,} events contradict the others or the snapshot "
-            f"({totals[0]:,} B reserved, {totals[1]:,} B allocated), as they do where the history "
-            "was off for a while: sizes may be off"
-        )
+    if (account.reserved, account.allocated) > (peak.reserved, peak.allocated):
+        peak = replace(account, snapshot=False, notes=["the snapshot itself"])
+    followed = 0 if whole.strange else whole.most_allocated
+    most = max(followed, peak.allocated, account.allocated)
+    account.most_allocated = peak.most_allocated = most
+    account.failed = _failed(trace)
+    peak.notes += _doubts(account, whole, {e["action"] for e in trace})
     account.peak = peak
 
 
+def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[str]:
+    """What a history of such events lacks, that ends as a snapshot's ``account`` says."""
+    freed = kinds & _FREED
+    if len(freed) == 1:
+        yield (
+            f"the history has {min(freed)} events and no {min(_FREED - freed)}: what was let go "
+            "of counts as free at once"
+        )
+    if whole.strange or (whole.reserved, whole.allocated_bytes) != (
+        *(account.reserved, account.allocated),
+    ):
+        lacks = " or ".join(sorted({"alloc", *_FREED} - kinds or {"segment_free"} - kinds))
+        yield (
+            f"{whole.strange:,} events contradict the others or the snapshot "
+            f"({account.reserved:,} B reserved, {account.allocated:,} B allocated), as they do "
+            "where the history was off for a while, or a kind of event was left out"
+            f"{f' (it has no {lacks})' if lacks else ''}: sizes may be off"
+        )
+
+
 def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) -> Replay:
-    replay = Replay(snapshot.settings, take_down=False)
+    completes = "free_completed" not in {e["action"] for e in trace}
+    replay = Replay(snapshot.settings, take_down=False, completes=completes)
     replay.take_over(begin)
     replay.feed(trace)
     return replay
@@ -162,23 +194,36 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
                 "state": state,
             }
         elif action in ("segment_free", "segment_unmap"):
-            pool = e["pool_id"] if is_pool_id(e.get("pool_id")) else (0, 0)
-            _grow(before, e["addr"], e["size"], action == "segment_unmap", pool)
+            _grow(before, e["addr"], e["size"], action == "segment_unmap", e.get("pool_id"))
         elif action in ("segment_alloc", "segment_map"):
             before.shrink(e["addr"], e["size"])
-    return _filled(before, blocks)
+    return _filled(before, blocks, _next_asked(trace, blocks), rules)
 
 
-def _grow(
-    segments: Segments, address: int, size: int, expandable: bool, pool: Sequence[int]
-) -> None:
-    if size and segments.grow(address, size, expandable):
-        segment = segments.at(address)
-        if segment is not None and segment.pool is None:
-            segment.pool = (pool[0], pool[1])
+def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]:
+    """Of blocks that go within a history the first address above at which something was asked for
+    while they were there: they do not reach beyond it."""
+    asked, found = Ascending(), dict[int, int]()
+    seen: set[int] = set()
+    for e in trace:
+        address = e.get("addr", 0)
+        if e["action"] == "alloc" and address not in seen:
+            seen.add(address)
+            asked.add(-address)
+        elif e["action"].startswith("free_") and address in blocks and address not in found:
+            above = asked.last_up_to(-address - 1)
+            found[address] = MOST if above is None else -above
+    return found
 
 
-def _filled(segments: Segments, blocks: dict[int, Json]) -> list[Json]:
+def _grow(segments: Segments, address: int, size: int, expandable: bool, pool: Any) -> None:
+    if size:
+        segments.grow(address, size, expandable, pool)
+
+
+def _filled(
+    segments: Segments, blocks: dict[int, Json], above: Mapping[int, int], rules: Replay
+) -> list[Json]:
     addresses = sorted(blocks)
     found: list[Json] = []
     for s in segments:
@@ -186,10 +231,12 @@ def _filled(segments: Segments, blocks: dict[int, Json]) -> list[Json]:
         own: list[Json] = []
         for i in range(bisect.bisect_left(addresses, at), bisect.bisect_left(addresses, end)):
             block = blocks[addresses[i]]
-            room = min(end, addresses[i + 1] if i + 1 < len(addresses) else end) - addresses[i]
+            after = addresses[i + 1] if i + 1 < len(addresses) else end
+            room = min(end, after, above.get(addresses[i], end)) - addresses[i]
             if at < addresses[i]:
                 own.append({"address": at, "size": addresses[i] - at, "state": "inactive"})
-            if block["size"] > room:
+            rest = room - block["size"]
+            if rest < 0 or (rest and not rules.cuts(rest, block["size"], s.expandable)):
                 asked = min(block["requested_size"], room)
                 block = {**block, "size": room, "requested_size": asked}
             own.append(block)
@@ -237,12 +284,18 @@ def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
         if e["action"] == "oom":
             frames = e.get("frames") or ()
             if id(frames) not in lines:
-                lines[id(frames)] = user_line(one for f in frames for one in frames_of((f,)))
+                lines[id(frames)], _ = _lines(frames)
             found.append(FailedRequest(e["size"], "", lines[id(frames)]))
     return counted_requests(found)
 
 
+def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, SourceFrame | None]:
+    return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
+
+
 _NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
+_NO_PYTHON = AccountRow(Purpose.ALLOCATED, 0, 0)
+"""Of requests whose stack was recorded and is empty: those of autograd's threads."""
 
 
 def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
@@ -258,5 +311,5 @@ def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
     compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
-    line = user_line(one for f in raw for one in frames_of((f,)))
-    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail)
+    line, library = _lines(raw)
+    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail, library=library)

@@ -65,25 +65,32 @@ bool tensor_cores_apply(const Tensor& x, const Tensor& w) {
          (groups == 1 || (w.dims[1] % multiple == 0 && w.dims[0] / groups % multiple == 0));
 }
 
+// What a device was seen to ask for besides copies, where there are any.
+constexpr int64_t BESIDE_COPIES = 512;
+
 // A tensor core kernel reads and writes channels-last operands of padded channels; an operand that
-// is not has such a copy in the workspace. The gradient of a filter of half precision is summed in
-// a float32 copy.
+// is not has such a copy in the workspace, but for the result in float32 on devices of compute
+// capability 8.x, whose kernels write it where it belongs. The gradient of a filter of half
+// precision is summed in a float32 copy. Observed: forwards in float32 and bfloat16, cuDNN 9.10 on
+// Blackwell and 9.20 on Ampere; the rest is by analogy.
 int64_t convolution_workspace(Direction direction, const Tensor& x, const Tensor& w,
                               const Tensor& y) {
   int64_t bytes = 0;
-  auto copy = [&](const Tensor& t) {
+  bool in_place = x.type == FLOAT && simgpu::config().cc_major == 8;
+  auto copy = [&](const Tensor& t, Direction result_of) {
+    if (in_place && direction == result_of) return;
     int64_t channels = t.dims[1], multiple = channel_multiple(t.type),
             padded = (channels + multiple - 1) / multiple * multiple;
     if (padded != channels || !channels_last(t))
       bytes += align(t.numel() / channels * padded * type_size(t.type));
   };
   if (x.numel() && y.numel() && w.numel()) {
-    copy(x);
-    copy(w);
-    copy(y);
+    copy(x, BACKWARD_DATA);
+    copy(w, BACKWARD_FILTER);
+    copy(y, FORWARD);
     if (direction == BACKWARD_FILTER && type_size(w.type) < 4) bytes += align(w.numel() * 4);
   }
-  return workspace(bytes);
+  return workspace(bytes ? bytes + BESIDE_COPIES : 0);
 }
 
 }  // namespace simdnn

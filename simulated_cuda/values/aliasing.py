@@ -111,5 +111,6 @@ def wrap_numbers(tensor_places: Sequence[int], args: tuple[Any, ...]) -> tuple[A
     dtype = functools.reduce(torch.promote_types, [torch.result_type(t, n) for t, n in pairs])
     wrapped = list(args)
     for i in numbers:
-        wrapped[i] = torch.tensor(wrapped[i], dtype=dtype, device=CPU)
+        # Beyond the dtype's range it wraps around, as it does in C++.
+        wrapped[i] = torch.tensor(wrapped[i], device=CPU).to(dtype)
     return tuple(wrapped)

@@ -9,7 +9,9 @@ is being captured. Random numbers: Note [Random numbers of the simulated device]
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
+import math
 import os
 import re
 import threading
@@ -36,6 +38,7 @@ __all__ = [
     "errors",
     "missing",
     "operator",
+    "run_on_cpu",
     "tensor_places",
     "writes",
 ]
@@ -63,9 +66,20 @@ SKIP = re.compile(
     r"|_transform_bias|_c10d|_record)"
 )
 """Operators that compute no values, and those of libraries and layouts that are left alone."""
-_NO_HALF = re.compile(
-    r"not implemented for '?\"?(Half|BFloat16)|not supported.*(Half|BFloat16)|for 'Half'"
+_NO_KERNEL = re.compile(
+    r"not implemented for '?\"?(?P<type>Half|BFloat16|Byte|Char|Short|Int|Long|Bool)"
+    r"|not supported.*(Half|BFloat16)|for 'Half'"
 )
+_INTEGERS = {
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Bool": torch.bool,
+}
+"""By their names in such messages."""
+_NUMBERS = (int, float, complex)
 _ASSERT = 710  # cudaErrorAssert
 
 _device = library()
@@ -176,18 +190,25 @@ class _Operator:
             device = device_of(tree_leaves((result,)))
         if device is None:
             return result
-        if not self.computes:
-            say_missing("aten." + self.name)
-            return result
         with Quiet():
+            if not self.computes:
+                say_missing("aten." + self.name)
+                _submit(device, functools.partial(_say_unknown, self._targets(result)))
+                return result
             try:
                 cpu_args, cpu_kwargs = tree_map(to_cpu, args), tree_map(to_cpu, kwargs)
             except NotImplementedError:
                 say_missing("aten." + self.name + " (not strided)")
                 return result
             targets = self._targets(result)
+            on_cpu = self.on_cpu
+            if any(isinstance(cpu_args[i], _NUMBERS) for i in self.tensor_places if i < len(args)):
+                # What C++ made a tensor of: the CPU has another overload for it.
+                packet, _, _ = self.name.partition(".")
+                found = torch._C._jit_resolve_packet(f"aten::{packet}", *cpu_args, **cpu_kwargs)
+                on_cpu = operator(f"{packet}.{found}")
         single = isinstance(result, torch.Tensor)
-        _submit(device, self._computation(random, cpu_args, cpu_kwargs, targets, single))
+        _submit(device, self._computation(on_cpu, random, cpu_args, cpu_kwargs, targets, single))
         return result
 
     def _run(
@@ -223,6 +244,7 @@ class _Operator:
 
     def _computation(
         self,
+        on_cpu: Callable[..., Any],
         random: Callable[[], torch.Generator] | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -248,7 +270,7 @@ class _Operator:
                 if self.is_random:
                     assert random is not None
                     given = {**kwargs, "generator": random()}
-                computed = _on_cpu(self.on_cpu, args, given)
+                computed = run_on_cpu(on_cpu, args, given)
                 values = [computed] if single else () if computed is None else computed
                 for target, value in zip(targets, values, strict=False):
                     if target is not None:
@@ -288,28 +310,42 @@ class _Operator:
         return result
 
 
-def _on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The CPU's kernel; in float32 where it has none for half precision."""
+def run_on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The CPU's kernel; where it has none for half precision in float32, for integers in float64.
+
+    Integers are exact in float64 up to 2^53.
+    """
     try:
         return function(*args, **kwargs)
     except RuntimeError as e:
-        if not _NO_HALF.search(str(e)):
+        refused = _NO_KERNEL.search(str(e))
+        if refused is None:
             raise
-    narrow = (torch.float16, torch.bfloat16)
+    integer = _INTEGERS.get(refused["type"])
+    narrow = (torch.float16, torch.bfloat16) if integer is None else (integer,)
+    wider = torch.float32 if integer is None else torch.float64
     widened: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def widen(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and x.dtype in narrow:
-            wide = x.float()
+            wide = x.to(wider)
             widened.append((x, wide))
             return wide
-        return torch.float32 if isinstance(x, torch.dtype) and x in narrow else x
+        return wider if isinstance(x, torch.dtype) and x in narrow else x
 
     result = function(*tree_map(widen, args), **tree_map(widen, kwargs))
     if isinstance(function, torch._ops.OpOverload) and writes(function._schema):
         for tensor, wide in widened:
             tensor.copy_(wide)
     return result
+
+
+def _say_unknown(targets: Sequence[Any]) -> None:
+    """Make them NaN: what lay there before differs from run to run, and looks like a result."""
+    with Quiet():
+        for target in tree_leaves(targets):
+            if isinstance(target, torch.Tensor) and target.is_floating_point():
+                target.fill_(math.nan)
 
 
 def _assign(targets: Sequence[Any], values: Sequence[Any]) -> None:

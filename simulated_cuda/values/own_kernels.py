@@ -117,5 +117,56 @@ def _cudnn_convolution(
     return torch.convolution(x, weight, None, stride, padding, dilation, False, no_padding, groups)
 
 
-REPLACEMENTS: Mapping[str, Callable[..., Any]] = {"cudnn_convolution": _cudnn_convolution}
+def _depthwise_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    _: Sequence[int],
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """A convolution of as many groups as there are channels."""
+    no_padding = [0] * len(padding)
+    return torch.convolution(
+        x, weight, bias, stride, padding, dilation, False, no_padding, x.shape[1]
+    )
+
+
+def _rms_norm_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    normalized: Sequence[int],
+    reciprocal: torch.Tensor,
+    weight: torch.Tensor | None,
+    _: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of a root mean square normalization's input and weight.
+
+    ``reciprocal`` is of the root mean square of each row, as the forward returns it.
+    """
+    axes = list(range(-len(normalized), 0))
+    gradient, normal = gradient.float(), x.float() * reciprocal
+    scaled = gradient if weight is None else gradient * weight.float()
+    of_x = reciprocal * (scaled - normal * (scaled * normal).mean(axes, keepdim=True))
+    of_weight = (gradient * normal).reshape(-1, *normalized).sum(0)
+    return of_x, of_weight
+
+
+def _product(function: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A matrix product whose last argument is the dtype of its result, in which it is summed."""
+    *tensors, dtype = args
+    return function(*(tensor.to(dtype) for tensor in tensors), **kwargs)
+
+
+REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "_conv_depthwise2d": _depthwise_convolution,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "addmm.dtype": functools.partial(_product, torch.addmm),
+    "baddbmm.dtype": functools.partial(_product, torch.baddbmm),
+    "bmm.dtype": functools.partial(_product, torch.bmm),
+    "conv_depthwise3d": _depthwise_convolution,
+    "cudnn_convolution": _cudnn_convolution,
+    "mm.dtype": functools.partial(_product, torch.mm),
+}
 """By operator of aten: what computes the same on the CPU."""

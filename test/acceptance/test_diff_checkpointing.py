@@ -54,8 +54,7 @@ def measure(again: set[int]) -> tuple[Profile, int, int]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Model(again)
-    # The arena would keep memory between calls that the allocator's peak is taken above of.
-    compiled = torch.compile(model, backend="memprof", options={"graphs": False})
+    compiled = torch.compile(model, backend="memprof")
     x = torch.randn(BATCH, LENGTH, WIDTH)
 
     def step() -> None:

@@ -61,11 +61,9 @@ def test_peak_of_a_step_is_the_allocators(forwards_at_once: int) -> None:
     # GIVEN a training step of compiled forwards, backwards and optimizer
     torch.manual_seed(0)
     model = Broken()
-    # A call with page faults would move into the arena, which torch's profiler does not see.
-    options = {"graphs": False}
-    compiled = torch.compile(model, backend="memprof", options=options)
+    compiled = torch.compile(model, backend="memprof")
     optimizer = torch.optim.Adam(model.parameters())
-    update = torch.compile(optimizer.step, backend="memprof", options=options)
+    update = torch.compile(optimizer.step, backend="memprof")
     batches = [torch.randn(256, 64) for _ in range(forwards_at_once)]
 
     def step() -> None:

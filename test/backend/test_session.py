@@ -140,6 +140,23 @@ def test_a_session_is_used_once() -> None:
         pass
 
 
+def test_a_session_ends_once() -> None:
+    """A second end takes nothing from sessions that are open: their call log stays long."""
+    before = RUNTIME.calls.capacity
+    with memprof.profile(max_calls=before + 1) as outer:
+        inner = memprof.profile(max_calls=0)
+        inner.__exit__(None, None, None)  # before it began
+        with inner:
+            pass
+        first = inner.profile()
+        inner.__exit__(None, None, None)
+        assert inner.profile() is first
+        assert RUNTIME.calls.capacity == before + 1
+    outer.__exit__(None, None, None)
+    with memprof.profile(max_calls=before + 2):
+        assert RUNTIME.calls.capacity == before + 2
+
+
 def test_the_report_prints() -> None:
     _, compiled = _compiled()
     compiled(torch.ones(2, 8))

@@ -382,11 +382,37 @@ def test_a_child_does_not_hold_its_parents_file(tmp_path: Path) -> None:
             os.close(end)
 
 
+def test_a_file_that_is_deleted_is_said_at_once_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a session that somebody takes the file from, and one that has another in its place
+    path, other = tmp_path / "run.memprof", tmp_path / "other.memprof"
+    with memprof.profile(path) as session, memprof.profile(other) as replaced:
+        run = step()
+        run()  # type: ignore[operator]
+        session.profile()
+        path.unlink()
+        (tmp_path / "new").write_text("not ours")
+        os.replace(tmp_path / "new", other)
+        # WHEN it is written on THEN the log says so, once, and the profile has every call
+        for calls in (4, 6):
+            run()  # type: ignore[operator]
+            assert len(session.profile().calls) == calls
+            assert len(replaced.profile().calls) == calls
+            assert caplog.text.count("run.memprof: cannot write the profile on") == 1
+            assert caplog.text.count("it was deleted, or replaced") == 2
+    assert len(session.profile().calls) == 6
+    session.save(path)
+    assert len(read_profile(path).calls) == 6
+    assert other.read_text() == "not ours"
+
+
 def test_a_session_whose_file_is_gone_can_be_named(tmp_path: Path) -> None:
-    # GIVEN a session that somebody took the file from
+    # GIVEN a session that somebody took the file from when it had ended
     path = tmp_path / "run.memprof"
     with memprof.profile(path) as session:
-        path.unlink()
+        pass
+    path.unlink()
     # THEN its data cannot be had, but a debugger or notebook can show what it is
     with pytest.raises(ProfileUnreadableError):
         session.profile()

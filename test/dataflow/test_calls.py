@@ -26,7 +26,7 @@ from memprof.profiler.model import (
     Storage,
     TreeDetail,
 )
-from memprof.profiler.process_hooks import Lease, ReplayMemory
+from memprof.profiler.process_hooks import ReplayMemory
 
 from . import fake_trace
 from .fake_trace import PyCall, Result, alloc, fakes  # noqa: F401
@@ -109,13 +109,12 @@ def ledger(*graphs: int, at: int = 0) -> list[LedgerEntry]:
 
 
 def profile(
-    trace: list[fake_trace.Event], replayed: tuple[int, ...] = (), leases: tuple[Lease, ...] = (),
-    at: int = 0,
-) -> DataFlowProfile:  # fmt: skip
+    trace: list[fake_trace.Event], replayed: tuple[int, ...] = (), at: int = 0
+) -> DataFlowProfile:
     known = Profile(
         graphs=[forward(), backward()], ledger=ledger(*replayed, at=at), calls=CallColumns()
     )
-    memory = [ReplayMemory("cpu", 4096, [(0, 4096)], leases)] if replayed else []
+    memory = [ReplayMemory("cpu", 4096, [(0, 4096)])] if replayed else []
     return DataFlowProfile(read_events(Result(*trace)), memprof_profile=known, memory=memory)
 
 
@@ -264,24 +263,6 @@ def test_a_replayed_call_has_the_memory_of_its_program() -> None:
     }
 
 
-def test_a_lease_says_how_long_a_replays_output_lives() -> None:
-    leases = (
-        Lease("0/0 forward: buf3", 200, 1024, 10_390, 15_000),
-        Lease("0/0 forward: buf0", 400, 2048, 10_090, 12_345),
-        Lease("0/0 forward: buf3", 200, 1024, 20_390, None),
-        Lease("0/0 forward: buf3", 999, 1024, 20_390, None),
-    )
-    p = profile([*step(10_000), *step(20_000)], replayed=(0,), leases=leases)
-    assert [x for x in lives(p) if x[0] in (200, 400)] == [
-        (400, 10_090, 12_345, "ACTIVATION"),
-        (200, 10_390, 15_000, "ACTIVATION"),
-        # of its second saved activation nobody knows: up to the end of the backward, whose
-        # graph is not replayed and whose program says where
-        (400, 20_100, 22_200, "ACTIVATION"),
-        (200, 20_390, -1, "ACTIVATION"),
-    ]
-
-
 def test_calls_before_the_graph_was_recorded_are_not_replays() -> None:
     p = profile([*step(10_000), *step(20_000)], replayed=(0, 1), at=15_000)
     assert p.compiled is not None
@@ -291,13 +272,12 @@ def test_calls_before_the_graph_was_recorded_are_not_replays() -> None:
 
 
 def test_a_replays_output_is_not_counted_again_as_memory_that_was_there() -> None:
-    # GIVEN an operator that reads the output of a replay, at the address of its lease, and
+    # GIVEN an operator that reads the output of a replay, at an address in its pool, and
     # another tensor that was there before
     output = fake_trace.Tensor(7, 7, 1024, sizes=(50,))
     other = fake_trace.Tensor(8, 8, 8192, sizes=(50,))
     reads = fake_trace.op("aten::mul", [output, other], alloc(640, 200, 9, 9))
-    leases = (Lease("0/0 forward: buf3", 200, 1024, 10_390, None),)
-    p = profile([call(FORWARD_FILE, 10_000, length=600), reads], replayed=(0,), leases=leases)
+    p = profile([call(FORWARD_FILE, 10_000, length=600), reads], replayed=(0,))
     keys = {int(p.columns.keys.ptr[k]): k for k in range(len(p.columns.keys))}
     present = p.torch_categories.present
     assert not present[keys[1024]]

@@ -169,6 +169,39 @@ def test_every_purpose_at_one_instant(model_file: str) -> None:
     }
 
 
+def test_free_memory_is_said_by_segments_that_have_some_and_by_pool() -> None:
+    """Segments of 2, 3 and 5 MiB, of which the first is full, were all given back after the peak,
+    before anybody asked for their pools; the history of newer torch has these itself."""
+
+    def parts(**pool: Any) -> list[tuple[str, int]]:
+        replay = Replay()
+        for at, mib in ((0, 2), (10, 3), (20, 5)):
+            event = {"addr": at * MIB, "size": mib * MIB, "stream": 0, **pool}
+            asked = {**event, "size": 2 * MIB}
+            replay.feed([{**event, "action": "segment_alloc"}, {**asked, "action": "alloc"}])
+        gone = [{"action": "segment_free", "addr": 20 * MIB, "size": 5 * MIB, "stream": 0}]
+        for address in (0, 10 * MIB, 20 * MIB):
+            gone[:0] = [
+                {"action": action, "addr": address, "size": 2 * MIB, "stream": 0}
+                for action in ("free_requested", "free_completed")
+            ]
+        replay.feed(gone)
+        assert not replay.strange
+        account = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
+        explain(account, replay.peak, [Mark(Phase.FORWARD, 0)])
+        assert account.pools[0].segments == 3
+        return [(words, n) for _, words, n in account.other_parts() if n]
+
+    # 3 MiB of 5 are cut off; 1 MiB of 3 is of no use, and so stays with the block.
+    rounding = ("rounding: blocks are larger than what was asked for", MIB)
+    assert parts() == [rounding, ("free inside 1 segment, given back later", 3 * MIB)]
+    assert parts(pool_id=(0, 0)) == [rounding, ("free inside 1 segment", 3 * MIB)]
+    assert parts(pool_id=(0, 7)) == [
+        rounding,
+        ("free inside 1 segment of pool private 0,7", 3 * MIB),
+    ]
+
+
 def test_what_an_address_held_earlier_does_not_count() -> None:
     """A block at the address of a parameter that is gone is not that parameter."""
     run = Run()

@@ -198,7 +198,7 @@ loaded = memprof.load(sys.argv[1])
 assert loaded.profile().accounts == [account]
 loaded.report(full=True)
 loaded.to_html(sys.argv[1] + ".html")
-loaded.export(sys.argv[1] + ".json", "speedscope")
+loaded.export(sys.argv[1] + ".json", "json")
 loaded.diff(loaded).report()
 """
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from allocator import MIB, Allocator
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.profiler.device import segments
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import ROUNDING, SMALL, Replay
-
-MIB = 1 << 20
+from memprof.profiler.device.replay import SMALL, Replay
 
 
 class History:
@@ -245,39 +244,19 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
     )
 )
 def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
-    """A first-fit allocator of our own writes the history; what it knows must follow from it."""
-    history, segments, live = History(), {}, {}
-    free: dict[int, int] = {}
+    """What an allocator of our own knows must follow from the history that it writes."""
+    allocator = Allocator()
     for requested, lets_go, which in steps:
-        if lets_go and live:
-            address = sorted(live)[which % len(live)]
-            size, asked = live.pop(address)
-            history.freed(address, asked)
-            for start in [s for s, n in free.items() if s + n == address]:
-                size, address = size + free.pop(start), start
-            size += free.pop(address + size, 0)
-            free[address] = size
-            continue
-        size = -(-requested // ROUNDING) * ROUNDING
-        address = next((s for s in sorted(free) if free[s] >= size), -1)
-        if address < 0:
-            address = 64 * MIB * (len(segments) + 1)
-            segments[address] = 20 * MIB
-            free[address] = 20 * MIB
-            history.add("segment_alloc", address, 20 * MIB)
-        there = free.pop(address)
-        least = ROUNDING if size <= SMALL else SMALL + 1
-        if there - size >= least:
-            free[address + size] = there - size
+        if lets_go and allocator.live:
+            allocator.drop(sorted(allocator.live)[which % len(allocator.live)])
         else:
-            size = there
-        live[address] = (size, requested)
-        history.add("alloc", address, requested)
-    replay = followed(history)
+            allocator.take(requested)
+    replay = Replay()
+    replay.feed(allocator.events)
     assert not replay.strange
-    assert replay.reserved == sum(segments.values())
-    assert replay.allocated_bytes == sum(size for size, _ in live.values())
-    assert {b.address: b.size for b in replay.live} == {a: n for a, (n, _) in live.items()}
+    assert (replay.reserved, replay.allocated_bytes) == (allocator.reserved, allocator.allocated)
+    assert (replay.peak.reserved, replay.peak.allocated) == allocator.peak
+    assert {b.address: (b.requested, b.size) for b in replay.live} == allocator.live
 
 
 def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPatch) -> None:

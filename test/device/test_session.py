@@ -115,7 +115,7 @@ assert loaded.profile().accounts == [account]
 with open(sys.argv[1] + ".txt", "w") as f:
     loaded.report(full=True, file=f)
 loaded.to_html(sys.argv[1] + ".html")
-loaded.export(sys.argv[1] + ".txt.collapsed", "collapsed")
+loaded.export(sys.argv[1] + ".json", "json")
 comparison = loaded.diff(loaded)
 assert any(q.label.startswith("reserved") and q.change == 0 for q in comparison.result.quantities)
 """

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from click.testing import CliRunner, Result
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import partitioners
+from torch._functorch.compilers import nop
+from torch.utils.checkpoint import checkpoint
 
 from memprof.cli import main
 from memprof.fit import tries
@@ -26,7 +31,7 @@ from memprof.profiler.model import (
     Purpose,
     TrackerRecord,
 )
-from memprof.simulate.applied import repeated_blocks
+from memprof.simulate.applied import DRAWN_ANEW, PartitionFlops, repeated_blocks
 from memprof.simulate.changes import (
     GENERAL,
     change_of,
@@ -108,6 +113,53 @@ def test_in_words() -> None:
     assert "expandable-segments: the program failed with it: RuntimeError: no" in text
     assert "checkpoint: 12 Block. To have it: torch.utils.checkpoint.checkpoint(" in text
     assert done.stderr == ""
+
+
+def test_a_change_that_makes_gradients_wrong_is_none_that_helps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def saves(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+        outcome = Outcome(accounts=[account_of((20 - len(settings.changes)) * GIB)])
+        outcome.notes = [DRAWN_ANEW] if "memory-budget" in settings.changes else []
+        return Simulation(settings.gpu, True, None, outcome)
+
+    monkeypatch.setattr(tries, "simulate", saves)
+    done = advise("-q", "--try", "memory-budget,checkpoint,drop-gradients")
+    text = " ".join(done.stdout.split())
+    assert "memory-budget: not to be used: gradients are wrong" in text
+    # THEN the two others alone are all that help
+    assert "all that help 18.0 GiB 2.00 GiB yes checkpoint + drop-gradients" in text
+
+
+@pytest.mark.parametrize(
+    ("budget", "again", "right"), [(1.0, False, True), (0.0, False, False), (1.0, True, True)]
+)
+def test_random_numbers_that_a_backward_draws_anew(
+    monkeypatch: pytest.MonkeyPatch, budget: float, again: bool, right: bool
+) -> None:
+    # GIVEN a function with dropout, partitioned as Inductor does
+    name = "min_cut_rematerialization_partition"
+    monkeypatch.setattr(partitioners, name, getattr(partitioners, name))
+    flops = PartitionFlops()
+    flops._wrap(partitioners)
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.sin(), 0.5)
+
+    partition = partitioners.min_cut_rematerialization_partition
+
+    @torch.compile(backend=aot_autograd(fw_compiler=nop, partition_fn=partition))
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(dropped, x, use_reentrant=False) if again else dropped(x)
+
+    x = torch.ones(256, requires_grad=True)
+    with functorch_config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
+        y = run(x)
+        y.sum().backward()
+    # THEN its gradient is 0 where it dropped, as in eager code, or that is said not to be so
+    assert x.grad is not None
+    assert torch.equal(x.grad != 0, y != 0) is right
+    assert (flops.drawn_anew == 0) is right
 
 
 def test_some_of_them() -> None:

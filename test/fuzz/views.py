@@ -23,7 +23,6 @@ from memprof.profiler.devices import devices_of
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.errors import (
     ProfileError,
-    ProfileNotWritableError,
     ProfileWithoutTimeError,
     SnapshotInvalidError,
 )
@@ -150,18 +149,14 @@ def pages(profile: Profile) -> None:
 
 
 def exports(profile: Profile) -> None:
-    """Every format; tables can refuse numbers that have no place in them."""
+    """Every format."""
     with tempfile.TemporaryDirectory() as folder:
         for format in FORMATS:
-            refused = ""
             try:
                 export_profile(profile, format, Path(folder, format), devices_of(profile))
-            except ProfileNotWritableError as e:
-                refused = str(e)
             except ProfileWithoutTimeError:
                 assert profile.accounts
                 assert format in ("perfetto", "memory-viz")
-            assert not refused or (format == "parquet" and "does not fit 64 bits" in refused)
 
 
 def check_text(text: str) -> None:

@@ -75,7 +75,7 @@ def test_compares_by_purpose_module_and_line(account: DeviceAccount) -> None:
     assert changed == {
         "category": [("activation", 2 * MIB)],
         "module": [("Net > Block", 2 * MIB)],
-        "node": [("train.py: loss.backward()", 2 * MIB)],
+        "line": [("train.py: loss.backward()", 2 * MIB)],
     }
 
 

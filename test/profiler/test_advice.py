@@ -137,6 +137,25 @@ def test_another_instant_may_be_the_peak_without_them() -> None:
     assert advise(layers("aten.gelu.default", [4 * MIB], logits=0)) == []
 
 
+@pytest.mark.parametrize(
+    ("random", "said", "unsaid"),
+    [
+        (False, "or let the compiler choose with torch._functorch.config.activation", "wrong"),
+        (True, "not activation_memory_budget, with which", "let the compiler"),
+        (None, "checkpoint(use_reentrant=False)", "activation_memory_budget"),
+    ],
+)
+def test_the_partitioners_budget_is_named_where_nothing_random_is_drawn(
+    random: bool | None, said: str, unsaid: str
+) -> None:
+    profile = layers("aten.gelu.default", [4 * MIB, 6 * MIB])
+    profile.graphs[0].random = random
+    (found,) = advise(profile)
+    assert "torch.utils.checkpoint" in found.change
+    assert said in found.change
+    assert unsaid not in found.change
+
+
 def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
     profile = layers("aten.gelu.default", [4 * MIB])
     profile.graphs[0].nodes["up"] = node("up", "aten.addmm.default", "blocks.0.mlp.up", 55)
@@ -420,9 +439,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
     assert advise(on_trees(*few)) == []
     cheap = (entry(LedgerKind.RECORD, marginal=100 * KIB, key=(n,)) for n in range(8))
     assert advise(on_trees(*cheap)) == []
-    # an arena's recordings are lists of addresses
-    arena = (entry(LedgerKind.RECORD, marginal=9 * MIB, key=(n,), device="cpu") for n in range(8))
-    assert advise(on_trees(*arena)) == []
 
 
 # The allocator

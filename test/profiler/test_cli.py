@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -72,7 +73,7 @@ Commands:
   top       Show what a running job does: its devices now and at most, what...
   ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
-  merge     Put the profiles of several ranks into one file.
+  merge     Put the profiles of several ranks, or runs, into one file.
   gantt     Write the page of a report, opened at operations and calls over...
   export    Write a profile in another tool's format.
   enrich    Name what generated code allocated in a snapshot of torch's...
@@ -115,8 +116,8 @@ Options:
   --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
                         most.
   --bytes               Bytes with all digits.
-  -o, --output PATH     Write a page for the browser here instead: one file, no
-                        network.
+  -o, --output [PAGE]   Write a page for the browser here, or beside FILE: one
+                        file, no network.
   --profile PATH        Of a run of the same code: names the FX nodes of a
                         snapshot. May be given again.
   -h, --help            Show this message and exit.
@@ -211,11 +212,17 @@ def test_schema() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "cannot read it: No such file or directory"),
+        (None, "cannot read it: No such file or directory; check the path\n"),
         (b"", "the file is empty"),
         (encode_profile(training())[:40], "truncated"),
         (b"hello", "not a memprof profile"),
-        (b'{"traceEvents":[]}', "not a memprof profile"),
+        (b'{"traceEvents":[]}', "add_dataflow"),
+        (b'{\n  "schemaVersion": 1,\n  "deviceProperties": [', "add_dataflow"),
+        (gzip.compress(b'[\n{"ph": "X", "cat": "cpu_op"'), "add_dataflow"),
+        (b"# A model.\n\nimport torch\n", "a program: memprof run FILE makes a profile"),
+        (b"PK\x03\x04\x00\x00checkpoint/data.pkl", "an archive, such as torch.save writes"),
+        (b"<!doctype html>\n<html>", "a page: open it in a browser"),
+        (b"An import of text\nfrom nowhere", "a profile begins with the bytes"),
         (b'{"format":"memprof-profile","schema_version":1}', "written by memprof 0.1.0"),
         (packed([header(7)]), "7"),
         (packed([header("x\x1b[31my\nz")]), r"'x\x1b[31my\nz'"),
@@ -278,13 +285,34 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
         (["gantt", path, "-o", "-"], "writes files only"),
         (["gantt", path, "-o", out, "--calls", "2:1"], "'2:1' is empty: LAST comes before FIRST"),
         (["gantt", path, "-o", out, "--calls", "900:"], "the log has calls 1 to "),
-        (["export", path, "-f", "collapsed", "-o", "-"], "writes files only"),
+        (["export", path, "-f", "json", "-o", "-"], "writes files only"),
         (["run", "--intervall=1", "train.py"], "--intervall"),
+        (["top", path, "--interval", "nan"], "nan is no number of seconds"),
+        (["top", path, "--interval", "inf"], "inf is not in the range"),
+        (["reprot", path], "No such command 'reprot'. Did you mean 'report'?"),
+        (["xyz", path], "No such command 'xyz'.\n"),
     ):
         result = invoke(*args)
         assert (result.exit_code, result.stdout) == (2, "")
         assert says in result.stderr
     assert os.listdir(tmp_path) == [os.path.basename(path)]
+
+
+@pytest.mark.parametrize("command", ["report", "diff", "gantt"])
+def test_a_page_without_a_path_lies_beside_the_file(command: str, tmp_path: Path) -> None:
+    files = [str(tmp_path / "run.a.memprof"), str(tmp_path / "run.b.memprof")]
+    for file in files:
+        write_profile(training(), file)
+    given = {"report": [files[1], "-o"], "diff": [*files, "-o"], "gantt": [files[1]]}[command]
+    result = invoke(command, *given)
+    assert result.exit_code == 0, result.stderr
+    page = tmp_path / "run.b.html"
+    assert result.output.startswith(f"{page}: ")
+    assert page.read_text().startswith("<!doctype html>")
+    # AND what lies there and is read stays
+    os.rename(files[1], page)
+    result = invoke(command, *(arg.replace("run.b.memprof", "run.b.html") for arg in given))
+    assert (result.exit_code, "would be overwritten" in result.stderr) == (2, True)
 
 
 # Writing over what is read
@@ -309,7 +337,7 @@ def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
         ["report", "-o"],
         ["export", "-f", "perfetto", "-o"],
         ["export", "-f", "memory-viz", "-o"],
-        ["export", "-f", "collapsed", "-o"],
+        ["export", "-f", "json", "-o"],
     ],
 )
 def test_an_output_that_is_the_input_is_refused(
@@ -324,17 +352,13 @@ def test_an_output_that_is_the_input_is_refused(
     assert Path(path).read_bytes() == before
 
 
-def test_neither_a_table_nor_a_merged_file_takes_the_place_of_what_is_read(tmp_path: Path) -> None:
-    write_profile(training(), tmp_path / "calls.parquet")
-    before = (tmp_path / "calls.parquet").read_bytes()
-    file = str(tmp_path / "calls.parquet")
-    result = invoke("export", file, "-f", "parquet", "-o", str(tmp_path))
-    assert "calls.parquet is the file to read" in result.stderr
+def test_a_merged_file_does_not_take_the_place_of_what_is_read(tmp_path: Path) -> None:
     write_profile(training(), tmp_path / "a.memprof")
     a = str(tmp_path / "a.memprof")
-    assert "is the file to read" in invoke("merge", a, file, "-o", a).stderr
-    assert (tmp_path / "calls.parquet").read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == ["a.memprof", "calls.parquet"]
+    before = (tmp_path / "a.memprof").read_bytes()
+    assert "is the file to read" in invoke("merge", a, a, "-o", a).stderr
+    assert (tmp_path / "a.memprof").read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.memprof"]
 
 
 # Devices and ranks
@@ -361,7 +385,7 @@ def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -
             ["report", path, "--json"],
             ["report", path, "-o", out],
             ["diff", path, path],
-            *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "speedscope")),
+            *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "json")),
         ):
             assert invoke(*args, "--device", "cuda:0").exit_code == 0, args
             refused = invoke(*args, "--device", "cuda:1")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from expecttest import TestCase
 from profile_builder import MIB, training
-from rendering import render_diff
+from rendering import render_diff, render_text
 
 from memprof.cli import main
 from memprof.profiler.diff import compare
@@ -25,7 +25,7 @@ from memprof.profiler.model import (
     SourceFrame,
     TreeDetail,
 )
-from memprof.profiler.report import Style
+from memprof.profiler.report import Style, summarize
 
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""
@@ -44,6 +44,18 @@ def larger(profile: Profile, extra: int, which: tuple[tuple[int, str], ...] = SA
     return out
 
 
+def on(device: str, profile: Profile) -> Profile:
+    """The same with all memory on another device."""
+    for graph in profile.graphs:
+        graph.programs[:] = [
+            dataclasses.replace(
+                p, storages=tuple(dataclasses.replace(s, device=device) for s in p.storages)
+            )
+            for p in graph.programs
+        ]
+    return profile
+
+
 def by_name(before: Profile, after: Profile) -> dict[str, Quantity]:
     return {q.name: q for q in compare(before, after).quantities}
 
@@ -55,7 +67,6 @@ def test_nothing_changed() -> None:
         ("peak", 26 * MIB, 26 * MIB, 0.0),
         ("saved", 9 * MIB, 9 * MIB, 0.0),
         ("allocated", 24 * MIB + MIB // 2, 24 * MIB + MIB // 2, 0.0),
-        ("pool", 0, 0, 0.0),
     ]
     assert all(not changes for q in found.quantities for changes in q.views.values())
 
@@ -146,14 +157,17 @@ def test_a_graph_that_is_called_twice_a_step_counts_twice() -> None:
     assert found.change == 10 * MIB - MIB // 2
 
 
-def test_the_pool() -> None:
-    def recorded(marginal: int, pool: int) -> Profile:
-        profile = training()
-        tree = TreeDetail("cpu", "0/0 forward", pool_after=pool, marginal=marginal)
-        profile.ledger = [LedgerEntry(1, LedgerKind.RECORD, 0, "first recording", tree=tree)]
-        return profile
+def recorded(device: str, marginal: int, pool: int) -> Profile:
+    """A run whose graph has 3 MiB of its pool."""
+    profile = on(device, training())
+    tree = TreeDetail(device, "0/0 forward", pool_after=pool, marginal=marginal)
+    profile.ledger = [LedgerEntry(1, LedgerKind.RECORD, 0, "first recording", tree=tree)]
+    return profile
 
-    found = by_name(recorded(3 * MIB, 10 * MIB), recorded(5 * MIB, 14 * MIB))["pool"]
+
+def test_the_pool() -> None:
+    runs = recorded("cuda:0", 3 * MIB, 10 * MIB), recorded("cuda:0", 5 * MIB, 14 * MIB)
+    found = by_name(*runs)["pool"]
     assert (found.before, found.after) == (10 * MIB, 14 * MIB)
     # The rows add up to what changed: what no recording asked for is outputs.
     assert found.views["function"] == (
@@ -161,6 +175,16 @@ def test_the_pool() -> None:
         Change("0/0 forward", 3 * MIB, 5 * MIB),
     )
     assert sum(c.change for c in found.views["function"]) == found.change
+    assert "pool of graph trees  " in render_diff(compare(*runs))
+
+
+def test_no_part_of_a_pool_is_negative() -> None:
+    """A pool gives memory back: recordings may have had more than it had at its largest."""
+    before, after = recorded("cuda:0", 3 * MIB, 2 * MIB), recorded("cuda:0", 3 * MIB, 3 * MIB)
+    changed = by_name(before, after)["pool"]
+    assert (changed.change, changed.views["function"]) == (MIB, ())
+    assert "(outputs still held)" not in render_text(summarize(before))
+    assert "pool of graph trees  " in render_diff(compare(before, after))
 
 
 def test_from_nothing_is_infinite_growth() -> None:
@@ -181,7 +205,6 @@ Memory on cpu
 peak of known live memory       26.0 MiB  30.0 MiB  +4.00 MiB  +15.4 %
 saved for the backward, a step  9.00 MiB  13.0 MiB  +4.00 MiB  +44.4 %
 allocated, a step               24.5 MiB  28.5 MiB  +4.00 MiB  +16.3 %
-pool of graph trees                  0 B       0 B        0 B    0.0 %
 
 Saved in another size or number, for the backward: 8.00 MiB \\u2192 12.0 MiB
   before     after  tensors  type  operator  module  line
@@ -277,7 +300,7 @@ def test_bad_limits(files: tuple[str, str], limit: str) -> None:
 def test_json(files: tuple[str, str]) -> None:
     result = invoke(*files, "--json")
     found = json.loads(result.output)
-    assert [q["name"] for q in found["quantities"]] == ["peak", "saved", "allocated", "pool"]
+    assert [q["name"] for q in found["quantities"]] == ["peak", "saved", "allocated"]
     assert found["quantities"][0]["views"]["module"] == [
         {"key": "l1", "before": 18 * MIB, "after": 22 * MIB}
     ]

@@ -13,6 +13,7 @@ from expecttest import TestCase
 from framing import framed
 from profile_builder import MIB, training
 from rendering import render_diff
+from test_diff import on
 
 from memprof.cli import main
 from memprof.profiler._json import to_json
@@ -205,7 +206,7 @@ def test_what_one_side_alone_has_is_said(tmp_path: Path) -> None:
     before, after = training(), training()
     before.tracker = tracked().tracker
     found = compare(before, after)
-    assert [q.name for q in found.quantities] == ["peak", "saved", "allocated", "pool"]
+    assert [q.name for q in found.quantities] == ["peak", "saved", "allocated"]
     assert found.notes == ("a tracker's record: only before",)
     a, b = written(tmp_path, "a.memprof", before), written(tmp_path, "b.memprof", after)
     assert "not compared: a tracker's record: only before" in invoke(a, b).output
@@ -262,14 +263,7 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
 
 def everything() -> Profile:
     """All parts, compiled code on one GPU."""
-    found = training()
-    for graph in found.graphs:
-        graph.programs[:] = [
-            dataclasses.replace(
-                p, storages=tuple(dataclasses.replace(s, device="cuda:0") for s in p.storages)
-            )
-            for p in graph.programs
-        ]
+    found = on("cuda:0", training())
     found.tracker, found.dataflow = tracked().tracker, flow(MIB).dataflow
     return found
 

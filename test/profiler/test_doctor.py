@@ -38,7 +38,6 @@ def test_this_machine(here: Diagnosis) -> None:
     assert found["Python"].detail.startswith("3.")
     assert found["entry point"].detail == "memprof.compile_backend.backend:memprof"
     assert found['torch.compile(backend="memprof")'].status is Status.OK
-    assert found["CPU arena"].status is Status.OK
     assert ("cuda:0" in found["devices"].detail) == torch.cuda.is_available()
     assert (found["CUDA graphs"].status is Status.OK) == torch.cuda.is_available()
     cuda = torch.version.cuda is not None and torch.version.cuda.startswith("13")
@@ -146,16 +145,16 @@ def test_probes_that_raise_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
         "backend_names",
         "accelerators",
         "why_no_cuda_graphs",
-        "missing_arena_hooks",
     ):
         monkeypatch.setattr(f"memprof._torch_compat.{name}", broken)
     monkeypatch.setattr(doctor, "entry_points", broken)
     diagnosis = examine()
     found = by_name(diagnosis)
     assert found["C++ compiler"].detail == "RuntimeError: No working C++ compiler found"
-    assert found["Inductor code for CPU"].detail.startswith("needs C++ compiler: RuntimeError")
+    assert found["Inductor code for CPU"].detail == "needs C++ compiler"
     assert not diagnosis.works
-    assert render_doctor(diagnosis).endswith("memprof does not work here: see `fail`.\n")
+    text = " ".join(render_doctor(diagnosis).split())
+    assert "memprof does not work here as a backend: see `fail`. These work: " in text
 
 
 def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:

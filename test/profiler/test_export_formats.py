@@ -1,8 +1,9 @@
-"""The exports are what other tools read: torch's memory_viz, Perfetto, speedscope, Parquet."""
+"""The exports are what other tools read: torch's memory_viz, Perfetto, pandas."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import json
 import re
@@ -10,7 +11,6 @@ import shlex
 import tracemalloc
 from pathlib import Path
 
-import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 from dataflow.perfetto_wasm import query
@@ -21,7 +21,7 @@ from memprof.cli import main
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.export.perfetto import write_perfetto
-from memprof.profiler.export.speedscope import write_speedscope
+from memprof.profiler.export.tables import to_pandas
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import (
@@ -51,7 +51,6 @@ from memprof.profiler.model.tracker import (
     OperationSummary,
 )
 
-SCHEMA = Path(__file__).parent / "vendor" / "speedscope" / "file-format-schema.json"
 SECOND = 1_000_000_000
 
 
@@ -199,27 +198,6 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
         export_profile(ranks, "memory-viz", tmp_path / "y", ["cpu"])
 
 
-# speedscope
-
-
-def test_speedscope_accepts_the_file() -> None:
-    file = io.BytesIO()
-    write_speedscope(everything(), file, Part(["cpu"]))
-    document = json.loads(file.getvalue())
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
-    assert [(p["name"], p["endValue"]) for p in document["profiles"]] == [
-        ("cpu: live at the peak, in call 5", 26 * MIB),
-        ("cpu: allocated by calls 1 to 9", 3 * (14 * MIB + 10 * MIB + MIB // 2)),
-        ("cpu: live at the peak of the data-flow profile", 8),
-    ]
-    frames = document["shared"]["frames"]
-    flow = document["profiles"][2]
-    assert [[frames[i]["name"] for i in s] for s in flow["samples"]] == [
-        ["(root)", "l1", "aten::mm", "b.py:3 f"],
-        ["(module unknown)", "(unknown)"],
-    ]
-
-
 # Long logs
 
 
@@ -238,7 +216,7 @@ def repeated(calls: int, allocations: int = 50) -> Profile:
     return Profile(graphs=[graph], calls=logged(*[(0, 0)] * calls))
 
 
-@pytest.mark.parametrize("format", ["perfetto", "memory-viz", "parquet"])
+@pytest.mark.parametrize("format", ["perfetto", "memory-viz"])
 def test_memory_does_not_grow_with_the_log(format: str, tmp_path: Path) -> None:
     def peak(profile: Profile) -> int:
         tracemalloc.start()
@@ -250,8 +228,7 @@ def test_memory_does_not_grow_with_the_log(format: str, tmp_path: Path) -> None:
     short, long = repeated(50), repeated(1000)  # 5,000 and 100,000 events
     peak(short)  # imports
     few, many = peak(short), peak(long)
-    # Parquet holds a row group of 100,000 rows; the others a fixed number of lines.
-    assert many < (100 * MIB if format == "parquet" else few + 4 * MIB), (few, many)
+    assert many < few + 4 * MIB, (few, many)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -263,10 +240,6 @@ def test_names_that_are_not_utf8_are_escaped(format: str, tmp_path: Path) -> Non
             frame = SourceFrame("caf\udce9.py", 3, "f", "y = caf\udce9(x)")
             graph.nodes[name] = dataclasses.replace(known, stack=(frame,))
     export_profile(profile, format, tmp_path / "out", ["cpu"])
-    if format == "parquet":
-        pq = pytest.importorskip("pyarrow.parquet")
-        rows = pq.read_table(tmp_path / "out" / "blocks.parquet").to_pylist()
-        assert {r["file"] for r in rows} == {None, "caf\\udce9.py"}
 
 
 # The command
@@ -287,13 +260,9 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     result = invoke(path, "--format", format, "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     assert result.output == f"{tmp_path / 'out'}: {FORMATS[format]}\n"
-    first = (tmp_path / "out").read_bytes() if format != "parquet" else b""
     # AND again over what is there, compressed this time, and part of it
-    if format != "parquet":
-        assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
-        import gzip
-
-        assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == first
+    assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
+    assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
     part = invoke(path, "-f", format, "-o", str(tmp_path / "out"), "--calls", "3:5")
     assert part.exit_code == 0
     assert not list(tmp_path.glob(".*"))
@@ -305,7 +274,7 @@ def test_the_commands_in_the_documentation_work(
     docs = Path(__file__).parents[2] / "docs"
     text = (docs / "exports.md").read_text() + (docs / "gantt.md").read_text()
     commands = re.findall(r"^memprof (?:export|gantt) .*", text, re.MULTILINE)
-    assert len(commands) == 7
+    assert len(commands) == 4
     monkeypatch.chdir(tmp_path)
     write_profile(training(102), "run.memprof")
     for command in commands:
@@ -313,16 +282,16 @@ def test_the_commands_in_the_documentation_work(
         assert result.exit_code == 0, (command, result.output)
 
 
-def test_the_tables_of_the_tracker(path: str, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    assert invoke(path, "-f", "parquet", "-o", str(tmp_path / "t")).exit_code == 0
-    rows = pq.read_table(tmp_path / "t" / "operations.parquet").to_pylist()
+def test_the_tables_of_the_tracker() -> None:
+    pytest.importorskip("pandas")
+    tables = to_pandas(everything(), Part(["cpu"]))
+    rows = tables["operations"].to_dict("records")
     assert [(r["path"], r["lane"], r["end_ns"], r["bytes_after"]) for r in rows] == [
         ("step", "MainThread", 8_900_000, 9),
         ("step/forward", "MainThread", 1_600_000, 6),
         ("request", "Task-1", None, None),
     ]
-    rows = pq.read_table(tmp_path / "t" / "snapshots.parquet").to_pylist()
+    rows = tables["snapshots"].to_dict("records")
     assert [(r["tensor_bytes"], r["allocated_bytes"]) for r in rows] == [(10, None)]
 
 
@@ -334,7 +303,6 @@ def test_the_tables_of_the_tracker(path: str, tmp_path: Path) -> None:
         (["-f", "perfetto", "--calls", "5:10"], "--calls: the log has calls 1 to 9"),
         (["-f", "memory-viz", "--calls", "5:3"], "LAST comes before FIRST"),
         (["-f", "perfetto", "--device", "cuda:9"], "devices in it: cpu"),
-        (["-f", "perfetto", "--allocated"], "is for --format collapsed"),
         (["-f", "pdf"], "'pdf' is not one of 'perfetto'"),
         ([], "Missing option '--format'"),
     ],

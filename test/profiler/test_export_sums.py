@@ -5,22 +5,19 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from profile_builder import MIB, training
+from profile_builder import training
 from test_export_memory_viz import addresses_are_sound
 from test_timeline import profiles
 
 from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.export.memory_viz import write_memory_viz
-from memprof.profiler.export.parquet import table_paths, write_parquet
 from memprof.profiler.export.perfetto import write_perfetto
-from memprof.profiler.export.speedscope import Stacks, write_collapsed, write_speedscope
+from memprof.profiler.export.tables import to_pandas
 from memprof.profiler.export.walk import AFTER, Change, Part, Walk
 from memprof.profiler.model import Profile
 from memprof.profiler.timeline import Timeline
@@ -108,36 +105,15 @@ def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile
         assert live == expected[where]
     assert sum(s["requested_size"] for s in snapshot["segments"]) == live
 
-    # flame graphs
-    stacks = Stacks(timeline)
-    for (k, i), nbytes in expected.items():
-        if i != AFTER:
-            assert stacks.live_at(k, i).total() == nbytes
-    if peak is not None:
-        document = json.loads(written(write_speedscope, profile))
-        assert [p["endValue"] for p in document["profiles"]] == [
-            peak.nbytes,
-            sum(
-                after.nbytes
-                for k in range(len(timeline))
-                for before, after in timeline.changes(k)
-                if before is None and after is not None
-            ),
-        ]
-        assert all(sum(p["weights"]) == p["endValue"] for p in document["profiles"])
-        lines = written(write_collapsed, profile).decode().splitlines()
-        assert sum(int(line.rpartition(" ")[2]) for line in lines) == peak.nbytes
-
 
 @settings(max_examples=15)
 @given(profiles())
 def test_tables_agree_with_the_timeline(profile: Profile) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("pandas")
     timeline = Timeline(profile, "cpu")
     expected = instants(timeline)
-    with tempfile.TemporaryDirectory() as folder:
-        write_parquet(profile, folder, Part(["cpu"]))
-        tables = {Path(path).stem: pq.read_table(path).to_pylist() for path in table_paths(folder)}
+    frames = to_pandas(profile, Part(["cpu"]))
+    tables = {name: frame.to_dict("records") for name, frame in frames.items()}
     live = 0
     found = dict(expected)
     rows = {}
@@ -176,25 +152,6 @@ def test_categories_agree_with_the_attribution() -> None:
         assert found == expected
 
 
-def test_flame_graph_says_where_memory_comes_from() -> None:
-    lines = written(write_collapsed, training()).decode().splitlines()
-    assert lines == [
-        f"cpu;(autograd detail);(autograd detail) tangents_1 {1 * MIB}",
-        f"cpu;(input);(input) L['x'] {1 * MIB}",
-        f"cpu;(optimizer state);(optimizer state) exp_avg {4 * MIB}",
-        f"cpu;(root);l1;(parameter) l1.weight {4 * MIB}",
-        f"cpu;(root);l1;mm aten.mm.default;model.py:3 x = self.l3(x) {8 * MIB}",
-        f"cpu;(root);l1;mul aten.mul.Tensor;model.py:3 x = self.l3(x) {6 * MIB}",
-        f"cpu;(root);l2;(parameter) l2.bias {2 * MIB}",
-    ]
-    allocated = written(write_collapsed, training(), 0, 0, allocated=True).decode().splitlines()
-    assert allocated == [
-        f"cpu;(root);l1;mm aten.mm.default;model.py:3 x = self.l3(x) {8 * MIB}",
-        f"cpu;(root);l2;add aten.add.Tensor {1 * MIB}",
-        f"cpu;(root);relu aten.relu.default;model.py:4 x = self.l4(x) {5 * MIB}",
-    ]
-
-
 def test_a_part_of_the_log() -> None:
     # WHEN calls 3 to 5 alone are exported
     profile = training()
@@ -211,7 +168,7 @@ def test_a_part_of_the_log() -> None:
         with pytest.raises(IndexError, match="the log has calls 0 to 8"):
             Walk(timeline, *bad)
         with pytest.raises(IndexError, match="the log has calls 0 to 8"):
-            written(write_speedscope, profile, *bad)
+            written(write_memory_viz, profile, *bad)
 
 
 def test_a_parameter_is_one_block_through_all_calls() -> None:
@@ -238,5 +195,3 @@ def test_no_calls() -> None:
     assert list(Walk(Timeline(profile))) == []
     assert json.loads(written(write_perfetto, profile))["traceEvents"]
     assert pickle.loads(written(write_memory_viz, profile))["segments"] == []
-    assert json.loads(written(write_speedscope, profile))["profiles"][0]["endValue"] == 0
-    assert written(write_collapsed, profile) == b""

@@ -59,7 +59,7 @@ def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
         BLOCK + "import sys\nfrom memprof.cli import main\n"
         "file, out = sys.argv[1:]\n"
         "main(['gantt', file, '-o', out], standalone_mode=False)\n"
-        "for name in ('perfetto', 'memory-viz', 'speedscope', 'collapsed'):\n"
+        "for name in ('perfetto', 'memory-viz', 'json'):\n"
         "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
     )
     done = run(code, str(tmp_path / "p.memprof"), str(tmp_path / "out"))
@@ -82,5 +82,8 @@ def test_doctor_without_torch_says_so() -> None:
     done = run(BLOCK + "from memprof.cli import main; main(['doctor'])")
     assert done.returncode == 1
     assert done.stderr == ""
-    assert "memprof does not work here" in done.stdout
-    assert "fail" in done.stdout
+    assert "torch                             not installed -> pip install torch" in done.stdout
+    assert done.stdout.count("No module named") == 0
+    said = " ".join(done.stdout.split())
+    assert "memprof does not work here as a backend: see `fail`. These work: " in said
+    assert said.endswith("memprof report.")

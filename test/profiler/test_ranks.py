@@ -144,7 +144,7 @@ rank      peak  steps  median step  graphs  calls  recompiled  skips  device  ho
    3  26.0 MiB      2      3.00 ms       3      9           0      0  cpu     node1  103
 
 Imbalance
-  Categories are of the live set at each rank's peak.
+  Categories are of each rank's peak.
 figure             lowest  rank      mean   highest  rank  above the mean
 -------------------------------------------------------------------------
 peak             26.0 MiB     0  27.0 MiB  30.0 MiB     2          11.1 %
@@ -182,7 +182,7 @@ def files(tmp_path: Path) -> list[str]:
 def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
     result = invoke("merge", *files, "-o", out)
-    assert (result.exit_code, result.output) == (0, f"{out}: 4 profiles, of 4 ranks\n")
+    assert (result.exit_code, result.output) == (0, f"{out}: 4 profiles of a job of 4 ranks\n")
     assert read_profiles(out) == sorted(job(), key=lambda p: p.process.rank if p.process else 0)
     # AND the report compares ranks, or is one rank's
     assert invoke("report", out).output == report_text(job(), Style())

@@ -607,7 +607,7 @@ def test_rows_of_each_table_add_up(make: object, top: int) -> None:
 
 
 def test_the_rows_of_a_pool_add_up_to_it() -> None:
-    tree = TreeDetail("cpu", "0/0 forward", pool_after=10 * MIB, marginal=3 * MIB)
+    tree = TreeDetail("cuda:0", "0/0 forward", pool_after=10 * MIB, marginal=3 * MIB)
     profile = training()
     profile.ledger = [LedgerEntry(1, LedgerKind.RECORD, 0, "first recording", tree=tree)]
     text = render_text(summarize(profile), Style(exact=True))

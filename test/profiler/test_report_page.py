@@ -737,7 +737,7 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
     assert "9,000 changes" in flow
     held, idle, pools = (format_bytes(n * MIB) for n in (8, 2, 1))
     assert f"The allocator held {held} then, {idle} of it idle." in flow
-    assert f"Pools of CUDA graphs and the arena hold {pools} from the system" in flow
+    assert f"Pools of CUDA graphs hold {pools} from the system" in flow
     assert "0.5 s of compilation were not looked at." in flow
     assert "no operator took a tensor in it" in flow
     leak = page.locator("#dataflow table", has_text="steps it outlived").locator("tbody tr")

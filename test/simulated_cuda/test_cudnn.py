@@ -131,22 +131,56 @@ def forward_workspace(
 
 
 NCHW, NHWC = torch.contiguous_format, torch.channels_last
+BESIDE = 512  # bytes that a real device asks for beside copies
 
 
 @without_values
 def test_operands_that_are_not_channels_last_are_copied_into_the_workspace() -> None:
     elements = 4 * 64 * 256 + 64 * 64 * 9 + 4 * 64 * 256  # input, filter, output
-    assert forward_workspace(4, 64, torch.float16, NCHW) == 2 * elements
-    assert forward_workspace(4, 64, torch.float32, NCHW) == 4 * elements  # tf32
+    assert forward_workspace(4, 64, torch.float16, NCHW) == 2 * elements + BESIDE
+    assert forward_workspace(4, 64, torch.float32, NCHW) == 4 * elements + BESIDE  # tf32
     assert forward_workspace(4, 64, torch.float16, NHWC) == 0
     assert forward_workspace(4, 64, torch.float64, NCHW) == 0  # no tensor cores
     assert forward_workspace(4, 64, torch.float16, NCHW, groups=64) == 0
 
 
+# Type, batch, channels and size of a convolution, and the workspaces that FakeGPU's authors
+# measured with cuDNN 9.10 on Blackwell and with 9.20 on Ampere.
+MEASURED = (
+    ("float32", 2, 64, 128, 16_925_184, 8_536_576),
+    ("bfloat16", 2, 64, 128, 8_462_848, 8_462_848),
+    ("float32", 4, 128, 64, 17_367_552, 8_978_944),
+)
+
+
+@without_values
+@pytest.mark.parametrize(("capability", "column"), [(120, 4), (86, 5)])
+def test_workspaces_are_those_of_real_devices(capability: int, column: int) -> None:
+    program = f"""
+import torch
+for dtype, batch, channels, size, *_ in {MEASURED}:
+    kind = dict(dtype=getattr(torch, dtype), device="cuda")
+    x = torch.zeros(batch, channels, size, size, **kind)
+    w = torch.zeros(channels, channels, 3, 3, **kind)
+    torch.cuda.reset_peak_memory_stats()
+    y = torch.nn.functional.conv2d(x, w, padding=1)
+    print(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    del x, w, y
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "SIMGPU_CC": str(capability)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [int(line) for line in done.stdout.split()] == [row[column] for row in MEASURED]
+
+
 @without_values
 def test_channels_are_padded_for_tensor_cores() -> None:
     padded = 4 * 8 * 256 + 64 * 8 * 9  # input and filter, 3 channels as 8
-    assert forward_workspace(4, 3, torch.float16, NHWC) == 2 * padded
+    assert forward_workspace(4, 3, torch.float16, NHWC) == 2 * padded + BESIDE
 
 
 @without_values
@@ -158,7 +192,7 @@ def test_the_gradient_of_a_half_precision_filter_is_summed_in_float32() -> None:
             x, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [*wanted, False]
         )
     )
-    assert gradient(False, True) == 64 * 64 * 9 * 4
+    assert gradient(False, True) == 64 * 64 * 9 * 4 + BESIDE
     assert gradient(True, False) == 0
 
 
@@ -173,7 +207,7 @@ def test_benchmark_mode_takes_the_fastest_and_deterministic_mode_finds_one() -> 
     elements = 6 * 64 * 256 * 2 + 64 * 64 * 9
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         forward_workspace(6, 64, torch.float16, NCHW)  # tries all
-        assert forward_workspace(6, 64, torch.float16, NCHW) == 2 * elements
+        assert forward_workspace(6, 64, torch.float16, NCHW) == 2 * elements + BESIDE
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         like_on_cpu(nn.Conv2d(8, 8, 3), torch.zeros(2, 8, 8, 8))
 

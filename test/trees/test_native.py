@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -123,7 +124,18 @@ def test_nobody_at_home_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert native.state() == "there is no cache for it: Could not determine home directory."
 
 
-@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\x02\x01\x01 of another machine"])
+_LIBRARY = Path(msgspec._core.__file__).read_bytes()
+"""One that can be loaded. The process would die of its half, as of its first page."""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"no library", b"\x7fELF\x02\x01\x01 of another machine"),
+        *(_LIBRARY[: len(_LIBRARY) // 2], _LIBRARY[:4096], _LIBRARY[:-1]),
+    ],
+    ids=["empty", "text", "other", "half", "page", "last byte"],
+)
 def test_what_cannot_be_loaded_is_built_anew(
     content: bytes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

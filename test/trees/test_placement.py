@@ -8,7 +8,6 @@ from framing import findings
 from torch import nn
 
 import memprof
-from memprof.compile_backend.cpu_arena.plan import placement_of_plan, plan_program
 from memprof.cudagraph_trees.account.placement import MAX_PLACEMENTS, keep, placed
 from memprof.profiler.model import (
     AllocationProgram,
@@ -67,17 +66,6 @@ def test_blocks_of_a_program() -> None:
     ]
 
 
-def test_an_arena_plan() -> None:
-    p = program(("a", 100, 1), ("b", 50, 2), ("a", 0, 3), ("c", 80, 4), ("c", 0, 5), ("b", 0, 5))
-    plan = plan_program(p, {1: "a", 2: "b", 4: "c"}, set(), 256 << 10)
-    placement = placement_of_plan(3, p, plan)
-    check(placement)
-    assert placement.segments == ((0, plan.scratch_bytes),)
-    assert {b.owner for b in placement.blocks} == {"a", "b", "c"}
-    # a and c are never there at once and share an address.
-    assert len({b.address for b in placement.blocks}) == 2
-
-
 def test_only_the_latest_are_kept() -> None:
     record = GraphRecord(0, GraphKind.FORWARD)
     for node in (*range(MAX_PLACEMENTS + 3), 5):
@@ -100,24 +88,6 @@ def test_what_contradicts_itself_is_found(block: PlacedBlock, says: str) -> None
     (line,) = findings(Profile(graphs=[record]))
     assert "at `$.graphs[0].placements[0].blocks[0]" in line
     assert says in line
-
-
-def test_compiled_cpu_code_in_an_arena() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64))
-    compiled = torch.compile(model, backend="memprof", options={"graphs": True})
-    with memprof.profile() as session:
-        for _ in range(4):
-            compiled(torch.ones(512, 64)).sum().backward()
-    profile = session.profile()
-    placements = [(g, p) for g in profile.graphs for p in g.placements]
-    assert placements
-    for graph, placement in placements:
-        check(placement)
-        assert (placement.pool, placement.node) == ("cpu arena", None)
-        names = {b.owner for b in placement.blocks}
-        assert names <= set(graph.buffers)
-    assert not findings(profile)
 
 
 @pytest.mark.simgpu

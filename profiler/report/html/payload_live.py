@@ -199,12 +199,10 @@ def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) ->
     names = ("address", "nbytes", "begin", "end", "node", "owner")
     ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
     sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
-    recording = "" if placement.node is None else f"recording #{placement.node} on "
     return {
         "graph": graph.id,
-        "name": f"{graph.label}{sizes}, {recording}{placement.pool}",
+        "name": f"{graph.label}{sizes}, recording #{placement.node} on {placement.pool}",
         "key": placement.key,
-        "node": placement.node,
         "segments": [
             (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
             for start, n in placement.segments

@@ -52,7 +52,9 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
         yield ledger.trees(s, show)
     if s.graphs or s.ledger.fallbacks or s.ledger.not_observed:
         yield ledger.ledger_counts(s)
-    yield from dataflow.dataflow(s.dataflow, show).parts
+    if s.profile.dataflow is not None:
+        flow = dataflow.dataflow(s.dataflow, show)
+        yield from flow.parts or [flow]
     if s.graphs:
         yield missing
 

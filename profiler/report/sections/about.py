@@ -49,7 +49,7 @@ _WORDS = (
     ("reserved", "what torch's allocator has from the device; nvidia-smi adds CUDA's own"),
     ("attributed", "known whose it is; what is not known is always a row of its own"),
     ("tangent", "the gradient of an output, with which a compiled backward begins"),
-    ("pool", "memory that CUDA graphs, or the CPU's arena, have for themselves"),
+    ("pool", "memory that CUDA graphs have for themselves"),
     ("recorded again", "a CUDA graph of the same sizes was there, and did not fit"),
 )
 _SHORT = 3

@@ -208,12 +208,18 @@ def _outside(a: model.DeviceAccount) -> Section:
 
 
 def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], str]) -> Section:
-    found: Counter[str] = Counter()
+    found: Counter[tuple[str, ...]] = Counter()
+    beside = _library(a) if key is _location else ()
     for r in a.rows:
-        found[key(r)] += r.nbytes
-    rows = [(n, n, name) for name, n in found.most_common()]
-    columns = (col.BYTES, col.share(a.live), col.Path(by))
+        found[(key(r), *(words.place(r.library) for _ in beside))] += r.nbytes
+    rows: list[col.Row] = [(n, n, *names) for names, n in found.most_common()]
+    columns = (col.BYTES, col.share(a.live), col.Path(by), *beside)
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
+
+
+def _library(a: model.DeviceAccount) -> tuple[col.Column, ...]:
+    """A column for lines of libraries beside those of the program, where there are any."""
+    return (col.Path("in library"),) if any(r.library for r in a.rows) else ()
 
 
 def _location(r: model.AccountRow) -> str:
@@ -225,14 +231,18 @@ def _nowhere(r: model.AccountRow) -> str:
 
 
 def _blocks(a: model.DeviceAccount) -> Section:
-    columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
+    beside = _library(a)
+    asked_by, *others = col.ASKED_FOR
+    columns = (col.BYTES, col.BLOCKS, *col.alike(col.Text, "what", "code"), asked_by, *beside)
     rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not r.waits
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
-        rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))
-    return of_rows(f"Live {_when(a)}, largest first", columns, rows)
+        library = (words.place(r.library) for _ in beside)
+        by = (r.frame or _nowhere(r), *library, r.modules, r.nodes)
+        rows.append((r.nbytes, r.count, r.what, code, *by))
+    return of_rows(f"Live {_when(a)}, largest first", (*columns, *others), rows)
 
 
 def _host_reads(a: model.DeviceAccount) -> Section:

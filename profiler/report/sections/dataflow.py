@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from ...attribution import View
+from ...model.dataflow import NO_EVENTS
 from .. import columns as col
 from ..format import format_ns
 from ..parts import DataFlowPeak
-from ..section import Note, Section, Show, Table
+from ..section import Note, Section, Show, Table, Tone
 from .about import module_name
 
 _MOST = 300
@@ -27,7 +28,7 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
-    none = Note("The torch.profiler run has no memory events: was profile_memory=True?")
+    none = Note(f"The torch.profiler run has {NO_EVENTS}.", Tone.WARN)
     notes = () if parts else (none,)
     return Section("dataflow", "Data flow, eager code included", notes, parts=tuple(parts))
 
@@ -49,7 +50,7 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
         yield Note(f"The allocator held {show(p.reserved)} then, {idle} of it idle.")
     if p.replay_reserved:
         yield Note(
-            f"Pools of CUDA graphs and the arena hold {show(p.replay_reserved)} from the system; "
+            f"Pools of CUDA graphs hold {show(p.replay_reserved)} from the system; "
             "what is live in them is counted here."
         )
     for note in p.notes:

@@ -19,14 +19,16 @@ _TITLES = {
     "tracker tensors": "most in Python tensors",
     "tracker end": "allocated at the end",
     "data-flow peak": "peak of the data flow",
-    "reserved": "all that was reserved",
+    "reserved": "all that was reserved at the peak",
+    "reserved end": "all that was reserved in the end",
 }
 
 
 def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     before, after = diff.devices
     both = before if before == after else f"{before} → {after}"
-    compared = _quantities([(_title(q), q) for q in diff.quantities])
+    titles = [_title(q) for q in diff.quantities]
+    compared = _quantities(zip(titles, diff.quantities, strict=True))
     title = f"Memory on {both}" if both else ""
     yield Section("", title, tables=(compared,) if diff.quantities else ())
     if diff.operations:
@@ -38,14 +40,14 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
         notes = tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
         yield Section("", "", notes)
     yield from _saved(diff)
-    for q in diff.quantities:
+    for name, q in zip(titles, diff.quantities, strict=True):
         for view, changes in q.views.items():
             columns = (
                 *(col.Change("change", adds=True), *col.alike(col.Bytes, "before", "after")),
                 col.Code(view),
             )
             cells = [(c.change, c.before, c.after, c.key) for c in changes]
-            title = f"{_title(q)}: what changed, by {view}"
+            title = f"{name}: what changed, by {view}"
             if changes:
                 yield of_rows(title, columns, cells, rest="smaller changes")
 

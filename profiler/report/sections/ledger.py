@@ -1,4 +1,4 @@
-"""What memprof did and declined, and why: the ledger, and the recordings of trees and arenas."""
+"""What memprof did and declined, and why: the ledger, and the recordings of trees."""
 
 from __future__ import annotations
 
@@ -75,21 +75,19 @@ def trees(s: Summary, show: Show) -> Section:
     if s.pools:
         pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))
         notes.append(Note(f"Largest pools: {pools}."))
-        notes.append(Note(_WHAT_POOLS_ARE[bool(s.recordings)]))
+        notes.append(Note(_COST))
     if not s.recordings:
         notes.append(Note(_why_none(s), only="page"))
     tables = (_recordings(s.recordings), _functions(s), _reasons(s))
-    title = "Graph trees and arenas"
+    title = "Graph trees"
     shown = tuple(t for t in tables if t.rows)
     return Section("trees", title, tuple(notes), shown, detail=True, name=title.lower())
 
 
-_WHAT_POOLS_ARE = {
-    True: "A recording costs by how much it made its pool grow; one that fits into what others "
-    "left costs nothing.",
-    False: "Functions have the scratch memory that their arenas planned; outputs, activations for "
-    "the backward among them, have blocks of their own in the pool.",
-}
+_COST = (
+    "A recording costs by how much it made its pool grow; one that fits into what others left "
+    "costs nothing."
+)
 
 
 def _recordings(nodes: list[RecordedNode]) -> Table:
@@ -136,15 +134,17 @@ def _functions(s: Summary) -> Table:
     )
     rows = [
         (
-            *(f.function, "CPU arena" if f.device == "cpu" else f.device, f.keys, f.warm_ups),
+            *(f.function, f.device, f.keys, f.warm_ups),
             *(f.recordings, f.rerecordings, f.replays, f.skips, f.marginal_bytes),
         )
         for f in s.trees
     ]
+    rest = pool_rest(s.trees, s.pools)
     foot = tuple(
-        (name, "CPU arena" if device == "cpu" else device, *("",) * 6, nbytes)
-        for device, rest in pool_rest(s.trees, s.pools).items()
-        for name, nbytes in ((REST, rest), ("largest pool", s.pools[device]))
+        (name, device, *("",) * 6, nbytes)
+        for device, largest in s.pools.items()
+        for name, nbytes in ((REST, rest.get(device)), ("largest pool", largest))
+        if nbytes is not None
     )
     return Table(columns, rows, foot, caption="Functions")
 
@@ -163,8 +163,7 @@ def _reasons(s: Summary) -> Table:
 def _why_none(s: Summary) -> str:
     said = "No CUDA graph was recorded."
     if set(s.device_peaks) <= {"cpu"}:
-        said = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU, where "
-        said += "graphs may get an arena instead."
+        said = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU."
     told = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
     return f"{said} Reasons: {told}." if told else said
 

@@ -100,8 +100,8 @@ def of_instant(profile: Profile) -> Iterator[Section]:
         yield Section("addresses", "Address map", (Note(said),), view="addresses")
         return
     why = why_no_addresses(profile).get("", "")
-    said = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph "
-    said += "and none has an arena." + (f" The ledger says: {why}." if why else "")
+    said = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
+    said += f" The ledger says: {why}." if why else ""
     yield Section("addresses", "Address map", (Note(said),))
 
 

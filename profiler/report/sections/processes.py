@@ -18,8 +18,9 @@ _MEMORY = col.alike(col.Bytes, "reserved", "allocated", "most reserved", "most a
 
 def of_ranks(s: RankSummary, show: Show) -> Section:
     highest = max((r.peak for r in s.rows), default=0)
+    who = "rank" if s.world_size else "run"
     columns = (
-        *(col.Count("rank"), col.Bytes("peak")),
+        *(col.Count(who), col.Bytes("peak")),
         *(col.Share("of the highest", whole=highest, only="page"), col.Count("steps")),
         *(col.Ns("median step"), *col.alike(col.Count, "graphs", "calls", "recompiled", "skips")),
         col.Text("device"),
@@ -33,8 +34,8 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         for r in s.rows
     ]
     imbalance = (
-        *(col.Words("figure"), col.Figure("lowest"), col.Count("rank")),
-        *(*col.alike(col.Figure, "mean", "highest"), col.Count("rank")),
+        *(col.Words("figure"), col.Figure("lowest"), col.Count(who)),
+        *(*col.alike(col.Figure, "mean", "highest"), col.Count(who)),
         col.Figure("above the mean"),
     )
     figures = [
@@ -44,14 +45,15 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         )
         for i in s.imbalance
     ]
-    note = Note("Categories are of the live set at each rank's peak.")
+    note = Note(f"Categories are of each {who}'s peak.")
     parts = (
-        Section("", "By rank", tables=(Table(columns, rows, least=EVERY),)),
+        Section("", f"By {who}", tables=(Table(columns, rows, least=EVERY),)),
         Section("", "Imbalance", (note,), (Table(imbalance, figures, least=EVERY),)),
     )
     warnings = tuple(Note(warning, Tone.WARN) for warning in s.warnings)
-    more = Note("The report of one rank: memprof report FILE --rank N", Tone.DIM)
-    title = f"{len(s.rows):,} of {s.world_size:,} ranks"
+    more = Note(f"The report of one {who}: memprof report FILE --rank N", Tone.DIM)
+    of = f"of {s.world_size:,} ranks" if s.world_size else "runs"
+    title = f"{len(s.rows):,} {of}"
     return Section("ranks", title, (*warnings, more), parts=parts)
 
 

@@ -23,14 +23,12 @@ function blocksAt({ segments, blocks }, instant) {
 }
 
 /**
- * The instant of a placement that goes with a position of a call. An arena's placement has the
- * events of the observed program; a recording has its own, which are matched by the line of
- * generated code.
+ * The instant of a placement that goes with a position of a call. A recording has events of its
+ * own, which are matched by the line of generated code.
  */
-function instantOf({ node, lines }, model, call, position) {
+function instantOf({ lines }, model, call, position) {
   const unit = model.unit(call);
   if (!unit || model.isBetween(call, position)) return lines.length;
-  if (node === null && lines.length === unit.line.length) return position;
   const line = position ? unit.line[position - 1] : 0;
   let same = 0;
   for (let i = position - 1; i >= 0 && unit.line[i] === line; i--) same++;
@@ -48,7 +46,7 @@ function addresses(state, root) {
   const { placements, templates } = state.payload;
   const choice = el(
     "select",
-    { "aria-label": "Recording or plan", on: { change: update } },
+    { "aria-label": "Recording", on: { change: update } },
     el("option", { value: "" }, "of the chosen call"),
     placements.map((p, i) => el("option", { value: i }, p.name)),
   );
@@ -80,12 +78,11 @@ function addresses(state, root) {
     instant = follows ? instantOf(shown, model, call, position) : last;
     const now = blocksAt(shown, instant);
     reserved = now.reserved;
-    const whose = shown.node === null ? "its scratch memory has" : "the pool had then";
     fill(
       title,
       any && !own.length && el("span.warn", {}, `${whyNot(model, call)} Shown instead: `),
       el("strong.num", { title: exactBytes(now.used), data: { bytes: now.used } }, bytes(now.used)),
-      ` in ${count(now.live.length)} blocks of ${bytes(reserved)} that ${whose}; `,
+      ` in ${count(now.live.length)} blocks of ${bytes(reserved)} that the pool had then; `,
       `largest free piece ${bytes(now.largest)} · ${shown.name}, `,
       follows ? `instant ${count(instant)} of ${count(last)}` : "at its end",
     );
@@ -109,12 +106,10 @@ function addresses(state, root) {
       const where = [d.category, d.module, d.node ?? d.outside, d.location];
       return [address[b], nbytes[b], nameOf(b), ...where];
     });
-    const relative = shown.node === null;
-    const columns = templates.addresses.columns.map((c) => ({ ...c, relative }));
     const foot = live.length ? [["", used, "total"]] : [];
     const said = "Blocks at this instant, by address";
     const options = { rows: found, foot, limit: 8, title: said, onPick: (_, i) => pick(live[i]) };
-    fill(rows, table({ ...templates.addresses, columns }, options));
+    fill(rows, table(templates.addresses, options));
   }
 
   function nameOf(b) {
@@ -195,7 +190,7 @@ function addresses(state, root) {
     const known = [
       ["bytes", bytes(nbytes[b])],
       ["of the pool", share(nbytes[b], reserved)],
-      ["address", formatAddress(address[b], shown.node === null)],
+      ["address", formatAddress(address[b])],
       ["instants", `${count(begins[b])} to ${count(end[b] - 1)}`],
       ...siteFacts(d),
     ];

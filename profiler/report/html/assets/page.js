@@ -62,8 +62,7 @@ function count(n) {
   return missing(n) ? "-" : grouped(n, 0);
 }
 
-/** An address; in an arena from its beginning. */
-const formatAddress = (n, relative) => (relative ? `+${count(n)}` : `0x${n.toString(16)}`);
+const formatAddress = (n) => `0x${n.toString(16)}`;
 
 const words = (name) => name.replaceAll("_", " ");
 const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -15,7 +15,7 @@ const IN_WORDS = {
   bytes,
   ns,
   share: (value, { whole }) => share(value, whole),
-  address: (value, { relative }) => formatAddress(value, relative),
+  address: (value) => formatAddress(value),
   time: (value) => new Date(value / 1e6).toISOString().slice(0, 23).replace("T", " "),
 };
 

@@ -1,25 +1,15 @@
-"""Tables for pyarrow, DuckDB, pandas and Polars: a folder of Parquet files.
-
-What a row of each is, and columns and units: docs/exports.md."""
+"""A profile as pandas tables: what a row and a column of each is, docs/exports.md says."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import islice
-from typing import IO, Any
+from typing import Any
 
 from ..attribution import Attribution
-from ..errors import ProfileNotWritableError
 from ..model import Profile, SourceFrame
 from ..trees import call_modes
-from ..writing import replacing_all
 from .walk import AFTER, Part, Walk
-
-_ROWS = 100_000
-"""In a row group: what is held in memory at once."""
 
 _COLUMNS = {
     "calls": "call:int device graph:int label kind program:int mode thread:int start_ns:int "
@@ -36,49 +26,53 @@ _COLUMNS = {
     "account": "device purpose detail nbytes:int blocks:int compiled:bool modules nodes file "
     "line:int code",
 }
-"""Of each table, with their types, text where nothing is said; in the order in which tables are
-written: of blocks after the events, when all are known."""
-
-TABLES = tuple(_COLUMNS)
+"""Columns of each table, each with its type; text where none is named."""
 
 Rows = Iterator[tuple[Any, ...]]
 
 
-def write_parquet(profile: Profile, folder: str | os.PathLike[str], part: Part) -> None:
-    """Write the tables into a folder, which is made where it is not there; all or none, those
-    without rows too. See ``export_profile``.
+def to_pandas(profile: Profile, part: Part) -> dict[str, Any]:
+    """Tables of a profile by name, each a ``pandas.DataFrame``, those without rows too.
+
+    Integers are ``Int64`` and truth values ``boolean``, so that an unknown one is ``NA``.
 
     Raises:
-        ProfileNotWritableError: also if a sum of the profile's figures does not fit 64 bits.
+        ImportError: pandas is not installed.
+        OverflowError: a sum of the profile's figures does not fit 64 bits.
     """
-    pa, _ = pyarrow()
+    module = pandas()
     walks = {d: part.walk(profile, d) for d in part.devices}
-    tables = (
-        *(_calls(profile, walks), _events(walks), _blocks(profile, walks), _snapshots(profile)),
-        *(_operations(profile), _account(profile, part.devices)),
-    )
-    paths = table_paths(folder)
-    made = not os.path.exists(folder)
-    with contextlib.suppress(OSError):  # `replacing_all` says it in our words.
-        os.makedirs(folder, exist_ok=True)
+    # Blocks come after the events, when all are known.
+    tables = {
+        "calls": _calls(profile, walks),
+        "events": _events(walks),
+        "blocks": _blocks(profile, walks),
+        "snapshots": _snapshots(profile),
+        "operations": _operations(profile),
+        "account": _account(profile, part.devices),
+    }
+    return {name: _frame(module, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
+
+
+def pandas() -> Any:
+    """The module ``pandas``.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     try:
-        with replacing_all(paths, "the tables", folder) as files:
-            for fd, columns, rows in zip(files, _COLUMNS.values(), tables, strict=True):
-                with open(fd, "wb", closefd=False) as file:
-                    _write(file, columns.split(), rows)
-    except (OverflowError, pa.ArrowInvalid) as e:
-        raise ProfileNotWritableError(
-            folder, "cannot write the tables: a figure does not fit 64 bits; nothing was changed"
-        ) from e
-    finally:
-        if made:
-            with contextlib.suppress(OSError):  # It is not empty: all is well.
-                os.rmdir(folder)
+        return import_module("pandas")
+    except ImportError as error:
+        raise ImportError("tables need pandas: pip install pandas") from error
 
 
-def table_paths(folder: str | os.PathLike[str]) -> list[str]:
-    """Where the tables of a folder are."""
-    return [os.path.join(folder, f"{name}.parquet") for name in TABLES]
+_TYPES = {"int": "Int64", "bool": "boolean", "": "object"}
+
+
+def _frame(module: Any, columns: Sequence[str], rows: Rows) -> Any:
+    described = [name.partition(":") for name in columns]
+    frame = module.DataFrame(list(rows), columns=[name for name, _, _ in described], dtype=object)
+    return frame.astype({name: _TYPES[kind] for name, _, kind in described})
 
 
 def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
@@ -174,46 +168,3 @@ def _account(profile: Profile, devices: Sequence[str]) -> Rows:
 
 def _source(frame: SourceFrame | None) -> tuple[str | None, int | None, str | None]:
     return (frame.file, frame.line, frame.code) if frame else (None, None, None)
-
-
-def _write(file: IO[bytes], columns: Sequence[str], rows: Rows) -> None:
-    pa, pq = pyarrow()
-    text = pa.dictionary(pa.int32(), pa.string())
-    types = {"int": pa.int64(), "bool": pa.bool_(), "": text}
-    schema = pa.schema(
-        [(name, types[kind]) for name, _, kind in (c.partition(":") for c in columns)]
-    )
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        first = True
-        while (batch := list(islice(rows, _ROWS))) or first:
-            first = False
-            values = list(zip(*batch, strict=True)) or [()] * len(columns)
-            arrays = [
-                _text(pa, v).dictionary_encode() if field.type == text else pa.array(v, field.type)
-                for v, field in zip(values, schema, strict=True)
-            ]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-
-
-def _text(pa: Any, values: Sequence[str | None]) -> Any:
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:
-        # A path that is not UTF-8 reaches Python as lone surrogates.
-        plain = (v and v.encode("utf-8", "backslashreplace").decode() for v in values)
-        return pa.array(plain, pa.string())
-
-
-def pyarrow() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.parquet``.
-
-    Raises:
-        ImportError: they are not installed.
-    """
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(
-            "writing Parquet needs pyarrow: pip install 'memprof[parquet]', "
-            "or choose another format"
-        ) from error

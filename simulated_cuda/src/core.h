@@ -119,6 +119,9 @@ int invalidate(Capture* capture, int error);  // returns the error
 // A capture that work on the legacy stream would wait for, as one of its streams is blocking.
 Capture* capture_of_blocking_stream();
 
+// Whether the stream is being captured: then the range goes to its next node.
+bool overwritten_in_capture(void* stream, Range range);
+
 // ---- graphs
 Node* add_node(Graph* graph, const std::vector<Node*>& deps, Op&& op);
 }  // namespace simgpu

@@ -22,7 +22,7 @@ API(cudaFree, void* p) {
 API(cudaMallocManaged, void** p, size_t n, unsigned) {
   ENTER(cudaMallocManaged);
   int e = mem_alloc(current_device(), n, p);
-  if (!e) contents_unknown(*p, n);
+  if (!e) contents_written(*p, n);
   return ret(e);
 }
 API(cudaMemPrefetchAsync, const void*, size_t, struct cudaMemLocation, unsigned, cudaStream_t) {

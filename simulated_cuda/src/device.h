@@ -169,9 +169,18 @@ bool range_ok(const void* pointer, size_t size);        // what belongs to a dev
 // ---- what memory holds (core_contents.cpp)
 void contents_copy(void* dst, const void* src, size_t size);
 void contents_set(void* dst, unsigned value, unsigned element_size, size_t count);
-void contents_unknown(void* pointer, size_t size);  // the host may write there unseen
+// Some bytes of a device.
+struct Range {
+  void* pointer = nullptr;
+  size_t size = 0;
+};
+void contents_written(void* pointer, size_t size);  // by the host, or it may write there unseen
 void contents_gone(void* pointer, size_t size);
-void contents_fresh(void* pointer, size_t size);
+void contents_fresh(void* pointer, size_t size);  // zeros, which nobody knows
+bool contents_known(const void* pointer, size_t size);
+// What may be written through a pointer: torch's block that it points into, or all that the program
+// has allocated there itself.
+Range contents_reachable(void* pointer);
 // After a copy, and outside of all locks.
 void note_host_read(void* dst, const void* src, size_t size);
 
@@ -194,6 +203,9 @@ struct Kernel {
   // (values/kernels.py) gives it at the first launch, found by the hash of the kernel's image.
   int (*run)(void** args, const unsigned* grid) = nullptr;
   std::vector<int> arg_sizes;
+  // Without values: which of its parameters are pointers that it may write through, as far as that
+  // can be told. Of Triton's kernels Python tells it, at the first launch as well.
+  std::vector<int> writes;
   uint64_t image = 0;
   std::atomic<bool> pending{false};  // Python has not been asked yet
 };
@@ -202,6 +214,8 @@ Kernel* kernel_by_name(const char* name);
 Kernel* kernel_of_module(const char* name, uint64_t image);
 // A copy of a launch's arguments, 8 bytes for each; nullptr without an implementation.
 std::shared_ptr<std::vector<char>> kernel_args(Kernel* kernel, void** params);
+// What a launch may write to, after `kernel_args`.
+std::vector<Range> kernel_overwrites(Kernel* kernel, void** params);
 bool values_mode();
 // Values mode, and no aten operator that computes its result itself is running.
 bool compute_here();
@@ -242,6 +256,7 @@ struct Op {
   std::shared_ptr<NodeList> child;   // OP_CHILD: the nodes of a graph
   std::shared_ptr<uint64_t> python;  // OP_PYTHON: number of a Python function
   Event* event = nullptr;
+  std::vector<Range> overwrites;  // what is no longer known once it is done
 };
 inline Op kernel_op(Kernel* kernel) {
   Op op;
@@ -284,7 +299,8 @@ struct Stream {
   uint64_t id = 0;
   bool legacy = false;  // the default stream, with which blocking streams synchronise
   Capture* capture = nullptr;
-  std::vector<Node*> deps;  // while capturing: what its next node comes after
+  std::vector<Node*> deps;        // while capturing: what its next node comes after
+  std::vector<Range> overwrites;  // and what its next node makes unknown
   uint64_t busy_until = 0;
 };
 constexpr unsigned STREAM_NON_BLOCKING = 1;

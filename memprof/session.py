@@ -88,6 +88,7 @@ class ProfilingSession(Views):
         self._growth: list[Growth] = []
         self._accounts: list[DeviceAccount] = []
         self._stop_reports: Callable[[], None] = lambda: None
+        self._open = False
 
     def __enter__(self) -> ProfilingSession:
         if self._session is not None:
@@ -115,9 +116,13 @@ class ProfilingSession(Views):
             if oom is not None:
                 self._stop_reports = write_to(oom, self._session)
             undo.pop_all()
+        self._open = True
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not self._open:
+            return
+        self._open = False
         self._stop_reports()
         try:
             self._eager.end(error)

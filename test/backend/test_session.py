@@ -286,19 +286,19 @@ def test_the_call_log_is_short_again_after_the_last_session() -> None:
 
 def test_a_session_ends_once(tmp_path: Path) -> None:
     """Nor does one end that was not entered: each would end somebody else's."""
-    before = RUNTIME.calls.capacity
-    with memprof.profile(max_calls=before + 1) as outer:
+    before, many = RUNTIME.calls.capacity, 300_000
+    with memprof.profile(max_calls=many) as outer:
         with memprof.profile(tmp_path / "run.memprof", eager=True) as inner:
             pass
         ended = inner.profile()
         inner.__exit__(None, None, None)
         memprof.profile().__exit__(None, None, None)
         assert inner.profile() is ended
-        assert RUNTIME.calls.capacity == before + 1
+        assert RUNTIME.calls.capacity == many
     assert RUNTIME.calls.capacity == before
     outer.__exit__(None, None, None)
-    with memprof.profile(max_calls=before + 1):
-        assert RUNTIME.calls.capacity == before + 1
+    with memprof.profile(max_calls=many):
+        assert RUNTIME.calls.capacity == many
 
 
 def test_the_counter_counts() -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
-from ._torch_hooks import Undo, replace
+from ._torch_hooks import Undo, our_own, replace
 
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
@@ -49,9 +49,10 @@ def record_history() -> None:
     # collection. Below an allocation that fails these are the program's, with all its tensors.
     import torch._inductor
 
-    torch.cuda.memory._record_memory_history(
-        context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
-    )
+    with our_own():
+        torch.cuda.memory._record_memory_history(
+            context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+        )
 
 
 def drain_history() -> dict[str, Any]:

@@ -306,6 +306,8 @@ class Watch:
         compat.record_history()
         self._history_is_ours = True
         self._undo.append(compat.keep_counting())
+        if self._guest:
+            self._undo.append(hooks.on_foreign_history(self._taken_over))
         begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
         settings, replays = snapshot["allocator_settings"], {}
@@ -320,6 +322,15 @@ class Watch:
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
+
+    @_hook
+    def _taken_over(self) -> None:
+        self._history_is_ours = False
+        self.why_not = (
+            "somebody else has begun or ended the allocator's history inside of the session "
+            "(torch.cuda.memory._record_memory_history), and it is theirs from there on"
+        )
+        log.warning("memprof follows the memory of this process no more: %s.", self.why_not)
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number."""
@@ -382,10 +393,6 @@ class Watch:
 
     def _follow(self) -> None:
         self.objects.look()
-        if self._guest and not compat.history_enabled():
-            self.why_not = "somebody else has ended the allocator's history"
-            self._history_is_ours = False
-            return
         counts = {d: compat.allocation_counts(d) for d in self.replays}
         snapshot = compat.drain_history()
         marks = list(self.marks)

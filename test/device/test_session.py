@@ -244,14 +244,38 @@ assert torch._C._cuda_isHistoryEnabled()
 (trace,) = torch.cuda.memory._snapshot()["device_traces"]
 assert [e["size"] for e in trace if e["action"] == "alloc"] == [MIB, 2 * MIB]
 
-# Or becomes so.
+# Or becomes so: from there on it has all that is asked for, during the session and after it.
 torch.cuda.memory._record_memory_history(None)
+entries = [f for name, f in vars(torch._C).items() if "_record_memory_history" in name]
+for begin in (
+    lambda: torch.cuda.memory._record_memory_history(),
+    lambda: torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=100),
+    lambda: torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=100),
+):
+    with memprof.profile(eager=True) as session:
+        mib(1)
+        begin()
+        mib(3)
+        nn.Linear(N, N, device="cuda")(torch.ones(8, N, device="cuda")).sum().backward()
+    mib(5)
+    assert session.profile().accounts == []
+    (why,) = refusals(session)
+    assert "begun or ended the allocator's history inside of the session" in why
+    assert torch._C._cuda_isHistoryEnabled()
+    (trace,) = torch.cuda.memory._snapshot()["device_traces"]
+    sizes = [e["size"] for e in trace if e["action"] == "alloc"]
+    assert sizes.count(3 * MIB) == 1 and sizes[-1] == 5 * MIB, sizes
+    torch.cuda.memory._record_memory_history(None, clear_history=True)
 with memprof.profile(eager=True) as session:
     torch.cuda.memory._record_memory_history(None)
-(why,) = refusals(session)
-assert "somebody else has ended the allocator's history" in why
+    mib(1)
+assert not torch._C._cuda_isHistoryEnabled()
+assert len(refusals(session)) == 1
+assert entries == [f for name, f in vars(torch._C).items() if "_record_memory_history" in name]
 """
-    assert "There is no account of the device's memory: somebody else has" in _run(program)
+    said = _run(program)
+    assert said.count("memprof follows the memory of this process no more") == 4
+    assert "There is no account of the device's memory: somebody else has" in said
 
 
 @simgpu
@@ -365,9 +389,7 @@ def at_a_bad_time():
     snapshot = taken()
     if not late:  # After the first drain, which begins the session: in no history at all.
         late.append(mib(6))
-        torch.cuda.memory._record_memory_history(
-            context="alloc", stacks="python", clear_history=True
-        )
+        watch.compat.record_history()
     return snapshot
 
 

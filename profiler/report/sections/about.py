@@ -231,7 +231,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     notes, special = [], []
     if c.allocated:
         notes.append(
-            f"Of {show(c.allocated)} that compiled code allocates in one call of each program, "
+            "Of the bytes that compiled code allocates in one call of each program, "
             f"{format_share(c.to_node, c.allocated)} have an FX node and "
             f"{format_share(c.to_source, c.allocated)} a source line or module."
         )
@@ -244,7 +244,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     ]
     if s.kept_bytes:
         special.append(
-            f"{show(s.kept_bytes)} that libraries allocated in observed calls and kept "
+            f"Up to {show(s.kept_bytes)} that libraries allocated in an observed call and kept "
             "(workspaces, packed weights) are not counted."
         )
     if s.without_scratch:
@@ -254,17 +254,19 @@ def not_counted(s: Summary, show: Show) -> Section:
             "when they were observed."
         )
 
-    reasons = partial(Table, _REASON, lines=True, rest="more reasons")
+    reasons = partial(Table, lines=True, rest="more reasons")
     tables = []
     for view, b in s.views.items():
         left = f"{show(b.unattributed)} ({format_share(b.unattributed, b.total)})"
         caption = f"unattributed at the peak by {VIEWS[view][0].title}: {left}"
         rows = [(r.nbytes, r.key) for r in b.remainder]
-        tables.append(reasons(rows, caption=caption, only="text", detail=not b.unattributed))
+        detail = not b.unattributed
+        tables.append(reasons(_REASON, rows, caption=caption, only="text", detail=detail))
     if c.missing:
         caption = "of what is allocated, without an FX node or a source line:"
         rows = [(n, reason) for reason, n in c.missing.items()]
-        tables.append(reasons(rows, caption=caption, detail=True))
+        of_all = replace(col.share(c.allocated), title="")
+        tables.append(reasons((of_all, col.TEXT), rows, caption=caption, detail=True))
     said = (
         *(Note(n, detail=True) for n in notes),
         *(Note(n, detail=counted) for n in special),

@@ -48,10 +48,8 @@ def peak(s: Summary, show: Show) -> Section:
         held = row.waiting * (row.saved or 0)
         if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
             said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
-            said += f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as "
-            notes.append(
-                Note(f"{said}long as their outputs are, and is not in this peak", Tone.WARN)
-            )
+            said += f"each saved, {show(row.saved or 0)}, is held as long as its outputs are, and "
+            notes.append(Note(f"{said}is not in this peak", Tone.WARN))
     known = f"Peak of known live memory on {s.device}: {format_both(p.nbytes, show)}"
     return Section("peak", known, tuple(notes))
 

@@ -41,6 +41,7 @@ from typing import TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
+    LOGITS,
     AccountRow,
     CaptureRow,
     DeviceAccount,
@@ -51,7 +52,7 @@ from memprof.profiler.model import (
 )
 
 from .marks import Mark, Phase, line_that_waits
-from .replay import Block, Peak, Replay
+from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
 Otherwise = Callable[[Block], tuple[Purpose, str]]
@@ -92,9 +93,14 @@ def explain(
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
+        origin = block.origin or Origin("")
+        forward = where(frames_of(origin.frames)) if waiting is not None else at
+        line = source_of(at.line or forward.line or waiting)
+        nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
+        detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
         return AccountRow(
-            *(purpose, 0, 0, at.module_path or block.owner, source_of(at.line or waiting)),
-            *(at.nodes, at.generated is not None, detail, holder, waiting is not None),
+            *(purpose, 0, 0, at.module_path or forward.module_path or block.owner, line, nodes),
+            *(at.generated is not None, detail, holder, waiting is not None),
         )
 
     add_up(account, peak, row_of)

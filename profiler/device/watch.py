@@ -47,6 +47,7 @@ from .growth import growth_of
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
+from .operations import Backward, origins
 from .owners import owners
 from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
@@ -141,6 +142,7 @@ class Watch:
         self._steps_of: dict[int, int] = {}
         self._taken = 0
         self._depth = 0
+        self._backwards: list[Backward] = []
         self._modules_known = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
@@ -342,6 +344,9 @@ class Watch:
         self._mark(phase, look.known, often=look.often, owners=owned)
         return look.known
 
+    def _asked_of_each(self) -> dict[int, int]:
+        return {d: compat.allocation_counts(d)[0] for d in self.replays}
+
     @property
     def asked(self) -> int:
         """Blocks that were asked for so far, on all devices."""
@@ -379,7 +384,7 @@ class Watch:
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, marks)
+            replay.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
             if not replay.agrees(segments):
                 replay.corrected += 1
@@ -387,6 +392,7 @@ class Watch:
             replay.assign_pools(segments)
         for mark in marks:
             mark.forget()
+        self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
         if self.made is None and not self._ending and len(self.marks) > self._few_marks:
             with self._marking:
@@ -426,7 +432,7 @@ class Watch:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._begins(line_of_caller())
+            self._begins(line_of_caller(), args[0] if args else ())
             try:
                 return run(*args, **kwargs)
             finally:
@@ -436,13 +442,18 @@ class Watch:
         return run_backward
 
     @_hook
-    def _begins(self, line: SourceFrame | None) -> None:
+    def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
         if not self.objects.looked:
             self.objects.look()
+        if self.replays and self._looks() and not compat.compiled_autograd_is_on():
+            self._backwards.append(Backward(self._asked_of_each()))
+            self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
 
     @_hook
     def _ends(self) -> None:
+        if self._backwards:
+            self._backwards[-1].end(self._asked_of_each())
         self._mark(Phase.FORWARD)
         self.drain(DRAIN)
 

@@ -47,6 +47,7 @@ from .growth import growth_of
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
+from .operations import Backward, origins
 from .owners import owners
 from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
@@ -144,6 +145,7 @@ class Watch:
         self._written = -1
         self._taken = 0
         self._depth = 0
+        self._backwards: list[Backward] = []
         self._modules_known = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
@@ -357,6 +359,9 @@ class Watch:
         self._mark(phase, look.known, often=look.often, owners=owned)
         return look.known
 
+    def _asked_of_each(self) -> dict[int, int]:
+        return {d: compat.allocation_counts(d)[0] for d in self.replays}
+
     @property
     def backwards(self) -> int:
         """Backwards that have begun."""
@@ -400,7 +405,7 @@ class Watch:
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, marks)
+            replay.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
             if not replay.agrees(segments):
                 replay.corrected += 1
@@ -408,6 +413,7 @@ class Watch:
             replay.assign_pools(segments)
         for mark in marks:
             mark.forget()
+        self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
         if self.made is None and not self._ending and len(self.marks) > self._few_marks:
             with self._marking:
@@ -447,7 +453,7 @@ class Watch:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._begins(line_of_caller())
+            self._begins(line_of_caller(), args[0] if args else ())
             try:
                 return run(*args, **kwargs)
             finally:
@@ -457,11 +463,14 @@ class Watch:
         return run_backward
 
     @_hook
-    def _begins(self, line: SourceFrame | None) -> None:
+    def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
         if not self.objects.looked:
             self.objects.look()
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
+        if self.replays and self._looks() and not compat.compiled_autograd_is_on():
+            self._backwards.append(Backward(self._asked_of_each()))
+            self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
 
     def _count_updates(self) -> bool:
@@ -475,6 +484,8 @@ class Watch:
 
     @_hook
     def _ends(self) -> None:
+        if self._backwards:
+            self._backwards[-1].end(self._asked_of_each())
         self._mark(Phase.FORWARD)
         self.drain(DRAIN)
 

@@ -200,8 +200,8 @@ _SEEN = {
 }
 
 
-def advice(s: Summary, show: Show) -> Section:
-    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
+def advice(found: Sequence[Finding], show: Show) -> Section:
+    parts = tuple(_finding(n, f, show) for n, f in enumerate(found, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
     return Section("advice", "What to change", () if parts else (none,), parts=parts)
 
@@ -221,7 +221,8 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
     title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
     further = number > _SHORT
     name = "further findings" if further else "evidence of findings"
-    return Section("", title, (Note(f.change),), (table,), detail=further, name=name)
+    ways = Table(_REASON, [(r.nbytes, r.change) for r in f.ways], lines=True, least=EVERY)
+    return Section("", title, (Note(f.change),), (ways, table), detail=further, name=name)
 
 
 def not_counted(s: Summary, show: Show) -> Section:

@@ -170,7 +170,7 @@ class HostReads:
         return sorted(rows, key=lambda r: -r.count)
 
     def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
-        """Overwrite what was copied to ``address`` for a line, if that was asked for and can be."""
+        """Overwrite what was copied to ``address`` for a line; returns whether that was asked for."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -184,8 +184,7 @@ class HostReads:
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
             else:
                 ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-                return True
-            break
+            return True
         return False
 
     def unused(self) -> list[str]:

@@ -101,6 +101,8 @@ def simulate(case: Case, limit: float) -> Outcome:
         raise SimulationError(f"out of memory on {case.gpu}")
     if rank["failure"] is not None:
         raise SimulationError(f"{rank['failure']['kind']}: {rank['failure']['message'][:200]}")
+    if rank["ended"] != "the script ended":  # --timeout came first
+        raise SimulationError(rank["undecided"])
     # As the script itself would have read it: it may have set the counters back.
     peak = rank["counters"][case.counter] / UNITS[case.unit]
     return Outcome(

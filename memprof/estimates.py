@@ -44,7 +44,8 @@ class Estimate(Views):
 
     Attributes:
         device: name of the GPU.
-        fits: whether it ran there without running out of memory.
+        fits: whether it ran there without running out of memory; None if that is undecided.
+        undecided: why, in a sentence: one step of a training shows too little; else empty.
         needed: bytes of the device in all: reserved, and what is outside of torch's allocator.
         reserved: the most bytes that torch's allocator had from the device.
         allocated: the most bytes of blocks at any time.
@@ -54,7 +55,8 @@ class Estimate(Views):
     def __init__(self, simulation: Simulation, account: DeviceAccount) -> None:
         self._profile = profile_of(simulation)
         self.device = simulation.gpu.name
-        self.fits = simulation.fits is True
+        self.fits = simulation.fits
+        self.undecided = simulation.outcome.undecided
         self.needed = simulation.needed
         self.reserved = account.reserved
         self.allocated = account.most_allocated
@@ -64,10 +66,10 @@ class Estimate(Views):
         return [self._profile]
 
     def __repr__(self) -> str:
-        fits = "fits" if self.fits else "does not fit"
+        words = {True: "fits", False: "does not fit", None: "undecided whether it fits"}
         return (
-            f"<memprof estimate: needs {format_bytes(self.needed)}, {fits} {self.device} "
-            f"({format_bytes(self.total)})>"
+            f"<memprof estimate: needs {format_bytes(self.needed)}, {words[self.fits]} "
+            f"{self.device} ({format_bytes(self.total)})>"
         )
 
 
@@ -157,7 +159,9 @@ def estimate(
             f"on the simulated {found.gpu.name}: {failure.kind}: {first}", failure.trace
         )
     if found.account is None:
-        raise EstimateFailed("nothing in the model or its inputs was put on the device")
+        raise EstimateFailed(
+            found.outcome.undecided or "nothing in the model or its inputs was put on the device"
+        )
     return Estimate(found, found.account)
 
 

@@ -173,9 +173,7 @@ def _may_compute(name: str, op: Any) -> bool:
     return operators.writes(schema) or not any(r.alias_info for r in schema.returns)
 
 
-def _wrapped(
-    name: str, op: Any, special: Mapping[str, Special] | None, run: Kernel
-) -> Kernel:
+def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Kernel) -> Kernel:
     """A kernel for the device that computes what is known."""
     places = operators.tensor_places(op._schema)
     written = _written(op._schema)

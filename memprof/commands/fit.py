@@ -39,7 +39,7 @@ from memprof.simulate.changes import (
     parse_setting,
 )
 from memprof.simulate.command_line import BadInput
-from memprof.simulate.parent import Settings, StandardInput
+from memprof.simulate.parent import Settings, StandardInput, exits_on_signals
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
@@ -133,7 +133,7 @@ def fit(
     world_size: str,
     ranks_per_host: int | None,
     budget: bool,
-    steps: int,
+    steps: int | None,
     timeout: float | None,
     output: str | None,
     as_data: bool,
@@ -151,7 +151,7 @@ def fit(
     the simulated device, and the next larger one was seen not to fit.
 
     Exit status: 0 if there is an answer in every row, 1 if in some row nothing fits, 2 if it cannot
-    be simulated here, 3 if the script failed.
+    be simulated here, 3 if the script failed, 4 if too little was seen of it to say.
     """
     settings = Settings(
         gpu=gpus[0],
@@ -263,7 +263,7 @@ def advise(
     gpu: Gpu,
     memory: int | None,
     changes: tuple[str, ...] | None,
-    steps: int,
+    steps: int | None,
     timeout: float | None,
     output: str | None,
     as_data: bool,
@@ -281,7 +281,7 @@ def advise(
     saved. Without COMMAND it is what the run-time tracker has recorded in the profile.
 
     Exit status: 0 if it was tried, 2 if it cannot be simulated here, 3 if the script failed as it
-    is.
+    is, 4 if too little was seen of it. Ended by a signal, it prints what it has.
     """
     settings = Settings(
         gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True, input=StandardInput()
@@ -312,9 +312,19 @@ def advise(
             what = "failed" if tried is None else f"needs {format_bytes(tried.needed)}"
             click.echo(visible(f"memprof advise: {name}: {what}"), err=True)
 
-    with failures_in_words("advise", output):
-        wanted = wanted or [Trial((key,)) for key in GENERAL]
-        before, trials = try_changes(gpu, wanted, tries, said)
+    wanted = wanted or [Trial((key,)) for key in GENERAL]
+    runs = try_changes(gpu, wanted, tries, said)
+    ended = 0
+    with exits_on_signals():
+        with failures_in_words("advise", output):
+            before, trials = next(runs)
+        try:
+            with failures_in_words("advise", output):
+                for _ in runs:
+                    pass
+        except SystemExit as e:
+            ended = int(e.code or 0)
+            click.echo("memprof advise: it ended early; this is what was tried", err=True)
     if as_data:
         rows = [
             {
@@ -335,6 +345,7 @@ def advise(
     else:
         style = replace(style_of(sys.stdout), exact=exact)
         print_text(render_advice(gpu, before, trials, untried, tries, style))
+    raise SystemExit(ended)
 
 
 def _recorded(path: str, profile: Profile) -> tuple[str, ...]:

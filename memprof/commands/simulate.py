@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from memprof.fit.tries import BadStore, ScriptFailed, Store
+from memprof.fit.tries import BadStore, ScriptFailed, Store, Undecided
 from memprof.profiler._text import visible
 from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
@@ -41,6 +41,9 @@ from ._common import (
 FAILED = 3
 """Exit status: the script failed."""
 
+UNDECIDED = 4
+"""Exit status: too little was seen of the script to say whether it fits."""
+
 
 def timeout_option(help: str) -> Callable[[Command], Command]:
     kind, checks = click.FloatRange(0, 1e7, min_open=True), read_by(seconds)
@@ -48,7 +51,7 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
 
 
 def steps_option(help: str) -> Callable[[Command], Command]:
-    return click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help=help)
+    return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or 4 if it takes it]")
 
 
 def tries_options(what: str) -> Callable[[Command], Command]:
@@ -110,6 +113,9 @@ def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
     except SimulationError as e:
         _say(f"memprof {name}: {e}")
         raise SystemExit(BadFile.exit_code) from e
+    except Undecided as e:
+        _say(f"memprof {name}: undecided: {e}")
+        raise SystemExit(UNDECIDED) from e
     except ScriptFailed as e:
         _say(e.trace)
         _say(f"memprof {name}: the script failed: {e}")
@@ -244,7 +250,7 @@ def simulate(
     ranks: tuple[int, ...] | None,
     ranks_per_host: int | None,
     devices: int | None,
-    steps: int,
+    steps: int | None,
     to_the_end: bool,
     smallest: bool,
     timeout: float | None,
@@ -265,7 +271,7 @@ def simulate(
     steps, or when its peak has stood still (docs/simulate.md).
 
     Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
-    simulated here, 3 if the script failed.
+    simulated here, 3 if the script failed, 4 if too little was seen of it to say.
     """
     with failures_in_words("simulate"):
         parsed = parse(command)
@@ -325,10 +331,14 @@ def _status(found: list[Simulation], limit: int | None) -> int:
             return FAILED
         if status:
             _say(f"memprof simulate: exit status {status}")
-        if s.account is None or status:
+        if status or (s.account is None and not s.outcome.undecided):
             return FAILED
     needed = max(s.needed for s in found)
     if limit is not None and needed > limit:
         _say(f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}")
         return TOO_MUCH
+    for s in found:
+        if s.outcome.undecided:
+            _say(f"memprof simulate: undecided: {s.outcome.undecided}")
+            return UNDECIDED
     return 0

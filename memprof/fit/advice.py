@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.profiler.advice import Finding
@@ -86,26 +86,31 @@ def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
 
 def advise(
     gpu: Gpu, trials: Sequence[Trial], tries: Tries, said: Callable[[str, Tried | None], None]
-) -> tuple[Tried, list[Trial]]:
+) -> Iterator[tuple[Tried, list[Trial]]]:
     """Try a program as it is, with each change, and last with all that helped, if more than one
     did; ``said`` is told of each as it ends, by name, and None where the program failed with it.
-    Raises as ``Tries.run`` for the program as it is.
+    Yields after each the first one and one list of the trials so far. Raises as ``Tries.run`` for
+    the program as it is.
     """
     before = tries.run(gpu, {})
     said("as it is", before)
+    done: list[Trial] = []
+    yield before, done
     for trial in trials:
         if trial.estimate is None:  # What is expected of a change is of all that it could change.
             trial.estimate = before.expected.get(trial.changes[0])
         trial.run(gpu, tries, before)
         said(trial.changes[0], trial.tried)
+        done.append(trial)
+        yield before, done
     helped = {t.changes[0]: t.saved for t in trials if t.saved > 0 and not t.wrong}
     rivals = sorted((k for k in _RIVALS if k in helped), key=lambda k: -helped[k])
     together = Trial(tuple(k for k in helped if k not in rivals[1:]))
-    if len(together.changes) < 2:
-        return before, list(trials)
-    together.run(gpu, tries, before)
-    said(" + ".join(together.changes), together.tried)
-    return before, [*trials, together]
+    if len(together.changes) > 1:
+        together.run(gpu, tries, before)
+        said(" + ".join(together.changes), together.tried)
+        done.append(together)
+        yield before, done
 
 
 def render_advice(

@@ -187,6 +187,10 @@ class ScriptFailed(Exception):
         self.trace = trace
 
 
+class Undecided(ScriptFailed):
+    """Too little was seen in a try to say whether it fits: no answer is made of that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is run; every text may have ``{NAME}`` of a variable in it.
@@ -226,6 +230,7 @@ class Tries:
         (``simulate/changes.py``), or take it from the file if it was run before.
 
         Raises:
+            Undecided: too little was seen of it.
             ScriptFailed: it ended in something else than success or want of memory.
             BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
@@ -299,6 +304,9 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         raise ScriptFailed(f"{failure.kind}: {first}", failure.trace)
     if s.outcome.status and failure is None:
         raise ScriptFailed(f"it left with exit status {s.outcome.status}")
+    if s.outcome.undecided:
+        with_values = (f"{name}={value}" for name, value in values.items())
+        raise Undecided(", ".join((*with_values, s.outcome.undecided)))
     if account is None:
         raise ScriptFailed(
             "nothing in the script's own process put a tensor on a CUDA device; see "
@@ -333,11 +341,11 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
 def _limit(s: Simulation) -> tuple[str, int]:
     """The request that did not fit and who made it, and the bytes that the device lacked for it."""
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
-    failure = next((m.failure for m in moments if m.failure is not None), None)
-    if failure is not None:
+    moment = next((m for m in moments if m.failure is not None), None)
+    if moment is not None and (failure := moment.failure) is not None:
         went_on = "; the script went on" if s.outcome.failure is None else ""
         said = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
-        return said, max(failure.wanted - failure.device_free, 0)
+        return said, max(failure.wanted - failure.left(moment.reserved), 0)
     over, said = max(s.needed - s.gpu.memory, 0), "out of memory"
     if s.outcome.failure is None and over:
         said = f"with what is outside of torch's allocator it is {format_bytes(over)} too much"

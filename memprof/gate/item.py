@@ -25,7 +25,7 @@ from memprof.profiler.errors import ProfileError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.report.failure import asked, asker
-from memprof.profiler.report.format import format_bytes
+from memprof.profiler.report.format import format_both, format_bytes
 from memprof.simulate.changes import WITHOUT_TIMING
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation, attempt
@@ -188,8 +188,8 @@ def _problem(
     problems = []
     if gate.limit is not None and account.reserved > gate.limit:
         problems.append(
-            f"{nodeid} reserved {_both(account.reserved)} on {simulation.gpu.name}, more than its "
-            f"limit of {_both(gate.limit)}"
+            f"{nodeid} reserved {format_both(account.reserved)} on {simulation.gpu.name}, more "
+            f"than its limit of {format_both(gate.limit)}"
         )
     if gate.growth is not None and before is None:
         problems.append(
@@ -201,16 +201,13 @@ def _problem(
         now = account.most_allocated
         if now > old * (1 + gate.growth):
             problems.append(
-                f"{nodeid} allocated {_both(now)} at its peak, "
-                f"{100 * (now - old) / max(old, 1):.2f} % more than its baseline of {_both(old)}"
+                f"{nodeid} allocated {format_both(now)} at its peak, "
+                f"{100 * (now - old) / max(old, 1):.2f} % more than its baseline of "
+                f"{format_both(old)}"
             )
     if not problems:
         return ""
     return "\n".join([*problems, *_what_grew(before, profile_of(simulation))])
-
-
-def _both(nbytes: int) -> str:
-    return f"{format_bytes(nbytes)} ({nbytes:,} B)"
 
 
 def _what_grew(before: Profile | None, after: Profile) -> list[str]:

@@ -3,14 +3,6 @@
 ``python -m memprof.simulate.launch (SCRIPT | -m MODULE) [ARGUMENT ...]`` with a ``Request`` in the
 environment. Nothing of torch is imported before the script does: what a script sets in
 ``os.environ`` first must count.
-
-Note [When the peak has stood still]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A training run ends after so many optimizer steps. What serves a model has none, and neither has a
-compiled optimizer. There the run ends once the program has asked for ``FACTOR`` times as many
-blocks without a new peak as it had when the last one came, and for at least ``LEAST``: blocks, not
-seconds, so that the answer does not depend on the machine. Where there is an optimizer that has not
-stepped yet, the program may be validating first: there it takes ``WITH_OPTIMIZER`` times as many.
 """
 
 from __future__ import annotations
@@ -23,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -36,32 +27,11 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .applied import DRAWN_ANEW, Applied, PartitionFlops
 from .changes import parse_setting, put_settings, unused_settings
+from .leaving import BY_ITSELF, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
-
-FACTOR = 3
-LEAST = 20_000
-WITH_OPTIMIZER = 10
-
-
-@dataclass(slots=True)
-class Stillness:
-    """Note [When the peak has stood still]: the greatest peak, and blocks asked for by then."""
-
-    peak: tuple[int, ...] = ()
-    asked: int = 0
-
-    def reached(self, peak: tuple[int, ...], asked: int, waits_for_step: bool) -> bool:
-        """Whether nothing more is to be expected, after so many blocks asked for;
-        ``waits_for_step`` if there is an optimizer that has not stepped."""
-        if peak > self.peak:
-            self.peak, self.asked = peak, asked
-            return False
-        enough = max(LEAST, FACTOR * self.asked) * (WITH_OPTIMIZER if waits_for_step else 1)
-        return asked - self.asked >= enough
-
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
@@ -99,7 +69,15 @@ def launch(arguments: list[str]) -> None:
             failure, status = _failure(e), 1
     if run.is_child:
         sys.exit(status)
-    run.finish("the script ended" if failure is None else "the script failed", failure, status)
+    run.finish(BY_ITSELF if failure is None else "the script failed", failure, status)
+
+
+def _peaks() -> tuple[int, int]:
+    """The most bytes reserved on a device, and allocated, as torch counts them."""
+    from memprof.profiler.device.totals import counters
+
+    found = counters().values()
+    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
 
 
 def _failure(error: BaseException) -> Failure:
@@ -135,6 +113,7 @@ class _Run:
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
         self._changes = Applied(request.changes)
+        self._leaving = Leaving(request.steps)
         self._finishing = False
         self._stderr = os.dup(2)
 
@@ -194,11 +173,15 @@ class _Run:
         from memprof.profiler.device.totals import counters
 
         found = counters()
-        elapsed_ns = int((time.monotonic() - self._began) * 1e9)
-        outcome.accounts = self._watch.accounts(cut_off=outcome.failure is not None)
+        elapsed = time.monotonic() - self._began
+        outcome.accounts = self._watch.accounts(cut_off=outcome.ended != BY_ITSELF)
+        steps, backwards = self._watch.steps, self._watch.backwards
+        if outcome.failure is None:
+            has_optimizer = self._watch.objects.has_optimizer
+            outcome.undecided = why_undecided(outcome.ended, steps, backwards, has_optimizer)
         for account in outcome.accounts:
             account.simulated = True
-            account.elapsed_ns = elapsed_ns
+            account.elapsed_ns = int(elapsed * 1e9)
             account.ended = outcome.ended
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
@@ -206,8 +189,14 @@ class _Run:
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
-        found_notes = [*self._reads.misfits, *self._reads.unused(), *self._reads.undecided()]
-        outcome.notes = [*found_notes, *self._messages.notes, *unused]
+        outcome.notes = [
+            *self._reads.misfits,
+            *self._reads.unused(),
+            *self._reads.undecided(),
+            *self._messages.notes,
+            *unused,
+            *of_accumulation(steps, backwards, elapsed),
+        ]
         outcome.sent = self._messages.sent
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
@@ -257,39 +246,34 @@ class _Run:
         return ""
 
     def _after_step(self, fewest: int, steps: int) -> None:
-        # All optimizers: the last one's turn may be the fullest. One that pauses is not waited for.
-        wanted = self._request.steps
-        if (fewest >= wanted or steps >= 2 * wanted) and not self.is_child:
+        if not self.is_child and self._leaving.after_step(fewest, steps, _peaks()[0]):
             self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
 
     def _look(self) -> None:
         """Print progress, and end the run when the peak has stood still."""
         from memprof.profiler.device.draining import on_main_thread
-        from memprof.profiler.device.totals import counters
 
-        torch = sys.modules["torch"]
-        still, last = Stillness(), time.monotonic()
+        torch, last = sys.modules["torch"], time.monotonic()
         said: tuple[int, int] | None = None
         while not self._finishing:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
-            peaks, asked = counters().values(), self._watch.asked
-            peak = tuple(max(p[what] for p in peaks) for what in ("reserved", "allocated"))
-            steps = self._watch.steps
-            news, now = (steps, peak[0]), time.monotonic()
+            peaks, asked, steps = _peaks(), self._watch.asked, self._watch.steps
+            news, now = (steps, peaks[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{peak[0] / 2**30:.2f} GiB reserved\n"
+                    f"{self._watch.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
-            waits = steps == 0 and self._watch.objects.has_optimizer
-            if self._request.until_still and still.reached(peak, asked, waits):
-                ended = f"the peak stood still for {asked - still.asked:,} allocations"
+            if self._request.until_still and self._leaving.stands_still(
+                (steps, *peaks), asked, self._watch.trains
+            ):
+                ended = f"the peak stood still for {asked - self._leaving.asked:,} allocations"
                 on_main_thread(functools.partial(self._finish_once, ended))
                 time.sleep(_PATIENCE)
                 self._finish_once(ended)

@@ -138,9 +138,7 @@ def _is_message(tensor: Any) -> bool:
     return str(tensor.dtype) in ("torch.int32", "torch.int64") and tensor.numel() <= MAX_NUMBERS
 
 
-def _following(
-    follow: Callable[[Any, int], None], run: Callable[..., Any]
-) -> Callable[..., Any]:
+def _following(follow: Callable[[Any, int], None], run: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of ``c10d`` between this rank and another, whose number it has in the group."""
 
     def follows(keys: Any, tensors: list[Any], group: Any, rank: int, *args: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount, Outside
+from memprof.profiler.model import DeviceAccount, Outside, WhyNot
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
@@ -146,7 +146,8 @@ class Simulation:
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
-            allocator has room too; None where it did not get far enough to tell.
+            allocator has room too; None where it failed otherwise, or was not seen for long enough
+            to tell, which ``outcome.undecided`` says.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
         smallest: bytes of the smallest device on which it ran, if that was looked for.
@@ -199,7 +200,12 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     last = outcome.out_of_memory
     failed_at = outcome.accounts if last is None else [last]
     outcome = _run(command, ample, environment, total=settings.gpu.memory)
-    return Simulation(settings.gpu, False, settings.job, outcome, failed_at)
+    found = Simulation(settings.gpu, False, settings.job, outcome, failed_at)
+    for failure in (a.failure for a in failed_at):
+        # Pieces are the reason only where all of it would fit in one: now that is known.
+        if failure is not None and failure.why is WhyNot.PIECES and found.least > found.gpu.memory:
+            failure.why = WhyNot.FULL
+    return found
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
@@ -208,6 +214,8 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
     found = Simulation(settings.gpu, None, settings.job, outcome)
     if outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
+        if found.fits and outcome.undecided:
+            found.fits = None
     return found
 
 
@@ -216,7 +224,8 @@ def find_smallest(
 ) -> None:
     """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
     was simulated with these settings; nothing where the script failed for another reason."""
-    if simulation.account is None or simulation.outcome.failure is not None:
+    outcome = simulation.outcome
+    if simulation.account is None or outcome.failure is not None or outcome.undecided:
         return
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
@@ -225,7 +234,8 @@ def find_smallest(
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
-        return _run(command, replace(quiet, gpu=device), environment).failure is None
+        outcome = _run(command, replace(quiet, gpu=device), environment)
+        return outcome.failure is None and not outcome.undecided
 
     while not runs(high):
         low, high = high, int(high * 1.02)
@@ -276,9 +286,10 @@ def _run(
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
         except FileNotFoundError:
-            return Outcome(failure=_died(status, settings))
-        if status is None:
-            outcome.failure = outcome.failure or _died(status, settings)
+            outcome = Outcome(failure=None if status is None else _died(status))
+        if status is None and outcome.failure is None:
+            outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
+            outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
         grouped = outcome.grouped and job is not None and job.world_size > 1
         for account in outcome.accounts:
             account.outside = [CONTEXT, NCCL] if grouped else [CONTEXT]
@@ -307,6 +318,25 @@ def _wait(
             stderr=output,
             start_new_session=True,
         )
+    with exits_on_signals():
+        try:
+            return process.wait(settings.timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)  # It has an account to write.
+            return None
+        finally:
+            # Workers that the script started are of no use without it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def exits_on_signals() -> Iterator[None]:
+    """Raise ``SystemExit`` meanwhile where a signal asks this process to end, and has no handler
+    yet."""
     before: dict[signal.Signals, Any] = {}
     # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
     if threading.current_thread() is threading.main_thread():
@@ -314,32 +344,19 @@ def _wait(
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, _raise_exit)
     try:
-        return process.wait(settings.timeout_s)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)  # It has an account to write.
-        return None
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        # Workers that the script started are of no use without it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _raise_exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _died(status: int | None, settings: Settings) -> Failure:
-    kind = "Died"
-    if status is None:
-        kind = "Timeout"
-        said = f"the script had not ended after {settings.timeout_s:g} s (--timeout)"
-    elif status < 0:
+def _died(status: int) -> Failure:
+    if status < 0:
         said = f"the script's process died of {signal.Signals(-status).name}"
     else:
         said = f"the script left its process with exit status {status} by os._exit or exec"
-    return Failure(kind=kind, message=said, trace="")
+    return Failure(kind="Died", message=said, trace="")

@@ -151,7 +151,9 @@ class HostReads:
     def undecided(self) -> list[str]:
         """Sentences about lines on whose branches or sizes the result may hang: they found whole
         numbers or truth values that nobody knows."""
-        order = sorted(self._decides, key=lambda x: (self._decides[x] != "false", -self._found[x][0]))
+        order = sorted(
+            self._decides, key=lambda x: (self._decides[x] != "false", -self._found[x][0])
+        )
         said = []
         for line in order[:_LINES_SAID]:
             where, found = f"{os.path.basename(line.file)}:{line.line}", self._decides[line]

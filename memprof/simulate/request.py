@@ -16,12 +16,15 @@ VARIABLE = "MEMPROF_SIMULATE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What becomes of a script while it is simulated: it ends after so many optimizer steps, or
-    when the peak has stood still; ``pretend``, ``torch_config`` and ``changes`` are texts as
-    ``parse_pretence``, ``parse_setting`` and ``change_of`` read them; ``heard`` is what ranks that
-    were simulated before have sent to this one."""
+    """A simulated run of a script, as it was asked for.
 
-    steps: int = 3
+    It ends after so many optimizer steps, None for as many as it takes, or if ``until_still`` when
+    the peak has stood still: Note [When a run is left]. ``pretend``, ``torch_config`` and
+    ``changes`` are texts as ``parse_pretence``, ``parse_setting`` and ``change_of`` read them;
+    ``heard`` is what ranks that were simulated before have sent to this one.
+    """
+
+    steps: int | None = None
     until_still: bool = True
     pretend: tuple[str, ...] = ()
     balanced_experts: bool = False
@@ -60,6 +63,8 @@ class Outcome(msgspec.Struct, kw_only=True):
         accounts: one a device that was used, the one with most reserved first.
         out_of_memory: the account of the last moment at which an allocation failed, caught or not.
         profile: of memprof's backend, if the script used it; else one with versions and machine.
+        undecided: why the run does not tell whether the script fits, in a sentence; empty if it
+            does, or failed.
         status: exit status that the script asked for.
         counters: peaks of ``allocated``, ``reserved`` and ``active`` in bytes, by torch's own
             statistics, of the device with most reserved since the script last set them back.
@@ -75,6 +80,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     out_of_memory: DeviceAccount | None = None
     profile: Profile | None = None
     ended: str = ""
+    undecided: str = ""
     failure: Failure | None = None
     status: int = 0
     counters: dict[str, int] = {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memprof.profiler.advice import advise as find
 from memprof.profiler.file import write_profiles
 from memprof.profiler.model import Process, Profile
 from memprof.profiler.report import text as reports
 from memprof.profiler.report.failure import why
 from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.profiler.report.sections.about import advice as findings
 from memprof.profiler.report.sections.account import of_accounts
 
 from .parent import Simulation
@@ -35,6 +37,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "smallest_bytes": s.smallest,
                 "steps": s.account.steps if s.account else 0,
                 "ended": s.outcome.ended,
+                "undecided": s.outcome.undecided,
                 "failure": s.outcome.failure,
                 "status": s.outcome.status,
                 "counters": s.outcome.counters,
@@ -68,8 +71,9 @@ def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
 
 
 def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
-    """Simulations as text, one a rank, of which that which needs most is shown in full."""
-    worst = max(simulations, key=lambda s: s.needed)
+    """Simulations as text, one a rank, of which one is shown in full: that which needs most, of
+    those that do not fit, or are undecided, if there are such."""
+    worst = max(simulations, key=lambda s: (s.fits is False, s.fits is None, s.needed))
     page = Page(style)
     _verdict(page, worst)
     if len(simulations) > 1:
@@ -77,32 +81,43 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
     page.line()
     text = page.text()
     if worst.outcome.accounts:
-        text += reports.render(of_accounts(worst.outcome.accounts, style.show), style)
+        said = list(of_accounts(worst.outcome.accounts, style.show))
+        if found := find(profile_of(worst)):
+            said.append(findings(found, style.show))
+        text += reports.render(said, style)
     return text
 
 
 def _verdict(page: Page, s: Simulation) -> None:
     gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
     account, failure = s.account, s.outcome.failure
+    needs = f"needs {page.bytes(s.needed)}"
+    seen = _steps(account.steps if account is not None else 0)
     if s.fits is None and (failure is not None or s.outcome.status):
         page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
     elif s.fits is False:
-        page.line(f"Does not fit {gpu}", "bold red")
+        known = f": {needs}, {seen}" if account is not None and failure is None else ""
+        page.line(f"Does not fit {gpu}{known}", "bold red")
         _why_not(page, s)
-    elif account is None:
+    elif account is None and not s.outcome.undecided:
         page.line(f"No memory of {gpu} was used.", "bold red")
         page.indented(_WHY_NOTHING, 2)
+    elif s.fits is None:
+        page.line(f"Undecided for {gpu}: {needs} so far, {seen}", "bold yellow")
     else:
-        spare = s.gpu.memory - s.needed
-        page.line(f"Fits {gpu}: needs {page.bytes(s.needed)}, {page.bytes(spare)} to spare", "bold")
-        page.line(f"  as far as it ran: {s.outcome.ended}")
+        spare = page.bytes(s.gpu.memory - s.needed)
+        page.line(f"Fits {gpu}: {needs}, {spare} to spare, {seen}", "bold")
         caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
         if caught:
             page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")
-    if account is not None and failure is None:
+    if s.outcome.undecided:
+        page.indented(s.outcome.undecided, 2)
+    elif account is not None and failure is None:
+        if "optimizer step" not in s.outcome.ended:
+            page.line(f"  as far as it ran: {s.outcome.ended}")
         if s.smallest is not None:
             page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
-        else:
+        elif s.least <= s.gpu.memory:
             page.line(
                 f"  with less it may run all the same, as the allocator gives back what is free: "
                 f"{page.bytes(s.least)} are needed at once; --smallest finds out"
@@ -114,6 +129,10 @@ def _verdict(page: Page, s: Simulation) -> None:
         page.indented(note, 2)
     if s.gpu.memory_is_nominal:
         page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
+
+
+def _steps(steps: int) -> str:
+    return f"{steps or 'no'} optimizer step{'s' if steps > 1 else ''} seen"
 
 
 def _why_not(page: Page, s: Simulation) -> None:
@@ -128,20 +147,15 @@ def _why_not(page: Page, s: Simulation) -> None:
     if failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
-    elif s.account is not None:
-        page.line(f"  on a device of 1 TiB it takes {page.bytes(s.needed)}, as follows")
-        if s.needed <= s.gpu.memory:
-            page.indented(_TIGHT, 2)
+    elif s.account is not None and s.failed_at:
+        page.line("  what follows is of a run on a device of 1 TiB")
+    page.line("  to make it fit: memprof advise tries what saves memory, memprof fit the sizes")
 
 
 _WHY_NOTHING = (
     "Nothing in the script's own process put a tensor on a CUDA device. If it starts others "
     "(torchrun, accelerate launch), simulate the training script itself, with --world-size; if it "
     "chooses its device, see that it chose cuda."
-)
-_TIGHT = (
-    "which the device has: either the free bytes are in pieces (fragmentation, for which "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may help), or the script limits itself."
 )
 
 
@@ -151,6 +165,7 @@ def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:
     for s in simulations:
         reserved = s.account.reserved if s.account else 0
         allocated = s.account.most_allocated if s.account else 0
-        fits = {True: "yes", False: "no", None: "failed"}[s.fits]
+        unknown = "undecided" if s.outcome.undecided else "failed"
+        fits = {True: "yes", False: "no", None: unknown}[s.fits]
         table.add_row(str(s.rank), *(page.bytes(n) for n in (s.needed, reserved, allocated)), fits)
     page.show(table)

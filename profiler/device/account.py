@@ -23,7 +23,8 @@ the blocks that are there. Then, in this order:
 
 Without any backward what modules asked for is a temporary if it went, and state if it is there at
 the end; of compiled code that runs several modules at once that is an output. Anything else is an
-input. Of what was there before the history began nothing but rule 1 can be known.
+input. But where a program that trains was cut off before its first backward, rule 6 holds. Of what
+was there before the history began nothing but rule 1 can be known.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
 one for all code.
@@ -41,6 +42,7 @@ from typing import TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
+    LOGITS,
     AccountRow,
     CaptureRow,
     DeviceAccount,
@@ -51,7 +53,7 @@ from memprof.profiler.model import (
 )
 
 from .marks import Mark, Phase, line_that_waits
-from .replay import Block, Peak, Replay
+from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
 Otherwise = Callable[[Block], tuple[Purpose, str]]
@@ -75,7 +77,8 @@ def explain(
 
     Args:
         account, peak, marks: of a ``Replay`` that has followed the run to its end.
-        cut_off: whether the program ended in the middle, so that a backward would have come.
+        cut_off: whether a program that trains ended in the middle, so that a backward would have
+            come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
         otherwise: asked for blocks of which the history does not tell the purpose.
         stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
@@ -92,18 +95,23 @@ def explain(
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
+        origin = block.origin or Origin("")
+        forward = where(frames_of(origin.frames)) if waiting is not None else at
+        line = source_of(at.line or forward.line or waiting)
+        nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
+        detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
         return AccountRow(
             purpose,
             nbytes=0,
             count=0,
-            modules=at.module_path or block.owner,
-            frame=source_of(at.line or waiting),
-            nodes=at.nodes,
+            modules=at.module_path or forward.module_path or block.owner,
+            frame=line,
+            nodes=nodes,
             compiled=at.generated is not None,
             detail=detail,
             holder=holder,
             waits=waiting is not None,
-            library=at.library,
+            library=at.library or forward.library,
         )
 
     add_up(account, peak, row_of)
@@ -224,7 +232,7 @@ class _Decider:
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
-        if not self._backwards:
+        if not self._backwards and not self._cut_off:
             return self._without_backward(block, at), ""
         end = block.freed_after
         if end is None and self._now and phase is not Phase.FORWARD:

@@ -121,10 +121,10 @@ _BY_PURPOSE = {
 
 
 def reliefs(
-    f: Failure, rows: Sequence[AccountRow], *, phase: str, expandable: bool
+    f: Failure, rows: Sequence[AccountRow], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
-    """What would have made room, most first, with rows and phase of the account of that moment; no
-    growing segments where they are ``expandable`` already."""
+    """What would have made room, most first, with rows, phase and bytes ``reserved`` of the account
+    of that moment; no growing segments where they are ``expandable`` already."""
     found = [
         Relief(
             0 if expandable else f.free,
@@ -136,7 +136,7 @@ def reliefs(
             f.outside - CONTEXT, "end what else uses the device: nvidia-smi names the processes"
         ),
         Relief(
-            f.device_free if f.limit else 0,
+            f.device_free - f.left(reserved),
             "a higher torch.cuda.set_per_process_memory_fraction",
         ),
     ]

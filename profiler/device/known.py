@@ -84,6 +84,7 @@ class Objects:
         # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
         # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
         self._modules: dict[int, _Module] = {}
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._lock = threading.RLock()
         self.looked = False
 
@@ -92,8 +93,17 @@ class Objects:
         if seen is None or seen.reference() is not module:
             self._modules[id(module)] = _Module(module)
 
-    def optimizer_made(self) -> None:
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         self.has_optimizer = True
+        self._optimizers.append(weakref.ref(optimizer))
+
+    def least_written(self) -> int:
+        """How often that parameter of the optimizers was written to that was so least often; -1
+        where there is none."""
+        made = [optimizer for r in self._optimizers if (optimizer := r()) is not None]
+        groups = [group for o in made for group in getattr(o, "param_groups", ())]
+        writes = (compat.writes_to(p) or 0 for group in groups for p in group["params"])
+        return min(writes, default=-1)
 
     def look(self) -> None:
         """See what was written to since the last time."""
@@ -125,7 +135,8 @@ class Objects:
         self.look()
         known = self._of(modules)
         for optimizer in optimizers:
-            known = of_state(optimizer) | of_parameters(optimizer) | known
+            # A compiled optimizer's state is also among the buffers of Dynamo's modules.
+            known = of_parameters(optimizer) | known | of_state(optimizer)
         static: Known = {}
         often: Known = {}
         for tensor in compat.existing(torch.Tensor):

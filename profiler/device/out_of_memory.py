@@ -202,7 +202,13 @@ def _account_of(
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
     expandable = any(s.get("is_expandable", False) for s in segments)
-    failure.reliefs = reliefs(failure, account.rows, phase=account.phase, expandable=expandable)
+    failure.reliefs = reliefs(
+        failure,
+        account.rows,
+        reserved=account.reserved,
+        phase=account.phase,
+        expandable=expandable,
+    )
     account.failure = failure
     account.ended = "an allocation failed"
     return account

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -93,9 +94,18 @@ class Failure:
     earlier: Int = 0
     reliefs: tuple[Relief, ...] = ()
 
+    def left(self, reserved: int) -> int:
+        """Bytes that the allocator, with so many ``reserved``, could still get: what the device had
+        left, within the limit."""
+        return min(self.device_free, max(0, self.limit - reserved) if self.limit else sys.maxsize)
+
 
 BEFORE = "from before the session"
 """``AccountRow.detail`` of blocks that were there when somebody began to watch."""
+
+
+LOGITS = "logits"
+"""Begins ``AccountRow.detail`` of what a loss was given or made of it, before its shape."""
 
 
 class Purpose(str, Enum):

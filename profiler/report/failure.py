@@ -35,22 +35,24 @@ def asker(f: Failure) -> str:
 
 def why(a: DeviceAccount, f: Failure, show: Show) -> str:
     """Why the request did not fit, in a sentence without its stop."""
-    wanted, free = show(f.wanted), show(f.device_free)
+    wanted, free = show(f.wanted), show(f.left(a.reserved))
     limit = show(f.limit or a.total)
+    where = f"under the limit of {limit}" if f.limit else "on the device"
     return {
         WhyNot.TOO_LARGE: f"the process may have {limit} in all",
-        WhyNot.PIECES: f"{show(f.free)} are free inside of segments and {free} on the device, and "
+        WhyNot.PIECES: f"{show(f.free)} are free inside of segments and {free} {where}, and "
         f"the largest piece has {show(f.largest_free)}: fragmentation",
         WhyNot.STREAMS: f"{show(f.free_of_streams)} are free for other streams only, or wait until "
-        f"these are through; {free} are left on the device",
+        f"these are through; {free} are left {where}",
         WhyNot.POOLS: f"{show(f.free_of_pools)} are free in pools that it cannot use (CUDA graphs, "
-        f"torch.cuda.MemPool, blocks of another size); {free} are left on the device",
+        f"torch.cuda.MemPool, blocks of another size); {free} are left {where}",
         WhyNot.LIMIT: f"the program may reserve {limit} of {show(a.total)} "
-        f"(torch.cuda.set_per_process_memory_fraction); {free} are left on the device",
+        f"(torch.cuda.set_per_process_memory_fraction), of which {free} are left; the device has "
+        f"{show(f.device_free)} left",
         WhyNot.OUTSIDE: f"{show(f.outside)} of the device are held outside of torch's allocator, "
         f"by other processes or libraries; {free} are left",
         WhyNot.FULL: f"everything is in use: {show(a.live)} live of {show(a.reserved)} reserved, "
-        f"{free} left on the device, and the allocator needs {wanted}",
+        f"{free} left {where}, and the allocator needs {wanted}",
     }[f.why]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Callable
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -18,6 +19,12 @@ def format_bytes(n: int, exact: bool = False) -> str:
         if abs(value) < 999.5 or unit == _UNITS[-1]:
             break
     return f"{value:,.{_digits(abs(value))}f} {unit}"
+
+
+def format_both(n: int, show: Callable[[int], str] = format_bytes) -> str:
+    """``n`` bytes as they are shown and exactly, ``88.1 MiB (92,431,364 B)``; once if it is one."""
+    shown, exact = show(n), format_bytes(n, exact=True)
+    return shown if shown == exact else f"{shown} ({exact})"
 
 
 def format_share(part: int, whole: int) -> str:

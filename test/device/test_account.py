@@ -256,6 +256,24 @@ def test_activations_of_a_run_that_ended_in_its_forward(model_file: str) -> None
     assert run.purposes() == {3: (Purpose.OUTPUT, "")}
 
 
+def test_activations_of_a_training_that_ended_before_its_first_backward(model_file: str) -> None:
+    run = Run()
+    forward = (model_file, 3, "forward")
+    run.take(1, ("/home/me/data.py", 1, "load"))
+    run.take(2, forward)
+    scratch = run.take(4, forward)
+    run.take(8, forward)
+    run.say(Mark(Phase.FORWARD, 0, checkpointed=frozenset({scratch})))
+    run.drop(scratch)
+    assert run.purposes(cut_off=True) == {
+        1: (Purpose.INPUT, ""),
+        4: (Purpose.TEMPORARY, ""),
+        10: (Purpose.ACTIVATION, ""),
+    }
+    # Of one that does not train nobody can say so: it was seen whole.
+    assert run.purposes()[10] == (Purpose.PERSISTENT_STATE, "")
+
+
 def test_where_names_line_modules_and_nodes(tmp_path: Path, model_file: str) -> None:
     generated = tmp_path / ("c" + "a" * 51 + ".py")
     generated.write_text(

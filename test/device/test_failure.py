@@ -13,7 +13,9 @@ import torch
 from memprof.profiler.device.failure import CONTEXT, explain_failure, reliefs
 from memprof.profiler.device.holders import Holders, held_graphs
 from memprof.profiler.device.referrers import Referrers
-from memprof.profiler.model import AccountRow, Purpose, SourceFrame, WhyNot
+from memprof.profiler.model import AccountRow, DeviceAccount, Purpose, SourceFrame, WhyNot
+from memprof.profiler.report.failure import why
+from memprof.profiler.report.format import format_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -86,7 +88,8 @@ def test_what_would_have_helped() -> None:
         AccountRow(Purpose.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
     ]
     failure = explain_failure([segment(("used", 2500), ("free", 80), ("used", 1))], **request(64))
-    found = reliefs(failure, rows, phase="forward", expandable=False)
+    reserved = 2581 * MIB
+    found = reliefs(failure, rows, reserved=reserved, phase="forward", expandable=False)
     assert [r.nbytes // MIB for r in found] == [
         (failure.outside - CONTEXT) // MIB,
         *(400, 80, 50, 40),
@@ -95,8 +98,31 @@ def test_what_would_have_helped() -> None:
     assert "expandable_segments" in found[2].change
     assert "zero_grad" in found[3].change
     assert found[4].change.endswith("most of all debug[...], global of train.py")
-    found = reliefs(failure, rows, phase="backward", expandable=True)
+    found = reliefs(failure, rows, reserved=reserved, phase="backward", expandable=True)
     assert not any("expandable" in r.change or "zero_grad" in r.change for r in found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        # 3,000 MiB on the device, of which the limit of 1,024 leaves 24 beside 1,000 reserved.
+        (
+            request(64, free=3000, allowed=1024),
+            "60.0 MiB are free inside of segments and 24.0 MiB under the limit of 1.00 GiB",
+        ),
+        (request(100, free=3000, allowed=1024), "of which 24.0 MiB are left; the device has 2.93"),
+    ],
+)
+def test_under_a_limit_it_is_said_what_the_limit_leaves(asked: dict[str, Any], says: str) -> None:
+    failure = explain_failure([segment(("used", 940), ("free", 60))], **asked)
+    account = DeviceAccount("cuda:0", total=4 * GIB, reserved=1000 * MIB, failure=failure)
+    assert says in why(account, failure, format_bytes)
+    (relief,) = (
+        r
+        for r in reliefs(failure, [], reserved=account.reserved, phase="", expandable=False)
+        if "memory_fraction" in r.change
+    )
+    assert relief.nbytes == (3000 - 24) * MIB
 
 
 class Thing:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +116,54 @@ def test_in_words() -> None:
     assert "expandable-segments: the program failed with it: RuntimeError: no" in text
     assert "checkpoint: 12 Block. To have it: torch.utils.checkpoint.checkpoint(" in text
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("as_data", [False, True])
+def test_ended_by_a_signal_it_prints_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, as_data: bool
+) -> None:
+    """As ``timeout`` ends it, in the fourth run."""
+    runs = 0
+
+    def ends(*arguments: Any) -> Simulation:
+        nonlocal runs
+        runs += 1
+        if runs == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return attempt(*arguments)
+
+    monkeypatch.setattr(tries, "simulate", ends)
+    done = advise("--try", "checkpoint,optimizer-one-by-one,memory-budget", *["--json"] * as_data)
+    assert done.exit_code == 128 + signal.SIGTERM
+    assert "it ended early" in done.stderr
+    if as_data:
+        found = [r["changes"] for r in json.loads(done.stdout)["results"]]
+        assert found == [["checkpoint"], ["optimizer-one-by-one"]]
+    else:
+        assert "checkpoint 14.0 GiB" in " ".join(done.stdout.split())
+        assert "memory-budget" not in done.stdout
+    # Before anything is known there is nothing to print.
+    runs = 3
+    done = advise()
+    assert (done.exit_code, done.stdout) == (128 + signal.SIGTERM, "")
+
+
+def test_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def undecided(command: Command, settings: Settings, environment: Any) -> Simulation:
+        found = attempt(command, settings, environment)
+        if "checkpoint" in settings.changes or not helps:
+            found.outcome.undecided = "it was ended after 5 s (--timeout)"
+        return found
+
+    monkeypatch.setattr(tries, "simulate", undecided)
+    helps = True
+    text = " ".join(advise("-q").stdout.split())
+    assert "checkpoint: the program failed with it: it was ended after 5 s" in text
+    assert "checkpoint 14.0 GiB" not in text
+    helps = False
+    done = advise("-q")
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert done.stderr.startswith("memprof advise: undecided: it was ended after 5 s")
 
 
 def test_a_change_that_makes_gradients_wrong_is_none_that_helps(

@@ -34,6 +34,7 @@ class Device:
         self.base, self.each = 4 * GIB, GIB
         self.runs: list[tuple[Command, Mapping[str, str], Settings]] = []
         self.failure: ScriptFailure | None = None
+        self.undecided = ""
         self.interrupt_at = 0
         self.catches = False
         self.jumps_at = 1000.0
@@ -52,6 +53,7 @@ class Device:
         fits = nbytes <= settings.gpu.memory
         failure = self.failure
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
+        outcome.undecided = self.undecided
         if not fits and failure is None:
             account.failure = Failure(
                 requested=self.each,
@@ -168,6 +170,19 @@ def test_a_script_that_fails_is_no_answer(device: Device, script: str) -> None:
     assert done.exit_code == 3
     assert done.stderr.splitlines()[-1] == "memprof fit: the script failed: ValueError: no data"
     assert "Trace:" in done.stderr
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_what_is_undecided_is_no_answer(device: Device, script: str, budget: bool) -> None:
+    device.undecided = "the script ended: one optimizer step was seen"
+    options = ("--budget", "--", script) if budget else ("--vary", "B=1..9", "--", script, "{B}")
+    done = fit(*options)
+    assert done.exit_code == 4
+    values = "BUDGET=1" if budget else "B=1"
+    assert done.stderr.splitlines() == [
+        f"memprof fit: undecided: {values}, the script ended: one optimizer step was seen"
+    ]
+    assert not done.stdout
 
 
 def test_the_budget_is_the_largest_that_fits(device: Device, script: str) -> None:

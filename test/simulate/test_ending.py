@@ -1,34 +1,107 @@
-"""When a run without optimizer steps has shown what it takes."""
+"""When a run has shown what it takes, and when it has not."""
 
 from __future__ import annotations
 
-from memprof.simulate.launch import FACTOR, LEAST, WITH_OPTIMIZER, Stillness
+import pytest
+
+from memprof.simulate.leaving import (
+    BY_ITSELF,
+    FACTOR,
+    LEAST,
+    MANY,
+    TRAINING,
+    Leaving,
+    of_accumulation,
+    why_undecided,
+)
 
 
-def test_ends_once_nothing_was_new_for_long() -> None:
-    still = Stillness()
-    assert not still.reached((5, 3), 100_000, False)
-    assert not still.reached((5, 3), 100_000 * (1 + FACTOR) - 1, False)
-    assert still.reached((5, 3), 100_000 * (1 + FACTOR), False)
+def steps_until_left(peaks: list[int], wanted: int | None = None) -> int:
+    """Steps of one optimizer, with these bytes reserved at most by the end of each."""
+    leaving = Leaving(wanted)
+    return next(n for n, p in enumerate(peaks, 1) if leaving.after_step(n, n, p))
 
 
-def test_a_new_peak_begins_anew() -> None:
-    still = Stillness()
-    assert not still.reached((5, 3), 10, False)
-    assert not still.reached((5, 4), 50_000, False)
-    assert not still.reached((5, 4), 50_000 * (1 + FACTOR) - 1, False)
-    assert still.reached((5, 4), 50_000 * (1 + FACTOR), False)
+def test_three_steps_and_a_fourth_where_the_third_raised_the_peak() -> None:
+    assert steps_until_left([5, 9, 9, 9, 9]) == 3
+    assert steps_until_left([5, 5, 9, 9, 9]) == 4
+    assert steps_until_left([5, 6, 7, 8, 9, 10]) == 4
+    # The script sets the counter back, or gives memory back: what was there before is known.
+    assert steps_until_left([5, 9, 7, 7]) == 3
+    assert steps_until_left([9, 5, 7, 7]) == 3
+
+
+def test_steps_that_were_asked_for_are_kept() -> None:
+    assert steps_until_left([5, 9, 9, 9, 9, 9], wanted=5) == 5
+    assert steps_until_left([5, 6, 7], wanted=2) == 2
+    leaving = Leaving(7)
+    assert not leaving.stands_still((1, 5, 3), 10, True)
+    assert not leaving.stands_still((1, 5, 3), 1_000 * TRAINING, True)
+
+
+def test_every_optimizer_has_its_turn() -> None:
+    leaving = Leaving(None)
+    fullest = [(1, 1, 5), (1, 1, 6), (1, 2, 8), (2, 2, 8), (2, 3, 8)]
+    assert not any(leaving.after_step(*seen) for seen in fullest)
+    assert leaving.after_step(3, 3, 8)
+    # One that pauses is not waited for.
+    leaving = Leaving(None)
+    assert next(n for n in range(1, 8) if leaving.after_step(1, n, 5)) == 6
+
+
+def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> None:
+    for steps in (None, 3):
+        still = Leaving(steps)
+        assert not still.stands_still((0, 5, 3), 100_000, False)
+        assert not still.stands_still((0, 5, 3), 100_000 * (1 + FACTOR) - 1, False)
+        assert still.stands_still((0, 5, 3), 100_000 * (1 + FACTOR), False)
+
+
+def test_a_new_peak_or_a_step_begins_anew() -> None:
+    still = Leaving(None)
+    assert not still.stands_still((0, 5, 3), 10, True)
+    assert not still.stands_still((0, 5, 4), TRAINING, True)
+    assert not still.stands_still((1, 5, 4), 2 * TRAINING - 1, True)
+    assert not still.stands_still((1, 5, 4), 3 * TRAINING - 2, True)
+    assert still.stands_still((1, 5, 4), 3 * TRAINING - 1, True)
 
 
 def test_few_blocks_prove_nothing() -> None:
-    still = Stillness()
-    assert not still.reached((1, 1), 10, False)
-    assert not still.reached((1, 1), 10 + LEAST - 1, False)
-    assert still.reached((1, 1), 10 + LEAST, False)
+    still = Leaving(None)
+    assert not still.stands_still((0, 1, 1), 10, False)
+    assert not still.stands_still((0, 1, 1), 10 + LEAST - 1, False)
+    assert not still.stands_still((0, 1, 1), 10 + LEAST, True)
+    assert still.stands_still((0, 1, 1), 10 + LEAST, False)
 
 
-def test_an_optimizer_that_has_not_stepped_is_waited_for() -> None:
-    still = Stillness()
-    assert not still.reached((1, 1), 10, True)
-    assert not still.reached((1, 1), 10 + LEAST * WITH_OPTIMIZER - 1, True)
-    assert still.reached((1, 1), 10 + LEAST * WITH_OPTIMIZER, True)
+@pytest.mark.parametrize(
+    ("steps", "backwards", "has_optimizer", "by_itself", "undecided"),
+    [
+        (2, 2, True, False, False),
+        (1, 1, True, False, True),
+        (1, 1, True, True, True),  # cut short by its user
+        (0, 900, True, False, True),  # accumulates
+        (0, 900, True, True, True),
+        (0, 900, False, False, True),  # an optimizer that is none of torch's
+        (0, 900, False, True, False),  # a benchmark of a layer, seen whole
+        (0, 0, True, False, True),  # a server, or a long validation before the first step
+        (0, 0, True, True, False),
+        (0, 0, False, False, False),
+    ],
+)
+def test_what_was_seen_of_a_training_decides(
+    steps: int, backwards: int, has_optimizer: bool, by_itself: bool, undecided: bool
+) -> None:
+    ended = BY_ITSELF if by_itself else "it was left"
+    why = why_undecided(ended, steps, backwards, has_optimizer)
+    assert why.startswith(f"{ended}: ") is undecided
+    assert bool(why) is undecided
+
+
+def test_a_long_accumulation_is_said_with_what_it_costs() -> None:
+    (said,) = of_accumulation(steps=2, backwards=1024, seconds=102.4)
+    assert "512 backwards a step, 0.1 s each" in said
+    (said,) = of_accumulation(steps=0, backwards=300, seconds=60)
+    assert "300 backwards and no step yet, 0.2 s each" in said
+    assert not of_accumulation(steps=3, backwards=3 * (MANY - 1), seconds=600)
+    assert not of_accumulation(steps=3, backwards=300, seconds=6)

@@ -1,4 +1,4 @@
-"""The process that a script runs in, from outside."""
+"""The process that a script runs in, from outside, and what is made of what it says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ import subprocess
 import sys
 
 import pytest
+
+from memprof.profiler.model import DeviceAccount, Failure, WhyNot
+from memprof.simulate import parent
+from memprof.simulate.command_line import Command
+from memprof.simulate.parent import Settings, Simulation
+from memprof.simulate.request import Failure as ScriptFailure
+from memprof.simulate.request import Outcome
+from memprof.simulate.result import as_json, render
+from memprof.simulated_cuda.gpus import find_gpu
+
+GIB = 1 << 30
+MIB = 1 << 20
 
 WAITING = """
 import os
@@ -32,3 +44,67 @@ def test_the_script_ends_with_its_parent(number: signal.Signals) -> None:
         assert parent.wait(60) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(script), 0)
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> Simulation:
+    """Of a script whose runs end so, one after the other."""
+    runs = iter(outcomes)
+    monkeypatch.setattr(parent, "_run", lambda *args, **kwargs: next(runs))
+    return parent.simulate(Command("python", (), ("t.py",)), Settings(find_gpu("rtx-4090")), {})
+
+
+def ended(reserved: int, allocated: int, steps: int = 3, **more: str) -> Outcome:
+    account = DeviceAccount(
+        "cuda:0", reserved=reserved, most_allocated=allocated, steps=steps, ended="it ended"
+    )
+    return Outcome(accounts=[account], ended=f"{steps} optimizer steps", **more)
+
+
+@pytest.mark.parametrize("allocated", [55 * GIB, 23 * GIB])
+def test_fragmentation_is_the_reason_only_where_all_of_it_would_fit(
+    monkeypatch: pytest.MonkeyPatch, allocated: int
+) -> None:
+    # GIVEN a request for which there is room in pieces, of a run that needs so much at once
+    failure = Failure(
+        wanted=112 * MIB,
+        requested=112 * MIB,
+        why=WhyNot.PIECES,
+        device_free=44 * MIB,
+        free=81 * MIB,
+        largest_free=60 * MIB,
+    )
+    full = ScriptFailure(kind="OutOfMemoryError", message="", trace="", out_of_memory=True)
+    moment = DeviceAccount("cuda:0", total=24 * GIB, reserved=23 * GIB, failure=failure)
+    first = Outcome(failure=full, out_of_memory=moment)
+    # WHEN the run on an ample device has shown that
+    found = simulated(monkeypatch, first, ended(58 * GIB, allocated))
+    # THEN pieces are the reason only if the bytes would fit in one
+    (text, *more) = render([found]).splitlines()
+    assert text == "Does not fit NVIDIA GeForce RTX 4090 (23.6 GiB): needs 58.0 GiB, " + (
+        "3 optimizer steps seen"
+    )
+    fragmented = allocated < 24 * GIB
+    assert failure.why is (WhyNot.PIECES if fragmented else WhyNot.FULL)
+    assert ("fragmentation" in " ".join(more)) is fragmented
+    assert any("memprof advise" in line and "memprof fit" in line for line in more)
+
+
+def test_too_little_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "the script ended: one optimizer step was seen"
+    found = simulated(monkeypatch, ended(5 * GIB, 4 * GIB, steps=1, undecided=why))
+    assert found.fits is None
+    first, second, *_ = render([found]).splitlines()
+    assert first.endswith("needs 5.00 GiB so far, 1 optimizer step seen")
+    assert first.startswith("Undecided for NVIDIA GeForce RTX 4090")
+    assert second.strip() == why
+    data = as_json([found])
+    assert data["fits"] is None
+    assert data["ranks"][0]["undecided"] == why
+    # What was seen does not fit already.
+    assert simulated(monkeypatch, ended(25 * GIB, 4 * GIB, steps=1, undecided=why)).fits is False
+    # One rank of several is enough.
+    fits = simulated(monkeypatch, ended(5 * GIB, 4 * GIB))
+    assert fits.fits is True
+    fits.outcome.accounts[0].reserved += GIB
+    assert as_json([fits, found])["fits"] is None
+    assert render([fits, found]).startswith("Undecided")

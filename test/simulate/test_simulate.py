@@ -78,6 +78,60 @@ def test_a_training_step_to_the_byte(tmp_path: Path) -> None:
     )
 
 
+ACCUMULATING = f"""
+import torch
+weights = [torch.nn.Parameter(torch.empty({N}, {N}, device="cuda")) for _ in range(3)]
+optimizer = torch.optim.Adam(weights, fused=True)
+while True:
+    for microbatch in range(20):
+        data = torch.ones({N}, {N}, device="cuda")
+        kept = [w * data for w in weights]
+        sum(k.sum() for k in kept).backward()
+        for _ in range(4_000):
+            torch.empty(1, device="cuda")  # what many layers ask for: no new peak
+    del kept
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_long_accumulation_is_seen_over_whole_steps(tmp_path: Path) -> None:
+    """Its second step, with activations and state at once, needs more than the first; nothing is
+    new before for 80,000 blocks."""
+    status, result, errors = simulate(tmp_path, ACCUMULATING, "--gpu", "a100-40gb")
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert (rank["steps"], rank["ended"], rank["undecided"]) == (3, "3 optimizer steps", "")
+    # Weights, gradients, two moments, what the microbatch before kept and this one keeps, data.
+    most = (3 + 3 + 2 * 3 + 3 + 3 + 1) * WEIGHT
+    assert most <= rank["allocated_bytes"] < most + WEIGHT
+    assert "20 backwards" in errors
+
+
+def test_steps_of_a_compiled_optimizer_count(tmp_path: Path) -> None:
+    """No hook of torch's tells of them."""
+    source = f"""
+import torch
+weight = torch.nn.Parameter(torch.empty({N}, {N}, device="cuda"))
+optimizer = torch.optim.Adam([weight])
+
+@torch.compile(backend="aot_eager")
+def step():
+    optimizer.step()
+
+while True:
+    for microbatch in range(5):
+        weight.sum().backward()
+    step()
+    optimizer.zero_grad()
+"""
+    status, result, errors = simulate(tmp_path, source)
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert (rank["steps"], rank["ended"]) == (3, "3 optimizer steps")
+    assert rows(result)["optimizer_state"] == 2 * WEIGHT + 4
+
+
 def test_what_does_not_fit_is_shown_on_a_larger_device(tmp_path: Path) -> None:
     source = """
 import torch
@@ -165,6 +219,13 @@ while True:
         assert any(o["what"] == "NCCL" for o in rank["accounts"][0]["outside"])
 
 
+BACKWARD = """
+import torch
+weight = torch.nn.Parameter(torch.ones(9, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+weight.sum().backward()"""
+
+
 @pytest.mark.parametrize(
     ("source", "options", "status", "says"),
     [
@@ -172,11 +233,17 @@ while True:
         ("import sys; sys.exit(5)", (), 3, "exit status 5"),
         ("import os; os._exit(7)", (), 3, "exit status 7"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", (), 3, "SIGSEGV"),
-        ("import time; time.sleep(600)", ("--timeout", "3"), 3, "had not ended after 3 s"),
+        ("import time; time.sleep(600)", ("--timeout", "3"), 4, "it was ended after 3 s"),
         ("import torch", (), 3, ""),
         ("import torch; torch.ones(2 << 20, device='cuda')", ("--fail-above", "9MiB"), 1, "more"),
+        (f"{BACKWARD}; optimizer.step()", (), 4, "undecided: the script ended: one optimizer step"),
+        (BACKWARD, (), 4, "no optimizer step was seen"),
+        (BACKWARD, ("--fail-above", "2MiB"), 1, "more than 2.00 MiB"),
     ],
-    ids=["raises", "exits", "leaves", "crashes", "hangs", "no GPU", "above the limit"],
+    ids=[
+        *("raises", "exits", "leaves", "crashes", "hangs", "no GPU", "above the limit"),
+        *("one step", "no step", "no step, above the limit"),
+    ],
 )
 def test_every_way_to_end(
     tmp_path: Path, source: str, options: tuple[str, ...], status: int, says: str

@@ -11,7 +11,7 @@ from ... import model
 from ...graph_pools import label, left_behind, numbers
 from .. import columns as col
 from .. import failure as words
-from ..format import format_ns
+from ..format import format_both, format_ns
 from ..parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from ..section import NOTHING, Note, Section, Show, Table, Tone, of_rows
 
@@ -102,7 +102,7 @@ def _failed(
         notes.append(Note("; ".join(filter(None, (here, others))), Tone.WARN))
     notes += [
         Note(f"{device}{_in_phase(a)}"),
-        Note(f"{show(a.reserved)} ({a.reserved:,} B) reserved, {show(f.device_free)} left"),
+        Note(f"{format_both(a.reserved, show)} reserved, {show(f.left(a.reserved))} left"),
     ]
     if f.outside:
         said = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
@@ -122,11 +122,11 @@ def _helps(f: model.Failure) -> Section:
 def _about(a: model.DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
     if a.snapshot:
         notes = [
-            Note(f"Reserved when it was taken: {show(a.reserved)} ({a.reserved:,} B)"),
-            Note(f"{show(a.allocated)} ({a.allocated:,} B) of it allocated"),
+            Note(f"Reserved when it was taken: {format_both(a.reserved, show)}"),
+            Note(f"{format_both(a.allocated, show)} of it allocated"),
         ]
     else:
-        reserved = f"{show(a.reserved)} ({a.reserved:,} B){_in_phase(a)}"
+        reserved = f"{format_both(a.reserved, show)}{_in_phase(a)}"
         gone = a.most_allocated - a.allocated if a.present else 0
         more = f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
         notes = [
@@ -265,7 +265,7 @@ def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
 
 
 def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
-    notes = [Note(f"Reserved: {show(pool.reserved)} ({pool.reserved:,} B)")]
+    notes = [Note(f"Reserved: {format_both(pool.reserved, show)}")]
     if not pool.graphs:
         return [*notes, Note("nothing was captured into it")]
     if pool.gone:

@@ -8,7 +8,7 @@ from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
 from .. import columns as col
 from ..failure import place
-from ..format import format_bytes, format_ns, format_share, shorten_path
+from ..format import format_both, format_ns, format_share, shorten_path
 from ..section import EVERY, UNATTRIBUTED, Note, Section, Show, Table, Tone
 from ..summary import GraphRow, Summary
 from .about import MEANING, VIEWS, module_name
@@ -48,12 +48,10 @@ def peak(s: Summary, show: Show) -> Section:
         held = row.waiting * (row.saved or 0)
         if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
             said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
-            said += f"they saved, {show(row.saved or 0)} each, {show(held)} in all, is held as "
-            notes.append(
-                Note(f"{said}long as their outputs are, and is not in this peak", Tone.WARN)
-            )
-    known = f"Peak of known live memory on {s.device}: {format_bytes(p.nbytes)}"
-    return Section("peak", f"{known} ({p.nbytes:,} B)", tuple(notes))
+            said += f"each saved, {show(row.saved or 0)}, is held as long as its outputs are, and "
+            notes.append(Note(f"{said}is not in this peak", Tone.WARN))
+    known = f"Peak of known live memory on {s.device}: {format_both(p.nbytes, show)}"
+    return Section("peak", known, tuple(notes))
 
 
 def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:

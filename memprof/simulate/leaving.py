@@ -1,0 +1,105 @@
+"""When a run has shown what its program takes, and whether it has.
+
+Note [When a run is left]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+A job is fullest in a whole step that has the optimizer's state from the start, the second at the
+earliest. What was seen decides:
+
+1. *steps*: ``--steps N`` leaves the program after its N-th optimizer step. Without it that is the
+   third, or the fourth where the third still raised the peak.
+2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
+   where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
+   steps nobody can count, a server that made one), and with ``--steps`` not even then.
+3. *it does not train*: what serves a model has no steps. It is left once it has asked for
+   ``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
+   least ``LEAST``: blocks, not seconds, so that the answer does not depend on the machine.
+
+A program that trains and of which fewer than ``ENOUGH`` steps were seen is *undecided*. That holds
+at its own end too if it has made one step, or none of an optimizer that it has run backwards for: a
+job that is cut short so that it can be simulated. All else that ended by itself was seen whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+STEPS = 3
+ENOUGH = 2
+
+FACTOR = 3
+LEAST = 20_000
+TRAINING = 5_000_000
+
+MANY = 16
+"""Backwards a step from which on gradients are said to accumulate."""
+
+BY_ITSELF = "the script ended"
+"""What is said of a run that was not left."""
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Says when to leave, by Note [When a run is left], after ``wanted`` steps; None if nobody said
+    how many.
+
+    Attributes:
+        asked: blocks that had been asked for when something was new.
+    """
+
+    wanted: int | None
+    asked: int = 0
+    _news: tuple[int, ...] = ()
+    _peaks: list[int] = field(default_factory=lambda: [0])
+
+    def after_step(self, fewest: int, most: int, peak: int) -> bool:
+        """Whether to leave after a step, with so many of the optimizer that has made fewest and of
+        the one that has made most, and so many bytes reserved at most."""
+        if fewest == len(self._peaks):
+            # The script may have set the counter back, so that this one is lower.
+            self._peaks.append(max(peak, self._peaks[-1]))
+        rose = fewest == STEPS and self._peaks[-1] > self._peaks[-2]
+        wanted = self.wanted or STEPS + rose
+        # All optimizers: the last one's turn may be the fullest. One that pauses is not waited for.
+        return fewest >= wanted or most >= 2 * wanted
+
+    def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
+        """Whether to leave after so many blocks asked for: nothing is new. ``news`` is what only
+        grows: steps, then peaks."""
+        if news > self._news:
+            self._news, self.asked = news, asked
+        if trains and self.wanted is not None:
+            return False
+        enough = TRAINING if trains else max(LEAST, FACTOR * self.asked)
+        return asked - self.asked >= enough
+
+
+def why_undecided(ended: str, steps: int, backwards: int, has_optimizer: bool) -> str:
+    """Why a run that ``ended`` so does not tell whether its program fits; empty if it does."""
+    seen_whole = ended == BY_ITSELF and steps == 0 and not (backwards and has_optimizer)
+    if steps >= ENOUGH or seen_whole or not (backwards or has_optimizer):
+        return ""
+    if steps:
+        return (
+            f"{ended}: one optimizer step was seen, and the second is the first with activations "
+            "and the optimizer's state at once: let it make two"
+        )
+    return (
+        f"{ended}: it trains, and no optimizer step was seen, so that what activations, gradients "
+        "and the optimizer's state take at once is not known: let it make two steps (those of an "
+        "optimizer that is none of torch.optim's are not counted; --to-the-end waits for the "
+        "script's end)"
+    )
+
+
+def of_accumulation(steps: int, backwards: int, seconds: float) -> list[str]:
+    """Say what a long accumulation of gradients costs, and what shortens it, where there is one and
+    a step takes 10 s."""
+    done = max(steps, 1)
+    if backwards < MANY * done or seconds < 10 * done:
+        return []
+    return [
+        f"gradients accumulate over {backwards // done:,} backwards "
+        f"{'a step' if steps else 'and no step yet'}, {seconds / backwards:.2g} s each here: with "
+        "fewer microbatches a step (two, or as many as a pipeline has stages) it takes as much "
+        "memory and less time"
+    ]

@@ -116,8 +116,8 @@ def compute_known(special: Mapping[str, Special] | None = None) -> None:
     wrappers = {}
     for name in operators.device_operators():
         op = operators.operator(name)
-        useful = _written(op._schema) or _may_compute(name, op) and not _HEAVY.match(name)
-        if name in (special or ()) or useful and not name.startswith(_LEFT_ALONE):
+        useful = _written(op._schema) or (_may_compute(name, op) and not _HEAVY.match(name))
+        if name in (special or ()) or (useful and not name.startswith(_LEFT_ALONE)):
             wrappers[name] = functools.partial(_wrapped, name, op, special)
     wrap_kernels("aten", wrappers)
     kernels.tell_writes()
@@ -185,10 +185,11 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         args = wrap_numbers(places, args)
         computes = known = False
+        device: int | None = None
         # Most operators have a large tensor: they are told apart before all else.
         first = args[0] if args else None
         if may_compute and not (isinstance(first, torch.Tensor) and first.nbytes > large):
-            given = {**dict(enumerate(args)), **kwargs}
+            given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
             tensors = _tensors(given.values())
             read = (x for key, x in given.items() if key not in replaced)
             device = next((t.get_device() for t in tensors if t.is_cuda), None)
@@ -200,8 +201,8 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
             )
         if not (computes or written or after):
             return run(keys, *args, **kwargs)
-        changed = [args[x] if isinstance(x, int) else kwargs.get(x) for x in written]
-        changed = [t for t in _tensors(changed) if t.is_cuda]
+        targets = (args[x] if isinstance(x, int) else kwargs.get(x) for x in written)
+        changed = [t for t in _tensors(targets) if t.is_cuda]
         if not computes:
             forget(changed)  # First: what it copies, or operators inside of it make, is known.
             result = run(keys, *args, **kwargs)
@@ -300,8 +301,8 @@ def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
         return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 
 
-def _on_device(value: Any, device: int) -> Any:
-    if not isinstance(value, torch.Tensor):
+def _on_device(value: Any, device: int | None) -> Any:
+    if not isinstance(value, torch.Tensor) or device is None:
         return value
     there = on_device(value, device)
     if value.numel():

@@ -192,8 +192,8 @@ class _Run:
         outcome.notes = [
             *self._reads.misfits,
             *self._reads.unused(),
-            *self._reads.undecided(),
             *self._messages.notes,
+            *self._reads.hangs_on(),
             *unused,
             *of_accumulation(steps, backwards, elapsed),
         ]

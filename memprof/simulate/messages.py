@@ -17,7 +17,6 @@ the sizes of its outputs only once it knows those of its inputs.
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +24,8 @@ from typing import Any
 import msgspec
 
 from memprof.profiler.device.where import line_of_caller
+
+from .pretend import named
 
 MAX_NUMBERS = 128
 """More integers than that are data."""
@@ -34,7 +35,7 @@ class Announced(msgspec.Struct):
     """Messages that were sent before a tensor, and whether it was of floating point numbers; None
     as long as it was not sent."""
 
-    numbers: list[list[int]] = []
+    messages: list[list[int]] = []
     floats: bool | None = None
 
 
@@ -55,7 +56,7 @@ class Messages:
     def __init__(self, heard: Mapping[int, Sent]) -> None:
         self.sent: dict[int, Sent] = {}
         self.notes: dict[str, None] = {}
-        self._heard = {rank: (sent.tensors, iter(sent.objects)) for rank, sent in heard.items()}
+        self._heard = heard
         self._next: dict[int, tuple[int, int]] = {}
 
     def install(self) -> None:
@@ -70,6 +71,27 @@ class Messages:
             },
         )
 
+    def send_objects(self, objects: list[Any], rank: int) -> None:
+        """Keep a list that goes to another rank."""
+        self._to(rank).objects.append(pickle.dumps(objects))
+
+    def receive_objects(self, objects: list[Any], rank: int) -> None:
+        """Put into a list what another rank would send.
+
+        Raises:
+            RuntimeError: nobody knows.
+        """
+        if rank not in self._heard or not self._heard[rank].objects:
+            raise RuntimeError(
+                f"recv_object_list: rank {rank}, which would send, is not there: simulate it "
+                f"before this one (--ranks {rank},...). A PipelineStage receives so to learn "
+                "shapes: or give it input_args and output_args."
+            )
+        objects[:] = pickle.loads(self._heard[rank].objects.pop(0))
+
+    def _to(self, rank: int) -> Sent:
+        return self.sent.setdefault(rank, Sent())
+
     def _send(self, tensor: Any, rank: int) -> None:
         from memprof.simulated_cuda.integers import contents, is_known
 
@@ -77,7 +99,7 @@ class Messages:
         if not tensors or tensors[-1].floats is not None:
             tensors.append(Announced())
         if _is_message(tensor) and is_known(tensor):
-            tensors[-1].numbers.append(contents(tensor).flatten().tolist())
+            tensors[-1].messages.append(contents(tensor).flatten().tolist())
         else:
             tensors[-1].floats = tensor.is_floating_point()
 
@@ -89,49 +111,25 @@ class Messages:
         if not _is_message(tensor):
             self._next[rank] = number + 1, 0
             return
-        heard, _ = self._heard.get(rank, (None, None))
         own = [a for a in self._to(rank).tensors if a.floats is not False]
-        about = own if heard is None else heard
-        messages = about[number % len(about)].numbers if about else []
-        fitting = [i for i, m in enumerate(messages) if i >= place and len(m) == tensor.numel()]
-        where = f"{tensor.numel()} numbers from rank {rank} in {_line()}"
-        if not fitting:
-            self.notes[
-                f"{where} are not known and read as 0: simulate that rank before this one "
-                f"(--ranks {rank},...), or --pretend what is read of them"
-            ] = None
-            return
-        self._next[rank] = number, fitting[0] + 1
-        overwritten(tensor, tensor.new_tensor(messages[fitting[0]], device="cpu").view_as(tensor))
-        if heard is None:
-            self.notes[f"{where} are taken to be what this rank sent there"] = None
-
-    def send_objects(self, objects: list[Any], rank: int) -> None:
-        self._to(rank).objects.append(pickle.dumps(objects))
-
-    def receive_objects(self, objects: list[Any], rank: int) -> None:
-        """Put into a list what another rank would send.
-
-        Raises:
-            RuntimeError: nobody knows.
-        """
-        _, coming = self._heard.get(rank, ([], iter(())))
-        pickled = next(coming, None)
-        if pickled is None:
-            raise RuntimeError(
-                f"recv_object_list: rank {rank}, which would send, is not there: simulate it before "
-                f"this one (--ranks {rank},...). A PipelineStage does so to learn shapes: or give "
-                "it input_args and output_args."
+        about = self._heard[rank].tensors if rank in self._heard else own
+        coming = about[number % len(about)].messages if about else []
+        fitting = (i for i in range(place, len(coming)) if len(coming[i]) == tensor.numel())
+        at = next(fitting, None)
+        line = line_of_caller()
+        where = f"numbers from rank {rank}" + (f" in {named(line)}" if line is not None else "")
+        if at is None:
+            said = (
+                f"are not known and read as 0: simulate that rank before this one (--ranks {rank},"
+                "...), or give what is read of them by --pretend"
             )
-        objects[:] = pickle.loads(pickled)
-
-    def _to(self, rank: int) -> Sent:
-        return self.sent.setdefault(rank, Sent())
-
-
-def _line() -> str:
-    line = line_of_caller()
-    return f"{os.path.basename(line.file)}:{line.line}" if line is not None else "autograd"
+        else:
+            self._next[rank] = number, at + 1
+            values = tensor.new_tensor(coming[at], device="cpu")
+            overwritten(tensor, values.view(tensor.shape))
+            said = "are taken to be what this rank has sent there"
+        if at is None or rank not in self._heard:
+            self.notes[f"{where} {said}"] = None
 
 
 def _is_message(tensor: Any) -> bool:
@@ -141,12 +139,12 @@ def _is_message(tensor: Any) -> bool:
 def _following(follow: Callable[[Any, int], None], run: Callable[..., Any]) -> Callable[..., Any]:
     """An operator of ``c10d`` between this rank and another, whose number it has in the group."""
 
-    def follows(keys: Any, tensors: list[Any], group: Any, rank: int, *args: Any) -> Any:
+    def followed(keys: Any, tensors: list[Any], group: Any, member: int, tag: int) -> Any:
         import torch.distributed as distributed
 
         members = distributed.ProcessGroup.unbox(group)
         for tensor in tensors:
-            follow(tensor, distributed.get_global_rank(members, rank))
-        return run(keys, tensors, group, rank, *args)
+            follow(tensor, distributed.get_global_rank(members, member))
+        return run(keys, tensors, group, member, tag)
 
-    return follows
+    return followed

@@ -75,6 +75,11 @@ class Pretence:
         return self.values[look if look < once else once + (look - once) % self.cycle]
 
 
+def named(line: SourceFrame) -> str:
+    """The line as ``--pretend`` names it."""
+    return f"{os.path.basename(line.file)}:{line.line}"
+
+
 def parse_pretence(text: str) -> Pretence:
     """``FILE:LINE=VALUE[,VALUE...]``, where the end may be ``(VALUE[,VALUE...])*``.
 
@@ -114,6 +119,7 @@ class HostReads:
         self._reading = threading.local()
         self._found: dict[SourceFrame | None, list[int]] = {}
         self._decides: dict[SourceFrame, str] = {}
+        """Formats of what is no floating point number."""
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
@@ -143,27 +149,24 @@ class HostReads:
             counted = self._found.setdefault(line, [0, 0])
             counted[0] += 1
             counted[1] += nbytes
-            dtype = getattr(self._reading, "dtype", None)
-            if line is not None and (dtype is None or "int" in dtype or "bool" in dtype):
-                self._decides[line] = "false" if dtype == "torch.bool" else "0"
+            form = _FORMATS.get(getattr(self._reading, "dtype", ""), "")
+            if line is not None and form not in ("d", "f", "e"):
+                self._decides[line] = form
         return known
 
-    def undecided(self) -> list[str]:
+    def hangs_on(self) -> list[str]:
         """Sentences about lines on whose branches or sizes the result may hang: they found whole
         numbers or truth values that nobody knows."""
-        order = sorted(
-            self._decides, key=lambda x: (self._decides[x] != "false", -self._found[x][0])
-        )
+        order = sorted(self._decides, key=lambda x: (self._decides[x], -self._found[x][0]))
         said = []
         for line in order[:_LINES_SAID]:
-            where, found = f"{os.path.basename(line.file)}:{line.line}", self._decides[line]
-            other = "true" if found == "false" else "NUMBER"
+            found, other = ("false", "true") if self._decides[line] == "?" else ("0", "NUMBER")
             said.append(
-                f"it may hang on {where}, which looked at a value that nothing had computed and "
-                f"found {found}: --pretend {where}={other} shows the other way"
+                f"it may hang on {named(line)}, which looked at a value that nothing had computed "
+                f"and found {found}: --pretend {named(line)}={other} shows the other way"
             )
         if len(order) > _LINES_SAID:
-            said.append(f"so did {len(order) - _LINES_SAID:,} more lines, which the account lists")
+            said.append(f"and on {len(order) - _LINES_SAID:,} more lines, which the account lists")
         return said
 
     def rows(self) -> list[HostRead]:
@@ -172,7 +175,7 @@ class HostReads:
         return sorted(rows, key=lambda r: -r.count)
 
     def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
-        """Overwrite what was copied to ``address`` for a line, if that was asked for and can be."""
+        """Overwrite what was copied for a line; returns whether that was asked for."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
@@ -186,8 +189,7 @@ class HostReads:
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
             else:
                 ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-                return True
-            break
+            return True
         return False
 
     def unused(self) -> list[str]:

@@ -50,7 +50,8 @@ class GraphedFunction:
     Attributes:
         keys: number of combinations of integer inputs, which are counted together.
         recordings: ``rerecordings`` included, which exist at the same place and did not fit.
-        marginal_bytes: by which its warm-ups and recordings made the pool grow, all together.
+        marginal_bytes: of the pool when it was largest, those by which its warm-ups and recordings
+            had made it grow. Pools that were gone by then are in none.
         reasons: what did not go the straight way, most frequent first.
     """
 
@@ -105,11 +106,16 @@ def graphed_functions(
     ``graphs`` give inputs that moved the names that users have for them.
     """
     by_id: dict[int | None, GraphRecord] = {g.id: g for g in graphs}
+    ledger = list(ledger)
     grouped: dict[tuple[str, str], list[tuple[LedgerEntry, TreeDetail]]] = {}
     for e in ledger:
         if e.tree is not None:
             grouped.setdefault((e.tree.device, e.tree.function), []).append((e, e.tree))
-    found = [_function(*where, entries, by_id) for where, entries in grouped.items()]
+    grown = {device: _grown(ledger, device) for device in {device for device, _ in grouped}}
+    found = [
+        _function(device, name, entries, by_id, grown[device][name])
+        for (device, name), entries in grouped.items()
+    ]
     return sorted(found, key=lambda f: (f.device, -f.marginal_bytes, f.function))
 
 
@@ -118,6 +124,7 @@ def _function(
     function: str,
     entries: list[tuple[LedgerEntry, TreeDetail]],
     graphs: dict[int | None, GraphRecord],
+    grown: int,
 ) -> GraphedFunction:
     counts: Counter[LedgerKind] = Counter()
     reasons: Counter[tuple[LedgerKind, TreeCause | None, str]] = Counter()
@@ -134,7 +141,7 @@ def _function(
         rerecordings=counts[LedgerKind.RERECORD],
         replays=counts[LedgerKind.REPLAY],
         skips=counts[LedgerKind.SKIP],
-        marginal_bytes=sum(pool_growth(e) for e, _ in entries),
+        marginal_bytes=grown,
         reasons=tuple(sorted(_together(reasons), key=lambda r: -r.count)),
     )
 
@@ -175,13 +182,33 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
     return largest
 
 
+def _grown(ledger: Iterable[LedgerEntry], device: str) -> Counter[str]:
+    """By function how much of a device's pool its warm-ups and recordings had asked for when that
+    was largest. What the pool has lost meanwhile, and all that a pool of before had, is taken from
+    those that asked first."""
+    steps = [
+        (e.tree.pool_after, pool_growth(e), e.tree.function)
+        for e in sorted(ledger, key=lambda e: e.time_ns)
+        if e.tree is not None and e.tree.device == device and e.tree.pool_after >= 0
+    ]
+    found: Counter[str] = Counter()
+    last = max(range(len(steps)), key=lambda i: steps[i][0], default=-1)
+    for after, grown, function in steps[: last + 1]:
+        gone = found.total() + grown - after
+        for name in [*found] if gone > 0 else ():
+            taken = min(found[name], gone)
+            found[name] -= taken
+            gone -= taken
+        found[function] += min(grown, after)
+    return found
+
+
 REST = "(outputs still held)"
 """What of a pool no warm-up or recording has asked for: outputs."""
 
 
 def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool, where they lack any: there can
-    be more of them if memory was given back before the pool was largest."""
+    """By device, what the functions' bytes lack of the largest pool, where they lack any."""
     rest = dict(pools)
     for f in functions:
         if f.device in rest:

@@ -22,7 +22,9 @@ __all__ = [
     "async_events",
     "calls",
     "fail",
+    "forget",
     "kernels",
+    "known",
     "library",
     "live",
     "live_allocs",
@@ -38,7 +40,7 @@ STREAMS, EVENTS, GRAPHS, EXECS = range(4)
 """Kinds of handles, for `live`."""
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 """Error codes of CUDA, for `fail`."""
-_OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p)
+_OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int)
 _WHICH = ("launched", "captured", "replayed")
 
 
@@ -66,6 +68,9 @@ def library() -> ctypes.CDLL:
         (device.simgpu_uncovered, size, [name, size]),
         (device.simgpu_on_host_read, None, [_OnHostRead]),
         (device.simgpu_written, None, [pointer, size]),
+        (device.simgpu_known, number, [pointer, size]),
+        (device.simgpu_overwritten, None, [pointer, pointer, size]),
+        (device.simgpu_bind_writes, None, [pointer, pointer, number]),
         # Of the values mode.
         (device.simgpu_capture_id, count, [pointer]),
         (device.simgpu_submit_python, number, [pointer, count]),
@@ -121,32 +126,45 @@ def uncovered() -> list[str]:
     return buffer.value.decode().splitlines()
 
 
-def on_host_read(do: Callable[[int, int], None]) -> None:
-    """Call ``do`` after each copy from a device to the host, with its bytes and where they went.
+def on_host_read(do: Callable[[int, int, bool], bool]) -> None:
+    """Call ``do`` after each copy from a device to the host, with its bytes, where they went, and
+    whether they are known.
 
     It runs on the thread that asks, and may write there; the frame that called is that of the
-    program. Several run in the order in which they came. What they raise is printed and goes no
-    further.
+    program. Several run in the order in which they came, and each returns whether the bytes are
+    known from then on. What they raise is printed and goes no further.
     """
     _readers.append(do)
     if len(_readers) == 1:
         library().simgpu_on_host_read(_host_read)
 
 
-_readers: list[Callable[[int, int], None]] = []
+_readers: list[Callable[[int, int, bool], bool]] = []
 
 
-def _read(nbytes: int, address: int) -> None:
+def _read(nbytes: int, address: int, known: int) -> None:
     for do in _readers:
-        do(nbytes, address)
+        known = do(nbytes, address, bool(known))
 
 
 _host_read = _OnHostRead(_read)
 
 
 def written(address: int, nbytes: int) -> None:
-    """Say that the host wrote to memory of a device, which without values is zero elsewhere."""
+    """Say that the host wrote to memory of a device: it is known, and all other memory is zero as
+    long as there are no values."""
     library().simgpu_written(address, nbytes)
+
+
+def known(address: int, nbytes: int) -> bool:
+    """Whether memory of a device holds what the program put there, as nothing wrote over it."""
+    return bool(library().simgpu_known(address, nbytes))
+
+
+def forget(stream: int, address: int, nbytes: int) -> None:
+    """Say that a stream writes what nobody knows to memory of a device, which is zero then: at
+    once, or at each launch of the graph into which the stream is being captured."""
+    library().simgpu_overwritten(stream, address, nbytes)
 
 
 def live(kind: int) -> int:

@@ -1,15 +1,23 @@
-"""Integers that compute, while everything else on the simulated device does not.
+"""Operators that compute on what is known, while everything else on the simulated device does not.
+
+Note [What the host knows]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Without values a kernel does nothing, and what it would write reads as zero. But what the program
+itself put on the device is known: copies of the host's tensors, constants, the gradient that a
+backward begins with. An eager operator all of whose arguments are known and small runs as always
+(checks, allocations, launches that do nothing), and then once more on CPU tensors over the device's
+memory: its results are known too. What any other operator writes to is known no longer, and reads
+as zero: the device keeps count of that by address (core_contents.cpp), as it does for kernels of
+Triton and for those of extensions, whose pointers it sees. Random numbers are never known.
 
 Note [Integers that compute]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Without values a kernel does nothing, and what it would write reads as zero. For most programs that
-decides nothing about memory; where tokens are sent somewhere it decides everything: a list of
-experts is counted, sorted, compared, and each gets as many rows as were found for it. All of that
-is done with integers and booleans, which are small beside activations. So they can be computed
-alone: each eager operator whose tensors, arguments and results, are all of integers or booleans
-runs as always (checks, allocations, launches that do nothing), and then once more on CPU tensors
-over the device's memory. Whatever came from floating point numbers or from random ones is zero
-there as before, but for what ``special`` makes of it.
+For most programs values decide nothing about memory; where tokens are sent somewhere they decide
+everything: a list of experts is counted, sorted, compared, and each gets as many rows as were found
+for it. All of that is done with integers and booleans, which are small beside activations. So they
+can be computed, known or not: each eager operator whose tensors, arguments and results, are all of
+integers or booleans. Whatever came from floating point numbers or from random ones is zero there as
+before, but for what ``special`` makes of it.
 
 Operators whose result's size is what they find (``nonzero``, ``unique``) are asked on the CPU
 first. ``nonzero`` then runs with that answer in place of the number that it reads from the device,
@@ -20,7 +28,7 @@ is taken back before that is computed, or an ``add_`` would add twice. Where the
 the device would do (an index that only zeros make), the result stays zero.
 
 Not computed: what is captured in a CUDA graph; kernels of Inductor and of the user; operators with
-a tensor above ``MAX_BYTES``, which is said once.
+a tensor above ``SMALL``, or of integers above ``MAX_BYTES``, which is said once.
 """
 
 from __future__ import annotations
@@ -28,9 +36,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,13 +47,24 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from . import control
 from .overrides import Kernel, wrap_kernels
-from .values import operators
+from .values import kernels, operators
 from .values.aliasing import Quiet, alias, on_device, to_cpu, wrap_numbers
 
-__all__ = ["INTEGERS", "MAX_BYTES", "compute_integers", "contents", "overwritten"]
+__all__ = [
+    "INTEGERS",
+    "MAX_BYTES",
+    "compute_integers",
+    "compute_known",
+    "contents",
+    "forget",
+    "is_known",
+    "overwritten",
+]
 
 MAX_BYTES = 1 << 30
-"""Of a tensor that is computed: the host's memory is not the device's."""
+"""Of a tensor of integers that is computed: the host's memory is not the device's."""
+SMALL = 1 << 20
+"""Bytes of a known tensor that is computed with: a mask of a batch, no activation."""
 
 INTEGERS = {
     torch.bool,
@@ -60,6 +80,20 @@ _SIZED = (
     "unique_consecutive",
     "unique_dim_consecutive",
 )
+_NUMBERS = ("equal",)
+"""Operators that return what they read from the device."""
+_REPLACES = ("copy_", "fill_.Scalar", "fill_.Tensor")
+"""Operators that write to their first argument and do not read it."""
+_UPDATES = ("_amp_update_scale_",)
+"""Operators that take what is unknown for the zero that it reads as: a gradient scaler keeps its
+scale, as the step that its program sees no reason to leave out would."""
+_ALSO_WRITTEN = ("running_mean", "running_var")
+"""Arguments that batch normalisation writes to, of which its schema says nothing."""
+_LEFT_ALONE = ("record_stream", "resize_", "set_", "zero_")
+"""Operators that leave a tensor's elements as they are, whatever their schemas say; ``fill_`` does
+the work of the last."""
+_HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|pool|softmax)")
+"""Operators that no program decides anything by. Each that is left alone saves 5 µs a call."""
 _found = threading.local()
 
 Special = Callable[[Any, tuple[Any, ...]], None]
@@ -67,18 +101,26 @@ Special = Callable[[Any, tuple[Any, ...]], None]
 
 
 def compute_integers(special: Mapping[str, Special]) -> None:
-    """Compute integers in this process from here on.
+    """Compute integers, known or not, and whatever else is known in this process from here on.
 
     Args:
         special: by name of an operator of aten: what to do after it ran, where not all its tensors
             are of integers.
     """
+    compute_known(special)
+
+
+def compute_known(special: Mapping[str, Special] | None = None) -> None:
+    """Compute what is known in this process from here on, and, where ``special`` is given, all
+    integers."""
     wrappers = {}
     for name in operators.device_operators():
         op = operators.operator(name)
-        if name in special or _may_compute(name, op):
-            wrappers[name] = functools.partial(_wrapped, name, op, special.get(name))
+        useful = _written(op._schema) or (_may_compute(name, op) and not _HEAVY.match(name))
+        if name in (special or ()) or (useful and not name.startswith(_LEFT_ALONE)):
+            wrappers[name] = functools.partial(_wrapped, name, op, special)
     wrap_kernels("aten", wrappers)
+    kernels.tell_writes()
     control.on_host_read(_read)
 
 
@@ -89,43 +131,92 @@ def overwritten(tensor: torch.Tensor, value: torch.Tensor) -> None:
     _note_written(tensor)
 
 
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether the program put there what a strided tensor holds."""
+    if not tensor.is_cuda or not tensor.numel():
+        return True
+    return control.known(tensor.data_ptr(), _extent(tensor))
+
+
+def forget(tensors: Iterable[torch.Tensor]) -> None:
+    """Say that something that computes nothing writes to tensors, on their current streams."""
+    for t in tensors:
+        if t.is_cuda and t.layout == torch.strided and t.numel():
+            stream = torch._C._cuda_getCurrentRawStream(t.get_device())
+            control.forget(stream, t.data_ptr(), _extent(t))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to its last, both of them included."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _written(schema: Any) -> set[int | str]:
+    """The arguments that an operator writes to, by place or by name."""
+    return {
+        a.name if a.kwarg_only else i
+        for i, a in enumerate(schema.arguments)
+        if (a.alias_info and a.alias_info.is_write) or a.name in _ALSO_WRITTEN
+    }
+
+
 def _may_compute(name: str, op: Any) -> bool:
     """Whether the CPU knows what the device would have computed, and it is no view."""
     schema = op._schema
-    if operators.SKIP.match(name) or any(a.name == "generator" for a in schema.arguments):
+    if operators.SKIP.match(name) or torch.Tag.nondeterministic_seeded in op.tags:
         return False
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "CPU"):
         return False
     return operators.writes(schema) or not any(r.alias_info for r in schema.returns)
 
 
-def _wrapped(name: str, op: Any, special: Special | None, run: Kernel) -> Kernel:
-    """A kernel for the device that computes integers."""
-    schema = op._schema
-    places = operators.tensor_places(schema)
-    written = {
-        a.name if a.kwarg_only else i
-        for i, a in enumerate(schema.arguments)
-        if a.alias_info and a.alias_info.is_write
-    }
+def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Kernel) -> Kernel:
+    """A kernel for the device that computes what is known."""
+    places = operators.tensor_places(op._schema)
+    written = _written(op._schema)
+    replaced = {x for x in written if isinstance(x, str) or name in _REPLACES}
+    may_compute = _may_compute(name, op)
+    after = (special or {}).get(name)
+    large = SMALL if special is None else MAX_BYTES
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         args = wrap_numbers(places, args)
-        device = _integers(args, kwargs)
-        if device is None or _captures(device):
+        computes = known = False
+        device: int | None = None
+        # Most operators have a large tensor: they are told apart before all else.
+        first = args[0] if args else None
+        if may_compute and not (isinstance(first, torch.Tensor) and first.nbytes > large):
+            given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            tensors = _tensors(given.values())
+            read = (x for key, x in given.items() if key not in replaced)
+            device = next((t.get_device() for t in tensors if t.is_cuda), None)
+            known = name in _UPDATES or _all_known(tensors, read)
+            computes = (
+                device is not None
+                and (known or (special is not None and _integers(tensors)))
+                and not _captures(device)
+            )
+        if not (computes or written or after):
+            return run(keys, *args, **kwargs)
+        targets = (args[x] if isinstance(x, int) else kwargs.get(x) for x in written)
+        changed = [t for t in _tensors(targets) if t.is_cuda]
+        if not computes:
+            forget(changed)  # First: what it copies, or operators inside of it make, is known.
             result = run(keys, *args, **kwargs)
-            if special is not None and not torch.cuda.is_current_stream_capturing():
-                special(result, args)
+            if after is not None and not torch.cuda.is_current_stream_capturing():
+                after(result, args)
             return result
-        changed = [x for i, x in enumerate(args) if i in written]
-        changed += [x for key, x in kwargs.items() if key in written]
-        changed = [t for t in tree_leaves(changed) if isinstance(t, torch.Tensor) and t.is_cuda]
         found: int | None = None
         try:
             if name in _SIZED:
                 return tree_map(lambda c: _on_device(c, device), _on_cpu(op, args, kwargs))
             if name.startswith("nonzero"):
                 found = len(_on_cpu(torch.ops.aten.nonzero.default, args[:1], {}))
+            if name in _NUMBERS:
+                found = _on_cpu(op, args, kwargs)
         except Exception as e:
             _say_not_computed(name, e)
         before = [(t, t.shape, contents(t)) for t in changed]
@@ -135,51 +226,70 @@ def _wrapped(name: str, op: Any, special: Special | None, run: Kernel) -> Kernel
         for t, shape, content in before:
             if t.shape == shape:
                 overwritten(t, content)
-        return _compute(name, op, args, kwargs, result, changed)
+        return _compute(name, op, args, kwargs, result, changed, known)
 
     return kernel
 
 
-def _integers(args: Any, kwargs: Any) -> int | None:
-    """Number of the device, if all tensors are of integers and of a size to compute."""
-    device = None
-    for x in tree_leaves((args, kwargs)):
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments, which may be lists of them."""
+    found = []
+    for x in values:
         if isinstance(x, torch.Tensor):
-            if x.dtype not in INTEGERS or x.layout != torch.strided:
-                return None
-            if x.is_cuda:
-                device = x.get_device()
-                if x.nbytes > MAX_BYTES:
-                    _say_once(f"integers of {x.nbytes:,} bytes are too many to compute")
-                    return None
-    return device
+            found.append(x)
+        elif isinstance(x, (list, tuple)):
+            found += [t for t in x if isinstance(t, torch.Tensor)]
+    return found
+
+
+def _all_known(tensors: list[torch.Tensor], read: Iterable[Any]) -> bool:
+    """Whether an operator with these tensors can be computed from what it reads."""
+    if any(t.layout != torch.strided or t.nbytes > SMALL for t in tensors):
+        return False
+    return all(map(is_known, _tensors(read)))
+
+
+def _integers(tensors: list[torch.Tensor]) -> bool:
+    """Whether all are of integers and of a size to compute."""
+    if any(t.dtype not in INTEGERS or t.layout != torch.strided for t in tensors):
+        return False
+    most = max(t.nbytes for t in tensors)
+    if most > MAX_BYTES:
+        _say_once(f"integers of {most:,} bytes are too many to compute")
+    return most <= MAX_BYTES
 
 
 def _compute(
-    name: str, op: Any, args: Any, kwargs: Any, result: Any, changed: list[torch.Tensor]
+    name: str,
+    op: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    changed: list[torch.Tensor],
+    known: bool,
 ) -> Any:
-    """What the operator returns, with its integers in place: ``result`` but for numbers."""
+    """What the operator returns, with what it computed in place."""
     there = tree_leaves(result)
     tensors = [t for t in there if isinstance(t, torch.Tensor)]
-    if any(t.dtype not in INTEGERS or t.nbytes > MAX_BYTES for t in tensors):
-        return result
-    is_number = isinstance(result, (bool, int))
-    if not is_number and not changed and not any(t.is_cuda for t in tensors):
+    if not changed and not any(t.is_cuda for t in tensors):
         return result  # the host has it already
+    most = SMALL if known else MAX_BYTES
+    if any(t.nbytes > most or not (known or t.dtype in INTEGERS) for t in tensors):
+        forget(changed)
+        return result
     try:
         here = _on_cpu(op, args, kwargs)
     except Exception as e:
         # The device would have computed something of what is zero here alone.
+        forget(changed)
         _say_not_computed(name, e)
         return result
     for t in changed:
         _note_written(t)
-    if is_number:
-        return here
-    known = {id(t) for t in changed}
+    done = {id(t) for t in changed}
     for t, c in zip(there, tree_leaves(here), strict=True):
         # Another shape has a result whose size somebody pretends.
-        new = isinstance(t, torch.Tensor) and t.is_cuda and t.numel() and id(t) not in known
+        new = isinstance(t, torch.Tensor) and t.is_cuda and t.numel() and id(t) not in done
         if new and t.shape == c.shape:
             overwritten(t, c)
     return result
@@ -191,8 +301,8 @@ def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
         return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 
 
-def _on_device(value: Any, device: int) -> Any:
-    if not isinstance(value, torch.Tensor):
+def _on_device(value: Any, device: int | None) -> Any:
+    if not isinstance(value, torch.Tensor) or device is None:
         return value
     there = on_device(value, device)
     if value.numel():
@@ -207,10 +317,18 @@ def contents(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_written(tensor: torch.Tensor) -> None:
+    """Say it of each piece of a tensor: nobody knows what lies between them."""
     if not tensor.numel():
         return
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    control.written(tensor.data_ptr(), (last + 1) * tensor.element_size())
+    size, places = tensor.element_size(), [tensor.data_ptr()]
+    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        nbytes = step * tensor.element_size()
+        if nbytes == size:
+            size *= n
+        elif step:
+            places = [place + i * nbytes for place in places for i in range(n)]
+    for place in places:
+        control.written(place, size)
 
 
 def _captures(device: int) -> bool:
@@ -232,18 +350,19 @@ def _counted(found: int | None) -> Iterator[None]:
         _found.count = None
 
 
-def _read(nbytes: int, address: int) -> None:
+def _read(nbytes: int, address: int, known: bool) -> bool:
     """``nonzero`` reads how many there are, which no kernel has counted."""
     count = getattr(_found, "count", None)
     if count is not None:
-        ctypes.memmove(address, count.to_bytes(nbytes, "little"), nbytes)
+        ctypes.memmove(address, int(count).to_bytes(nbytes, "little"), nbytes)
+    return known or count is not None
 
 
 _said: set[str] = set()
 
 
 def _say_not_computed(name: str, error: Exception) -> None:
-    _say_once(f"{name} of integers is not computed: {type(error).__name__}: {error}")
+    _say_once(f"{name} is not computed: {type(error).__name__}: {error}")
 
 
 def _say_once(why: str) -> None:

@@ -18,6 +18,7 @@ from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.profiler.writing import check_writable
 from memprof.simulate.command_line import BadInput, jobs_of, parse
+from memprof.simulate.messages import Sent
 from memprof.simulate.parent import Settings, Simulation, StandardInput, find_smallest
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import parse_pretence
@@ -288,7 +289,9 @@ def simulate(
         gpu = replace(gpu, capability=capability)
     found: list[Simulation] = []
     given = StandardInput()
+    sent: dict[int, dict[int, Sent]] = {}
     for job in jobs:
+        rank = job.rank if job is not None else 0
         settings = Settings(
             gpu=gpu,
             steps=sys.maxsize if to_the_end else steps,
@@ -300,9 +303,11 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
             input=given,
+            heard={other: said[rank] for other, said in sent.items() if rank in said},
         )
         with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
+            sent[rank] = found[-1].outcome.sent
             if smallest:
                 find_smallest(found[-1], parsed, settings, os.environ)
     if output is not None:

@@ -28,6 +28,7 @@ from memprof.simulated_cuda.after_import import after_import
 from .applied import DRAWN_ANEW, Applied, PartitionFlops
 from .changes import parse_setting, put_settings, unused_settings
 from .leaving import BY_ITSELF, Leaving, of_accumulation, why_undecided
+from .messages import Messages
 from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Failure, Outcome, Request
@@ -108,6 +109,7 @@ class _Run:
         self._session: Any = None
         self._out_of_memory: DeviceAccount | None = None
         self._reads = HostReads(list(map(parse_pretence, request.pretend)))
+        self._messages = Messages(request.heard)
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
         self._changes = Applied(request.changes)
@@ -129,7 +131,10 @@ class _Run:
             self._flops.install()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
-            after_import("torch.distributed.distributed_c10d", lambda m: fake_groups(m, rank, size))
+            fake = functools.partial(
+                fake_groups, rank=rank, world_size=size, messages=self._messages
+            )
+            after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
 
         def backend_is_there(runtime: Any) -> None:
@@ -184,8 +189,15 @@ class _Run:
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
-        outcome.notes = [*self._reads.misfits, *self._reads.unused(), *unused]
-        outcome.notes += of_accumulation(steps, backwards, elapsed)
+        outcome.notes = [
+            *self._reads.misfits,
+            *self._reads.unused(),
+            *self._messages.notes,
+            *self._reads.hangs_on(),
+            *unused,
+            *of_accumulation(steps, backwards, elapsed),
+        ]
+        outcome.sent = self._messages.sent
         outcome.changed = self._changes.sentences()
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -218,11 +230,14 @@ class _Run:
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)
         if control.simulated():
-            if self._request.balanced_experts:
-                from .experts import balance_experts
+            from memprof.simulated_cuda.integers import compute_known
 
-                balance_experts()
+            from .experts import balance_experts
+
+            (balance_experts if self._request.balanced_experts else compute_known)()
             self._reads.install()
+            if self._request.world_size is not None:
+                self._messages.install()
             control.on_host_read(self._reads.note)
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 

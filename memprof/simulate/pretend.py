@@ -1,4 +1,7 @@
-"""Where a program looks at values that no kernel has computed, and what it is to find there.
+"""Where a program looks at values that nobody knows, and what it is to find there.
+
+What the program itself put on the device is known (Note [What the host knows]), and a look at that
+is none at all here.
 
 Note [Pretended values]
 ~~~~~~~~~~~~~~~~~~~~~~~
@@ -15,6 +18,7 @@ as many bytes as are copied. Every element of a copy gets the value.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import struct
 import threading
@@ -44,17 +48,20 @@ _FORMATS = {
     "torch.bool": "?",
 }
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}
+_LINES_SAID = 3
 _READS = ("_local_scalar_dense", "copy_")
 """Operators that bring a tensor to the host, whose first argument has the type of the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pretence:
-    """Values for a line, one a look and the last from then on, of a file by the end of its path."""
+    """Values for a line of a file, which is named by the end of its path: one a look, and then
+    again and again the last of them, as many as ``cycle``."""
 
     file: str
     line: int
     values: tuple[Value, ...]
+    cycle: int = 1
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -62,18 +69,32 @@ class Pretence:
     def means(self, file: str, line: int) -> bool:
         return line == self.line and f"/{file}".endswith(f"/{self.file}")
 
+    def value(self, look: int) -> Value:
+        """Of a look, the first of which is 0."""
+        once = len(self.values) - self.cycle
+        return self.values[look if look < once else once + (look - once) % self.cycle]
+
+
+def named(line: SourceFrame) -> str:
+    """The line as ``--pretend`` names it."""
+    return f"{os.path.basename(line.file)}:{line.line}"
+
 
 def parse_pretence(text: str) -> Pretence:
-    """``FILE:LINE=VALUE[,VALUE...]``.
+    """``FILE:LINE=VALUE[,VALUE...]``, where the end may be ``(VALUE[,VALUE...])*``.
 
     Raises:
         BadInput: it is something else.
     """
-    match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
-    if match is None:
-        raise BadInput(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
-    file, line, values = match.groups()
-    return Pretence(file.removeprefix("./"), int(line), tuple(map(_value, values.split(","))))
+    match = re.fullmatch(r"(.+):(\d+)=(?:(.+?),?)??(?:\((.+)\)\*)?", text)
+    if match is None or not text.partition("=")[2]:
+        raise BadInput(
+            f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5, or "
+            "train.py:42=(3,6)* for values that come again and again"
+        )
+    file, line, *parts = match.groups()
+    first, again = (tuple(map(_value, p.split(","))) if p else () for p in parts)
+    return Pretence(file.removeprefix("./"), int(line), first + again, len(again) or 1)
 
 
 def _value(text: str) -> Value:
@@ -97,14 +118,15 @@ class HostReads:
         self._looks = [0] * len(self._pretences)
         self._reading = threading.local()
         self._found: dict[SourceFrame | None, list[int]] = {}
+        self._decides: dict[SourceFrame, str] = {}
+        """Formats of what is no floating point number."""
         self.misfits: dict[str, None] = {}
 
     def install(self) -> None:
         """Learn of the types of tensors that are read, from here on."""
-        if self._pretences:
-            from memprof.simulated_cuda.overrides import wrap_kernels
+        from memprof.simulated_cuda.overrides import wrap_kernels
 
-            wrap_kernels("aten", dict.fromkeys(_READS, self._typed))
+        wrap_kernels("aten", dict.fromkeys(_READS, self._typed))
 
     def _typed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def read(keys: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,26 +139,47 @@ class HostReads:
 
         return read
 
-    def note(self, nbytes: int, address: int) -> None:
-        """One copy to ``address``, asked for by whoever called."""
+    def note(self, nbytes: int, address: int, known: bool) -> bool:
+        """One copy to ``address``, asked for by whoever called; returns whether what is there is
+        known."""
         line = line_of_caller()
         if line is not None:
-            self.apply(line.file, line.line, nbytes, address)
-        counted = self._found.setdefault(line, [0, 0])
-        counted[0] += 1
-        counted[1] += nbytes
+            known = self.apply(line.file, line.line, nbytes, address) or known
+        if not known:
+            counted = self._found.setdefault(line, [0, 0])
+            counted[0] += 1
+            counted[1] += nbytes
+            form = _FORMATS.get(getattr(self._reading, "dtype", ""), "")
+            if line is not None and form not in ("d", "f", "e"):
+                self._decides[line] = form
+        return known
+
+    def hangs_on(self) -> list[str]:
+        """Sentences about lines on whose branches or sizes the result may hang: they found whole
+        numbers or truth values that nobody knows."""
+        order = sorted(self._decides, key=lambda x: (self._decides[x], -self._found[x][0]))
+        said = []
+        for line in order[:_LINES_SAID]:
+            found, other = ("false", "true") if self._decides[line] == "?" else ("0", "NUMBER")
+            said.append(
+                f"it may hang on {named(line)}, which looked at a value that nothing had computed "
+                f"and found {found}: --pretend {named(line)}={other} shows the other way"
+            )
+        if len(order) > _LINES_SAID:
+            said.append(f"and on {len(order) - _LINES_SAID:,} more lines, which the account lists")
+        return said
 
     def rows(self) -> list[HostRead]:
         """By line, most often first."""
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 
-    def apply(self, file: str, line: int, nbytes: int, address: int) -> None:
-        """Overwrite what was copied to ``address`` for a line, if that was asked for."""
+    def apply(self, file: str, line: int, nbytes: int, address: int) -> bool:
+        """Overwrite what was copied for a line; returns whether that was asked for."""
         for i, pretence in enumerate(self._pretences):
             if not pretence.means(file, line):
                 continue
-            value = pretence.values[min(self._looks[i], len(pretence.values) - 1)]
+            value = pretence.value(self._looks[i])
             self._looks[i] += 1
             dtype = getattr(self._reading, "dtype", None)
             try:
@@ -146,7 +189,8 @@ class HostReads:
                 self.misfits[f"--pretend {pretence}: {value} cannot be {what} ({e})"] = None
             else:
                 ctypes.memmove(address, element * (nbytes // len(element)), nbytes)
-            return
+            return True
+        return False
 
     def unused(self) -> list[str]:
         """Sentences about those whose line never brought a value to the host."""

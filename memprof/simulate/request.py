@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
+
+from .messages import Sent
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
@@ -14,10 +16,13 @@ VARIABLE = "MEMPROF_SIMULATE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What becomes of a script while it is simulated: it ends after so many optimizer steps, None
-    for as many as it takes, or if ``until_still`` when the peak has stood still: Note [When a run
-    is left]; ``pretend``, ``torch_config`` and ``changes`` are texts as
-    ``parse_pretence``, ``parse_setting`` and ``change_of`` read them."""
+    """A simulated run of a script, as it was asked for.
+
+    It ends after so many optimizer steps, None for as many as it takes, or if ``until_still`` when
+    the peak has stood still: Note [When a run is left]. ``pretend``, ``torch_config`` and
+    ``changes`` are texts as ``parse_pretence``, ``parse_setting`` and ``change_of`` read them;
+    ``heard`` is what ranks that were simulated before have sent to this one.
+    """
 
     steps: int | None = None
     until_still: bool = True
@@ -26,6 +31,7 @@ class Run:
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
     changes: tuple[str, ...] = ()
+    heard: dict[int, Sent] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         notes, changed: what could not be done, and what changes have changed, in sentences.
         flops: of the graphs that were partitioned, if they were counted.
         idle: changes that found nothing to change.
+        sent: messages to other ranks of the job, by rank.
     """
 
     accounts: list[DeviceAccount] = []
@@ -83,3 +90,4 @@ class Outcome(msgspec.Struct, kw_only=True):
     flops: int | None = None
     changed: list[str] = []
     idle: list[str] = []
+    sent: dict[int, Sent] = {}

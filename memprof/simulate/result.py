@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memprof.profiler.advice import advise as find
 from memprof.profiler.file import write_profiles
 from memprof.profiler.model import Process, Profile
 from memprof.profiler.report import text as reports
 from memprof.profiler.report.failure import why
 from memprof.profiler.report.page import PLAIN, Page, Style
+from memprof.profiler.report.sections.about import advice as findings
 from memprof.profiler.report.sections.account import of_accounts
 
 from .parent import Simulation
@@ -79,7 +81,10 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
     page.line()
     text = page.text()
     if worst.outcome.accounts:
-        text += reports.render(of_accounts(worst.outcome.accounts, style.show), style)
+        said = list(of_accounts(worst.outcome.accounts, style.show))
+        if found := find(profile_of(worst)):
+            said.append(findings(found, style.show))
+        text += reports.render(said, style)
     return text
 
 

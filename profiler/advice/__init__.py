@@ -31,9 +31,8 @@ worth it there are none.
 * **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is
   one, else those that graph trees had to move out of the pool or that the live set of a peak in a
   forward holds.
-* **large output**: where the peak lies in a backward, the gradient of an output that is at least
-  ``MIN_OUTPUT_SHARE`` (10 %) of it and more than twice as large as whatever the forward keeps: the
-  logits of a language model. Where all activations are as large as the output it is none.
+* **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the
+  peak on: Note [What are logits] in ``logits.py``. They are in no other finding.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ from ..model import Profile
 from ..timeline import Timeline
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
-from .held import fragmentation, gradients, large_outputs
+from .held import fragmentation, gradients
+from .logits import of_accounts, of_compiled
 from .recompute import recompute
 
 __all__ = ["Evidence", "Finding", "FindingKind", "advise"]
@@ -69,15 +69,18 @@ def advise(
     attribution = attribution or Attribution(profile)
     peak = timeline.peak()
     threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
+    compiled = list(of_compiled(timeline, attribution))
+    # The account of a device has all that compiled code has there, and more.
+    logits = list(of_accounts(profile.accounts)) or [finding for finding, _ in compiled]
     kinds = (
-        recompute(timeline, attribution, threshold),
+        iter(logits),
+        recompute(timeline, attribution, threshold, {m for _, of in compiled for m in of}),
         output_clones(profile, threshold),
         static_inputs(profile, threshold),
         moving_addresses(profile, threshold),
         shapes(profile),
         fragmentation(profile),
         gradients(timeline, attribution, threshold),
-        large_outputs(timeline, attribution, threshold),
     )
     findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -8,7 +8,7 @@ from enum import Enum
 
 from ..attribution import Attribution, Site
 from ..live import LiveItem
-from ..model import SourceFrame
+from ..model import Relief, SourceFrame
 from ..timeline import Timeline
 
 MOST = 5
@@ -64,6 +64,7 @@ class Finding:
     change: str  # what to do
     evidence: tuple[Evidence, ...]  # largest first
     remedy: str = ""  # what ``memprof advise --try`` changes to try this; empty if it cannot
+    ways: tuple[Relief, ...] = ()  # of several ways to do it what each can save at most
 
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:

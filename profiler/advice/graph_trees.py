@@ -222,13 +222,14 @@ def shapes(profile: Profile) -> Iterator[Finding]:
         if entry.kind is not LedgerKind.WARM_UP:
             by_function[tree.device, tree.function][tree.key] += entry.count
     found = []
+    pools = pool_bytes(profile.ledger)
     for (device, function), keys in by_function.items():
         costs = sorted(((grown[device, function, k], k, n) for k, n in keys.items()), reverse=True)
         nbytes = sum(marginal for marginal, _, _ in costs[1:])
+        nbytes = min(nbytes, pools.get(device, nbytes))  # What made other pools grow is gone.
         if len(costs) >= finding.MIN_SIZES and nbytes >= threshold:
             found.append((nbytes, device, function, costs))
     found = sorted(found, reverse=True)[: finding.PER_KIND]
-    pools = pool_bytes(profile.ledger)
     for nbytes, device, function, costs in found:
         # One limit holds for a device's pool, so it is that without the bytes of all of these.
         left = pools.get(device, 0) - sum(n for n, where, _, _ in found if where == device)

@@ -1,4 +1,4 @@
-"""Gradients that nobody needs yet, outputs that decide the peak, memory that nobody uses."""
+"""Gradients that nobody needs yet, memory that nobody uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from ..attribution import Attribution
-from ..model import Category, DataFlowDevice, GraphKind, GraphRecord, Profile, TreeCause
+from ..model import Category, DataFlowDevice, GraphKind, Profile, TreeCause
 from ..timeline import Timeline
 from . import finding
 from .finding import Evidence, Finding, FindingKind, at_peak, together
@@ -54,7 +54,7 @@ def _gradients_in_dataflow(profile: Profile, device: DataFlowDevice) -> list[Evi
 
 def _gradients_at_peak(timeline: Timeline, attribution: Attribution) -> list[Evidence]:
     at = timeline.peak()
-    graph = None if at is None else _graph_at(timeline, at.call)
+    graph = None if at is None else timeline.profile.graph(timeline.profile.calls.graph[at.call])
     if graph is None or graph.kind is not GraphKind.FORWARD:
         return []
     out = []
@@ -76,43 +76,6 @@ def _gradients_moved_out(profile: Profile) -> list[Evidence]:
         nbytes, node = output_bytes(graph, index), value.name if value else None
         out.append(Evidence(text, nbytes, count, graph.label, node))
     return out
-
-
-def _graph_at(timeline: Timeline, call: int) -> GraphRecord:
-    return timeline.profile.graph(timeline.profile.calls.graph[call])
-
-
-def large_outputs(
-    timeline: Timeline, attribution: Attribution, threshold: int
-) -> Iterator[Finding]:
-    """Gradients of outputs at the peak that are larger than whatever the forward keeps."""
-    at = timeline.peak()
-    if at is None or _graph_at(timeline, at.call).kind is not GraphKind.BACKWARD:
-        return
-    sites = list(at_peak(timeline, attribution))
-    kept = max((i.storage.nbytes for i, s in sites if s.category is Category.ACTIVATION), default=0)
-    found = [
-        (i, s)
-        for i, s in sites
-        if s.category is Category.AUTOGRAD_DETAIL
-        and s.frame is not None
-        and i.storage.nbytes > 2 * kept
-        and i.storage.nbytes >= max(threshold, finding.MIN_OUTPUT_SHARE * at.nbytes)
-    ]
-    for item, site in sorted(found, key=lambda f: -f[0].storage.nbytes):
-        name = site.module or "the root module"
-        graph, text = attribution.label(site.graph), site.op or "gradient of an output"
-        yield Finding(
-            FindingKind.LARGE_OUTPUT,
-            f"the gradient of an output of {name}, which is as large as the output itself",
-            item.nbytes,
-            "at the peak",
-            "make the loss part of the compiled function and compute it in chunks of rows, each "
-            "under torch.utils.checkpoint, or with a fused linear cross-entropy: then neither the "
-            "output (logits) nor its gradient is there as a whole",
-            (Evidence.at(site, graph, text, item.nbytes, item.count),),
-            "chunked-loss",
-        )
 
 
 def fragmentation(profile: Profile) -> Iterator[Finding]:

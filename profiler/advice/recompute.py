@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from statistics import median
 
 from .._text import is_inside, without_numbers
@@ -14,16 +14,20 @@ from ..model import Category, NodeProvenance, Profile
 from ..timeline import Timeline
 from .cheapness import cheapness
 from .finding import Evidence, Finding, FindingKind, at_peak
-from .recomputed_peak import RecomputedPeak, made
+from .recomputed_peak import Made, RecomputedPeak, made
 
 
-def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> Iterator[Finding]:
+def recompute(
+    timeline: Timeline, attribution: Attribution, threshold: int, others: Collection[Made] = ()
+) -> Iterator[Finding]:
+    """Activations to compute again, but for those of ``others``' findings."""
     at = timeline.peak()
     if at is None:
         return
     groups: dict[tuple[str | None, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
     for item, site in at_peak(timeline, attribution):
-        if site.category is Category.ACTIVATION and site.node is not None and not site.outside:
+        mine = site.category is Category.ACTIVATION and made(item) not in others
+        if mine and site.node is not None and not site.outside:
             place = site.frame.location if site.frame else site.node
             groups[_module(site), place].append((item, site))
     # What the same module would have to be wrapped for is one finding.

@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import functools
 import gc
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.autograd.graph
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
-from ._torch_hooks import Undo, replace
+from ._torch_hooks import Undo, our_own, replace
 
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
@@ -49,9 +50,10 @@ def record_history() -> None:
     # collection. Below an allocation that fails these are the program's, with all its tensors.
     import torch._inductor
 
-    torch.cuda.memory._record_memory_history(
-        context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
-    )
+    with our_own():
+        torch.cuda.memory._record_memory_history(
+            context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+        )
 
 
 def drain_history() -> dict[str, Any]:
@@ -261,7 +263,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)
-    return -1 if node is None else _seen(lambda: int(node._sequence_nr()), -1)
+    return -1 if node is None else number_of(node)
 
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
@@ -287,6 +289,56 @@ def saved_by(node: Any) -> list[torch.Tensor]:
     for value in list(getattr(node, "__dict__", {}).values()):
         found += value if isinstance(value, (list, tuple)) else (value,)
     return [one for one in found if isinstance(one, torch.Tensor)]
+
+
+_OWN = ("_raw_saved_result", "_raw_saved_output", "_raw_saved_total_weight")
+"""Begin names under which torch's operations save what they have made themselves."""
+
+
+def _lies(node: Any, name: str) -> Any:
+    return getattr(node, name).data
+
+
+def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
+    """What an operation has saved that an operation made, with that operation. It is read as it
+    lies: what hooks of the program have put in its place is nobody's."""
+    kind: Any = type(node)
+    for name in _saved_names(kind):
+        saved = _seen(functools.partial(_lies, node, name), None)
+        if isinstance(saved, torch.Tensor):
+            base = saved._base if saved._base is not None else saved
+            maker = node if name.startswith(_OWN) else node_of(base)
+            if maker is not None:
+                yield maker, saved
+
+
+class Result(NamedTuple):
+    """A tensor that the forward of an operation has returned; no bytes where it cannot be seen."""
+
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+
+
+def result_of(node: Any) -> Result:
+    """The first tensor that the forward of an operation has returned."""
+
+    def look() -> Result:
+        found = node._input_metadata[0]
+        shape = tuple(map(int, found.shape))
+        return Result(shape, math.prod(shape) * found.dtype.itemsize)
+
+    return _seen(look, Result())
+
+
+def number_of(node: Any) -> int:
+    """The later the forward made an operation, the higher."""
+    return _seen(lambda: int(node._sequence_nr()), -1)
+
+
+def compiled_autograd_is_on() -> bool:
+    """Whether backwards are captured, with the hooks of their operations."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def writes_to(tensor: torch.Tensor) -> int | None:

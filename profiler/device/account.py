@@ -42,6 +42,7 @@ from typing import TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
+    LOGITS,
     AccountRow,
     CaptureRow,
     DeviceAccount,
@@ -52,7 +53,7 @@ from memprof.profiler.model import (
 )
 
 from .marks import Mark, Phase, line_that_waits
-from .replay import Block, Peak, Replay
+from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
 Otherwise = Callable[[Block], tuple[Purpose, str]]
@@ -94,18 +95,23 @@ def explain(
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
+        origin = block.origin or Origin("")
+        forward = where(frames_of(origin.frames)) if waiting is not None else at
+        line = source_of(at.line or forward.line or waiting)
+        nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
+        detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
         return AccountRow(
             purpose,
             nbytes=0,
             count=0,
-            modules=at.module_path or block.owner,
-            frame=source_of(at.line or waiting),
-            nodes=at.nodes,
+            modules=at.module_path or forward.module_path or block.owner,
+            frame=line,
+            nodes=nodes,
             compiled=at.generated is not None,
             detail=detail,
             holder=holder,
             waits=waiting is not None,
-            library=at.library,
+            library=at.library or forward.library,
         )
 
     add_up(account, peak, row_of)

@@ -34,6 +34,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from memprof.profiler.model import Purpose, SourceFrame
@@ -58,6 +59,16 @@ LONG = 8
 """A block that lived for one part in so many of a history is in ``Replay.gone``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The operation of autograd that a block is of, e.g. ``LogSoftmaxBackward0``; the allocator's
+    frames of its forward, none where they are not known; and of logits their shape."""
+
+    operation: str
+    frames: Sequence[Mapping[str, Any]] = ()
+    logits: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """Memory that was handed out once.
@@ -75,6 +86,7 @@ class Block:
         often, checkpointed: whether it was written to often, or handed to a checkpointed function,
             at any mark.
         batch: whether it is as large as a tensor of the last batch before.
+        origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
     """
 
@@ -92,6 +104,7 @@ class Block:
     checkpointed: bool = False
     batch: bool = False
     owner: str = ""
+    origin: Origin | None = None
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -202,18 +215,24 @@ class Replay:
         self._take_down(peak)
         return peak
 
-    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[Mark] = ()) -> None:
+    def feed(
+        self,
+        events: Iterable[Mapping[str, Any]],
+        marks: Sequence[Mark] = (),
+        origins: Mapping[int, Origin] = MappingProxyType({}),
+    ) -> None:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
-        so far."""
+        so far. ``origins`` are those of blocks, by their number among these events' requests."""
         self._segments.new_history()
+        begin = self._asked
         asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
                 self._pass(marks, (self._asked, math.inf))
+                self._alloc(e, origins.get(self._asked - begin))
                 self._asked += 1
-                self._alloc(e)
             elif action == "free_requested":
                 self._pass(marks, (self._asked, self._let_go))
                 self._let_go += 1
@@ -338,7 +357,7 @@ class Replay:
         block.batch = requested in self._batch
         return block
 
-    def _alloc(self, e: Mapping[str, Any]) -> None:
+    def _alloc(self, e: Mapping[str, Any], origin: Origin | None) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
@@ -350,6 +369,7 @@ class Replay:
         else:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
+        block.origin = origin
         self._live[address] = block
         self.allocated_bytes += size
         if self._made is not None:

@@ -47,6 +47,7 @@ from .growth import growth_of
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
+from .operations import Backward, origins
 from .owners import owners
 from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
@@ -144,6 +145,7 @@ class Watch:
         self._written = -1
         self._taken = 0
         self._depth = 0
+        self._backwards: list[Backward] = []
         self._modules_known = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
@@ -306,6 +308,8 @@ class Watch:
         compat.record_history()
         self._history_is_ours = True
         self._undo.append(compat.keep_counting())
+        if self._guest:
+            self._undo.append(hooks.on_foreign_history(self._taken_over))
         begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
         settings, replays = snapshot["allocator_settings"], {}
@@ -320,6 +324,15 @@ class Watch:
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
+
+    @_hook
+    def _taken_over(self) -> None:
+        self._history_is_ours = False
+        self.why_not = (
+            "somebody else has begun or ended the allocator's history inside of the session "
+            "(torch.cuda.memory._record_memory_history), and it is theirs from there on"
+        )
+        log.warning("memprof follows the memory of this process no more: %s.", self.why_not)
 
     def mark(self) -> int:
         """Set a mark, whatever runs; returns its number."""
@@ -345,6 +358,9 @@ class Watch:
         owned = owners(module for module, _ in self.objects.alive())
         self._mark(phase, look.known, often=look.often, owners=owned)
         return look.known
+
+    def _asked_of_each(self) -> dict[int, int]:
+        return {d: compat.allocation_counts(d)[0] for d in self.replays}
 
     @property
     def backwards(self) -> int:
@@ -382,10 +398,6 @@ class Watch:
 
     def _follow(self) -> None:
         self.objects.look()
-        if self._guest and not compat.history_enabled():
-            self.why_not = "somebody else has ended the allocator's history"
-            self._history_is_ours = False
-            return
         counts = {d: compat.allocation_counts(d) for d in self.replays}
         snapshot = compat.drain_history()
         marks = list(self.marks)
@@ -393,7 +405,7 @@ class Watch:
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, marks)
+            replay.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
             if not replay.agrees(segments):
                 replay.corrected += 1
@@ -401,6 +413,7 @@ class Watch:
             replay.assign_pools(segments)
         for mark in marks:
             mark.forget()
+        self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
         if self.made is None and not self._ending and len(self.marks) > self._few_marks:
             with self._marking:
@@ -440,7 +453,7 @@ class Watch:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._begins(line_of_caller())
+            self._begins(line_of_caller(), args[0] if args else ())
             try:
                 return run(*args, **kwargs)
             finally:
@@ -450,11 +463,14 @@ class Watch:
         return run_backward
 
     @_hook
-    def _begins(self, line: SourceFrame | None) -> None:
+    def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
         if not self.objects.looked:
             self.objects.look()
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
+        if self.replays and self._looks() and not compat.compiled_autograd_is_on():
+            self._backwards.append(Backward(self._asked_of_each()))
+            self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
 
     def _count_updates(self) -> bool:
@@ -468,6 +484,8 @@ class Watch:
 
     @_hook
     def _ends(self) -> None:
+        if self._backwards:
+            self._backwards[-1].end(self._asked_of_each())
         self._mark(Phase.FORWARD)
         self.drain(DRAIN)
 

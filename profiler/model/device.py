@@ -104,6 +104,10 @@ BEFORE = "from before the session"
 """``AccountRow.detail`` of blocks that were there when somebody began to watch."""
 
 
+LOGITS = "logits"
+"""Begins ``AccountRow.detail`` of what a loss was given or made of it, before its shape."""
+
+
 class Purpose(str, Enum):
     """What a reserved byte is for. The first ones mean what ``Category`` calls so: Note [How a
     purpose is decided] in ``profiler/device/account.py``."""

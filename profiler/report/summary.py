@@ -116,7 +116,7 @@ class Summary:
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage  # of all programs' allocations, each program once
-    kept_bytes: int  # what libraries allocated in observed calls and did not give back
+    kept_bytes: int  # the most that libraries allocated in an observed call and did not give back
     without_scratch: int  # programs in which scratch memory inside kernels was not measured
     trees: list[GraphedFunction]  # functions that run in graph trees
     recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
@@ -170,7 +170,8 @@ def summarize(
         unobserved_calls=sum(u.calls for u in unobserved),
         span_ns=max(calls.end_ns) - min(calls.start_ns) if len(calls) else 0,
         ledger=_ledger(profile),
-        kept_bytes=sum(p.kept_bytes for g in profile.graphs for p in g.programs),
+        # Not the sum: a workspace that is given back is asked for again in other programs.
+        kept_bytes=max((p.kept_bytes for g in profile.graphs for p in g.programs), default=0),
         without_scratch=sum(not p.internal_observed for g in profile.graphs for p in g.programs),
         trees=graphed_functions(profile.ledger, profile.graphs),
         recordings=recorded_nodes(profile.ledger),

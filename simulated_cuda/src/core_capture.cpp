@@ -108,6 +108,7 @@ int capture_end(void* handle, Graph** out) {
   for (auto* of_capture : capture->streams) {
     of_capture->capture = nullptr;
     of_capture->deps.clear();
+    of_capture->overwrites.clear();
   }
   captures().erase(std::find(captures().begin(), captures().end(), capture));
   if (!error)

@@ -3,10 +3,12 @@
 // reads zero: no count of a kernel (nonzero, unique, found_inf, info) is ever made of the bytes
 // that an earlier tensor left there.
 //
-// Known are the ranges that were written. A block that torch's allocator hands out begins as zeros
-// again; it reports each to the profiler through a function of libc10 that the dynamic linker lets
-// us take the place of. Copies within the device and zeroing touch written ranges alone, so that
-// tensors that only kernels fill never cost host memory.
+// Known are the ranges that were written, and as long as nothing wrote over them: what a kernel
+// that computed nothing may have written to is zeros again, which nobody knows. A block that
+// torch's allocator hands out begins as zeros too; it reports each to the profiler through a
+// function of libc10 that the dynamic linker lets us take the place of. Copies within the device
+// and zeroing touch written ranges alone, so that tensors that only kernels fill never cost host
+// memory.
 #include <algorithm>
 #include <cstring>
 #include <dlfcn.h>
@@ -27,7 +29,12 @@ std::map<uintptr_t, uintptr_t>& written() {
   static auto* ranges = new std::map<uintptr_t, uintptr_t>;
   return *ranges;
 }
-std::atomic<void (*)(size_t, void*)> g_on_read{nullptr};
+// Blocks that torch's allocator has handed out, from their beginnings to their ends.
+std::map<uintptr_t, uintptr_t>& blocks() {
+  static auto* ranges = new std::map<uintptr_t, uintptr_t>;
+  return *ranges;
+}
+std::atomic<void (*)(size_t, void*, int)> g_on_read{nullptr};
 
 // The first range that may reach behind an address.
 std::map<uintptr_t, uintptr_t>::iterator first_behind(uintptr_t address) {
@@ -100,7 +107,8 @@ void wipe(uintptr_t begin, uintptr_t end) {
 
 void note_host_read(void* dst, const void* src, size_t size) {
   auto* function = g_on_read.load();
-  if (function && size && is_device(src) && !is_device(dst)) function(size, dst);
+  if (function && size && is_device(src) && !is_device(dst))
+    function(size, dst, contents_known(src, size));
 }
 
 void contents_copy(void* dst, const void* src, size_t size) {
@@ -114,7 +122,7 @@ void contents_copy(void* dst, const void* src, size_t size) {
   bool disjoint = to + size <= from || from + size <= to;
   if (!in_arena(src) || !disjoint || (to_device && !in_arena(dst))) {
     memmove(dst, src, size);
-    if (to_device) contents_unknown(dst, size);
+    if (to_device) contents_written(dst, size);
     return;
   }
   // From memory whose written parts are known: all of the rest is zeros.
@@ -147,12 +155,18 @@ void contents_set(void* dst, unsigned value, unsigned element_size, size_t count
     for (size_t i = 0; i < count; i++)
       memcpy((char*)dst + i * element_size, &value, element_size);
   }
-  if (known) contents_unknown(dst, size);
+  if (known) contents_written(dst, size);
 }
 
-void contents_unknown(void* pointer, size_t size) {
+void contents_written(void* pointer, size_t size) {
   CONTENTS_LOCK;
   mark((uintptr_t)pointer, (uintptr_t)pointer + size);
+}
+bool contents_known(const void* pointer, size_t size) {
+  if (values_mode()) return true;
+  CONTENTS_LOCK;
+  auto it = last_up_to(written(), (uintptr_t)pointer);
+  return it != written().end() && (uintptr_t)pointer + size <= it->second;
 }
 void contents_gone(void* pointer, size_t size) {
   CONTENTS_LOCK;
@@ -163,16 +177,36 @@ void contents_fresh(void* pointer, size_t size) {
   CONTENTS_LOCK;
   wipe((uintptr_t)pointer, (uintptr_t)pointer + size);
 }
+Range contents_reachable(void* pointer) {
+  MemInfo found = mem_find(pointer);
+  if (found.kind != MEM_DEVICE && found.kind != MEM_VMM) return {};
+  CONTENTS_LOCK;
+  auto it = last_up_to(blocks(), (uintptr_t)pointer);
+  if (it != blocks().end() && (uintptr_t)pointer < it->second)
+    return {(void*)it->first, it->second - it->first};
+  return {(void*)found.base, found.size};
+}
 }  // namespace simgpu
 
-// Calls function(bytes, destination) after each copy from a device to the host, on the thread that
-// asks for it. It may take Python's lock, and write to the destination.
-extern "C" void simgpu_on_host_read(void (*function)(size_t, void*)) {
+// Calls function(bytes, destination, known) after each copy from a device to the host, on the
+// thread that asks for it: whether all of it was known. It may take Python's lock, and write to the
+// destination.
+extern "C" void simgpu_on_host_read(void (*function)(size_t, void*, int)) {
   simgpu::g_on_read = function;
+}
+// Whether these bytes of a device are known.
+extern "C" int simgpu_known(const void* pointer, size_t size) {
+  return simgpu::contents_known(pointer, size);
+}
+// What the stream does next writes what nobody knows to these bytes of a device: they are zeros from
+// now on, or, while the stream is being captured, from then on in each launch of the graph.
+extern "C" void simgpu_overwritten(void* handle, void* pointer, size_t size) {
+  if (!simgpu::overwritten_in_capture(handle, {pointer, size}))
+    simgpu::contents_fresh(pointer, size);
 }
 // The host has written to these bytes of a device.
 extern "C" void simgpu_written(void* pointer, size_t size) {
-  simgpu::contents_unknown(pointer, size);
+  simgpu::contents_written(pointer, size);
 }
 
 // c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device): torch's allocator
@@ -187,7 +221,12 @@ extern "C" __attribute__((visibility("default"))) void simgpu_block_reported(
 void simgpu_block_reported(void* block, int64_t size, size_t allocated, size_t reserved,
                            TorchDevice device) {
   constexpr int8_t CUDA = 1;  // c10::DeviceType
-  if (device.type == CUDA && size > 0) simgpu::contents_fresh(block, (size_t)size);
+  if (device.type == CUDA) {
+    if (size > 0) simgpu::contents_fresh(block, (size_t)size);
+    std::lock_guard<std::mutex> lock(simgpu::contents_lock());
+    simgpu::blocks().erase((uintptr_t)block);
+    if (size > 0) simgpu::blocks()[(uintptr_t)block] = (uintptr_t)block + (size_t)size;
+  }
   using Report = void (*)(void*, int64_t, size_t, size_t, TorchDevice);
   // Not RTLD_NEXT: Python loads libc10 into a scope of its own.
   static Report real = [] {

@@ -64,6 +64,14 @@ std::shared_ptr<std::vector<char>> kernel_args(Kernel* kernel, void** params) {
   return args;
 }
 
+std::vector<Range> kernel_overwrites(Kernel* kernel, void** params) {
+  std::vector<Range> ranges;
+  if (params && !values_mode())
+    for (int i : kernel->writes)
+      ranges.push_back(contents_reachable(*(void**)params[i]));
+  return ranges;
+}
+
 int run_kernel(const Op& op) {
   std::vector<void*> params;
   for (size_t i = 0; i < op.kernel->arg_sizes.size(); i++)
@@ -79,7 +87,8 @@ int run_python(const Op& op, bool replay) {
 
 using namespace simgpu;
 
-// Turns values mode on. The resolver binds an implementation to a kernel, if there is one.
+// Turns values mode on: the resolver binds an implementation to a kernel, if there is one. Without a
+// function for Python's operations it stays off, and the resolver tells what a kernel writes to.
 extern "C" void simgpu_values(Resolver resolver, PythonCall python) {
   g_resolver = resolver;
   g_python = python;
@@ -110,6 +119,10 @@ extern "C" void simgpu_bind(Kernel* kernel, int (*run)(void**, const unsigned*),
                             int count) {
   kernel->arg_sizes.assign(sizes, sizes + count);
   kernel->run = run;
+}
+
+extern "C" void simgpu_bind_writes(Kernel* kernel, const int* parameters, int count) {
+  kernel->writes.assign(parameters, parameters + count);
 }
 
 extern "C" void simgpu_inside(int on) { tl_inside = on; }

@@ -91,6 +91,14 @@ int device_sync() {
   return OK;
 }
 
+bool overwritten_in_capture(void* handle, Range range) {
+  LOCK;
+  Stream* stream = stream_resolve(handle);
+  if (!stream || !stream->capture) return false;
+  stream->overwrites.push_back(range);
+  return true;
+}
+
 int submit(void* handle, Op&& op) {
   {
     LOCK;
@@ -99,6 +107,9 @@ int submit(void* handle, Op&& op) {
     if (Capture* capture = stream->capture) {
       if (capture->status != CAP_ACTIVE) return E_CAP_INVALIDATED;
       if (op.kind == OP_KERNEL) op.kernel->captured++;
+      auto& overwrites = stream->overwrites;
+      op.overwrites.insert(op.overwrites.end(), overwrites.begin(), overwrites.end());
+      overwrites.clear();
       Node* node = add_node(capture->graph, stream->deps, std::move(op));
       stream->deps.assign(1, node);
       return OK;

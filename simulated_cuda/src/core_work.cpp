@@ -59,6 +59,9 @@ int execute_set(const Op& op, bool replay) {
 }  // namespace
 
 int execute(const Op& op, bool replay) {
+  // First: a copy writes what is known.
+  for (auto& range : op.overwrites)
+    contents_fresh(range.pointer, range.size);
   switch (op.kind) {
     case OP_KERNEL: return execute_kernel(op, replay);
     case OP_PYTHON: return run_python(op, replay);

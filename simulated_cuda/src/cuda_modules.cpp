@@ -76,6 +76,7 @@ static int launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   Op op = kernel_op((Kernel*)f);
   op.shared_memory = sh;
   op.args = kernel_args(op.kernel, params);
+  op.overwrites = kernel_overwrites(op.kernel, params);
   op.grid[0] = gx;
   op.grid[1] = gy;
   op.grid[2] = gz;

@@ -2,6 +2,8 @@
 // only counts.
 #include <cstdlib>
 #include <cstring>
+#include <cxxabi.h>
+#include <dlfcn.h>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -36,10 +38,50 @@ std::unordered_map<const void*, Variable>& variables() {
 }
 #define REGISTRY_LOCK std::lock_guard<std::mutex> lock_(registry_lock())
 
+// Which parameters of a kernel are pointers that it may write through, by its name as it is
+// mangled: those to what is not const. Pointers inside of structures are not seen.
+std::vector<int> written_parameters(const char* mangled) {
+  std::vector<int> found;
+  int status = 0;
+  char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+  std::string text = demangled ? demangled : "";
+  free(demangled);
+  if (text.empty() || text.back() != ')') return found;
+  // From the end to the bracket in which the parameters begin.
+  std::vector<std::string> parameters(1);
+  int depth = 0;
+  for (size_t i = text.size() - 1; i--;) {
+    char c = text[i];
+    depth += !!strchr(")>]}", c) - !!strchr("(<[{", c);
+    if (depth < 0) break;
+    if (c == ',' && !depth)
+      parameters.emplace_back();
+    else
+      parameters.back().insert(0, 1, c);
+  }
+  for (size_t i = 0; i < parameters.size(); i++) {
+    auto& type = parameters[parameters.size() - 1 - i];
+    constexpr char CONST[] = "const*";
+    bool reads = type.size() > strlen(CONST) &&
+                 !type.compare(type.size() - strlen(CONST), strlen(CONST), CONST);
+    if (!type.empty() && type.back() == '*' && !reads) found.push_back((int)i);
+  }
+  return found;
+}
+
+// Of torch's own kernels it is known by operator what they write (integers.py).
+bool is_torch(const void* host) {
+  Dl_info library;
+  return dladdr(host, &library) && library.dli_fname && strstr(library.dli_fname, "libtorch");
+}
+
 Kernel* kernel_of(const void* host) {
   REGISTRY_LOCK;
   Function& function = functions()[host];
-  if (!function.kernel) function.kernel = kernel_by_name(function.name);
+  if (!function.kernel) {
+    function.kernel = kernel_by_name(function.name);
+    if (!is_torch(host)) function.kernel->writes = written_parameters(function.name);
+  }
   return function.kernel;
 }
 }  // namespace
@@ -102,6 +144,7 @@ static int launch(Kernel* k, dim3 g, dim3 b, size_t sh, void* s, void** args) {
   op.block[0] = b.x;
   op.block[1] = b.y;
   op.block[2] = b.z;
+  op.overwrites = kernel_overwrites(k, args);
   return submit(s, std::move(op));
 }
 API(cudaLaunchKernel, const void* f, dim3 g, dim3 b, void** a, size_t sh, cudaStream_t s) {

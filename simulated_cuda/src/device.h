@@ -58,7 +58,9 @@ struct ApiStat {
   explicit ApiStat(const char* entry_point);
   int enter();  // counts a call; the injected error, or 0
 };
-int unimplemented(const char* name);  // says so once on stderr, returns E_UNSUPPORTED
+// Says so once on stderr, and in the text of the E_UNSUPPORTED that it returns.
+int unimplemented(const char* name);
+const std::string& last_unimplemented();  // of this thread, and why where that is known
 
 // ---- devices (core_devices.cpp) and their properties (core_properties.cpp)
 // All devices of a process are of one kind; the environment says of which.
@@ -78,6 +80,9 @@ int set_device(int device);
 int device_attribute(int attribute, int device, int* out);
 int occupancy(int block);        // blocks of so many threads that a multiprocessor holds at once
 void touch_primary(int device);  // marks the primary context active
+// The name of the file in memory that tells other processes what this one uses: its process
+// number, then bytes by physical device.
+constexpr char PUBLISHED[] = "simgpu-used";
 bool primary_active(int device);
 // Devices that exist. A device of CUDA is one of those that CUDA_VISIBLE_DEVICES shows.
 int physical_devices();
@@ -133,6 +138,11 @@ enum DeviceAttribute : int {
 int mem_alloc(int device, size_t size, void** out);
 int mem_free(void* pointer);
 void mem_info(int device, size_t* free, size_t* total);
+// Memory for another process (core_sharing.cpp), by a handle of so many bytes.
+constexpr size_t HANDLE_BYTES = 64;
+int share(void* pointer, void* handle);
+int open_shared(int device, const void* handle, void** out);
+int close_shared(void* pointer);
 int host_alloc(size_t size, void** out);  // pinned memory
 int host_free(void* pointer);
 int host_register(void* pointer, size_t size);
@@ -169,9 +179,18 @@ bool range_ok(const void* pointer, size_t size);        // what belongs to a dev
 // ---- what memory holds (core_contents.cpp)
 void contents_copy(void* dst, const void* src, size_t size);
 void contents_set(void* dst, unsigned value, unsigned element_size, size_t count);
-void contents_unknown(void* pointer, size_t size);  // the host may write there unseen
+// Some bytes of a device.
+struct Range {
+  void* pointer = nullptr;
+  size_t size = 0;
+};
+void contents_written(void* pointer, size_t size);  // by the host, or it may write there unseen
 void contents_gone(void* pointer, size_t size);
-void contents_fresh(void* pointer, size_t size);
+void contents_fresh(void* pointer, size_t size);  // zeros, which nobody knows
+bool contents_known(const void* pointer, size_t size);
+// What may be written through a pointer: torch's block that it points into, or all that the program
+// has allocated there itself.
+Range contents_reachable(void* pointer);
 // After a copy, and outside of all locks.
 void note_host_read(void* dst, const void* src, size_t size);
 
@@ -194,6 +213,9 @@ struct Kernel {
   // (values/kernels.py) gives it at the first launch, found by the hash of the kernel's image.
   int (*run)(void** args, const unsigned* grid) = nullptr;
   std::vector<int> arg_sizes;
+  // Without values: which of its parameters are pointers that it may write through, as far as that
+  // can be told. Of Triton's kernels Python tells it, at the first launch as well.
+  std::vector<int> writes;
   uint64_t image = 0;
   std::atomic<bool> pending{false};  // Python has not been asked yet
 };
@@ -202,6 +224,8 @@ Kernel* kernel_by_name(const char* name);
 Kernel* kernel_of_module(const char* name, uint64_t image);
 // A copy of a launch's arguments, 8 bytes for each; nullptr without an implementation.
 std::shared_ptr<std::vector<char>> kernel_args(Kernel* kernel, void** params);
+// What a launch may write to, after `kernel_args`.
+std::vector<Range> kernel_overwrites(Kernel* kernel, void** params);
 bool values_mode();
 // Values mode, and no aten operator that computes its result itself is running.
 bool compute_here();
@@ -242,6 +266,7 @@ struct Op {
   std::shared_ptr<NodeList> child;   // OP_CHILD: the nodes of a graph
   std::shared_ptr<uint64_t> python;  // OP_PYTHON: number of a Python function
   Event* event = nullptr;
+  std::vector<Range> overwrites;  // what is no longer known once it is done
 };
 inline Op kernel_op(Kernel* kernel) {
   Op op;
@@ -284,7 +309,8 @@ struct Stream {
   uint64_t id = 0;
   bool legacy = false;  // the default stream, with which blocking streams synchronise
   Capture* capture = nullptr;
-  std::vector<Node*> deps;  // while capturing: what its next node comes after
+  std::vector<Node*> deps;        // while capturing: what its next node comes after
+  std::vector<Range> overwrites;  // and what its next node makes unknown
   uint64_t busy_until = 0;
 };
 constexpr unsigned STREAM_NON_BLOCKING = 1;

@@ -12,6 +12,8 @@ import torch
 __all__ = ["CPU", "Quiet", "alias", "device_of", "on_device", "to_cpu", "wrap_numbers"]
 
 CPU = torch.device("cpu")
+_empty = torch.empty
+"""As it was before a program put one of its own in its place, to make tensors elsewhere."""
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -22,7 +24,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "cuda":
         if tensor.is_inference() and tensor.is_cpu and tensor.layout == torch.strided:
-            fresh = torch.empty(0, dtype=tensor.dtype)
+            fresh = _empty(0, dtype=tensor.dtype)
             own, offset = tensor.untyped_storage(), tensor.storage_offset()
             return fresh.set_(own, offset, tensor.size(), tensor.stride())
         return tensor
@@ -34,7 +36,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     nbytes = (1 + last) * tensor.dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), CPU, nbytes)
-    result = torch.empty(0, dtype=tensor.dtype, device=CPU).set_(storage, 0, size, stride)
+    result = _empty(0, dtype=tensor.dtype, device=CPU).set_(storage, 0, size, stride)
     if tensor.is_conj():
         result = torch._conj(result)
     if tensor.is_neg():

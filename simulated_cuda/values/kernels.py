@@ -26,7 +26,7 @@ from ..control import library
 from . import ttir
 from .report import say_missing
 
-__all__ = ["hook_launchers", "resolve"]
+__all__ = ["hook_launchers", "resolve", "tell_writes"]
 
 _CFLAGS = (
     "-O1",
@@ -49,10 +49,7 @@ _compiled: list[ctypes.CDLL] = []
 def _resolve(handle: int, name: bytes, image: int) -> None:
     """Give the device an implementation of a kernel; it calls this at the kernel's first launch."""
     try:
-        if image not in _ttir_of_image:
-            for cubin in _cubins(name.decode()):
-                _note_cubin(cubin)
-        function, sizes = _build(_ttir_of_image[image]())
+        function, sizes = _build(_ttir(name, image))
         _device.simgpu_bind(handle, function, (ctypes.c_int * len(sizes))(*sizes), len(sizes))
     except Exception as e:
         say_missing(f"kernel {name.decode()}: {type(e).__name__}: {e}")
@@ -60,8 +57,33 @@ def _resolve(handle: int, name: bytes, image: int) -> None:
             traceback.print_exc()
 
 
-resolve = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64)(_resolve)
+def _tell_writes(handle: int, name: bytes, image: int) -> None:
+    """Tell the device which pointers a kernel writes through, at its first launch."""
+    try:
+        found = ttir.written_arguments(_ttir(name, image))
+    except KeyError:  # It is no kernel of Triton's.
+        return
+    _device.simgpu_bind_writes(handle, (ctypes.c_int * len(found))(*found), len(found))
+
+
+def _ttir(name: bytes, image: int) -> str:
+    """The TTIR of a kernel; raises KeyError where there is none."""
+    if image not in _ttir_of_image:
+        for cubin in _cubins(name.decode()):
+            _note_cubin(cubin)
+    return _ttir_of_image[image]()
+
+
+_Resolver = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64)
+resolve = _Resolver(_resolve)
 """For the device."""
+_writes = _Resolver(_tell_writes)
+
+
+def tell_writes() -> None:
+    """Tell the device from here on what kernels write to, which compute nothing."""
+    hook_launchers()
+    _device.simgpu_values(_writes, None)
 
 
 def _build(text: str) -> tuple[int, list[int]]:

@@ -140,23 +140,6 @@ def test_a_session_is_used_once() -> None:
         pass
 
 
-def test_a_session_ends_once() -> None:
-    """A second end takes nothing from sessions that are open: their call log stays long."""
-    before = RUNTIME.calls.capacity
-    with memprof.profile(max_calls=before + 1) as outer:
-        inner = memprof.profile(max_calls=0)
-        inner.__exit__(None, None, None)  # before it began
-        with inner:
-            pass
-        first = inner.profile()
-        inner.__exit__(None, None, None)
-        assert inner.profile() is first
-        assert RUNTIME.calls.capacity == before + 1
-    outer.__exit__(None, None, None)
-    with memprof.profile(max_calls=before + 2):
-        assert RUNTIME.calls.capacity == before + 2
-
-
 def test_the_report_prints() -> None:
     _, compiled = _compiled()
     compiled(torch.ones(2, 8))
@@ -299,6 +282,23 @@ def test_the_call_log_is_short_again_after_the_last_session() -> None:
             pass
         assert RUNTIME.calls.capacity == before + 2
     assert RUNTIME.calls.capacity == before
+
+
+def test_a_session_ends_once(tmp_path: Path) -> None:
+    """Nor does one end that was not entered: each would end somebody else's."""
+    before, many = RUNTIME.calls.capacity, 300_000
+    with memprof.profile(max_calls=many) as outer:
+        with memprof.profile(tmp_path / "run.memprof", eager=True) as inner:
+            pass
+        ended = inner.profile()
+        inner.__exit__(None, None, None)
+        memprof.profile().__exit__(None, None, None)
+        assert inner.profile() is ended
+        assert RUNTIME.calls.capacity == many
+    assert RUNTIME.calls.capacity == before
+    outer.__exit__(None, None, None)
+    with memprof.profile(max_calls=many):
+        assert RUNTIME.calls.capacity == many
 
 
 def test_the_counter_counts() -> None:

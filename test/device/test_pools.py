@@ -72,3 +72,40 @@ assert "0/0 forward #" in text and f"{parts.reserved:,} B" in text, text
 @pytest.mark.parametrize("kind", ["memprof", "reduce-overhead", "graph"])
 def test_every_byte_of_a_devices_pools_has_the_name_of_its_graph(tmp_path: Path, kind: str) -> None:
     script(tmp_path / "program.py", _POOLS, kind)
+
+
+_GONE = """
+import gc, io, re
+import torch, memprof
+from torch import nn
+
+with memprof.profile() as session:
+    for i in range(3):
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).cuda()
+        compiled = torch.compile(model, backend="memprof")
+        for _ in range(4):
+            compiled(torch.ones(2048, 256, device="cuda")).sum().backward()
+            model.zero_grad()
+        del model, compiled
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+most = torch.cuda.max_memory_reserved()
+out = io.StringIO()
+session.report(file=out, full=True)
+figures = []
+for line in out.getvalue().splitlines():
+    if "outside" in line or "CUDA context" in line or "GPU" in line:
+        continue  # of the device, and not of the allocator
+    for number, unit in re.findall(r"(-?[0-9.]+) ([KMG]iB)", line):
+        figures.append((float(number) * 1024 ** ("KMG".index(unit[0]) + 1), line))
+assert len(figures) > 50
+wrong = [line for n, line in figures if not 0 <= n <= 1.005 * most]
+assert not wrong, (most, wrong)
+"""
+
+
+@simgpu
+def test_no_figure_is_more_than_was_reserved_though_pools_came_and_went(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _GONE)

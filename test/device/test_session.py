@@ -244,14 +244,38 @@ assert torch._C._cuda_isHistoryEnabled()
 (trace,) = torch.cuda.memory._snapshot()["device_traces"]
 assert [e["size"] for e in trace if e["action"] == "alloc"] == [MIB, 2 * MIB]
 
-# Or becomes so.
+# Or becomes so: from there on it has all that is asked for, during the session and after it.
 torch.cuda.memory._record_memory_history(None)
+entries = [f for name, f in vars(torch._C).items() if "_record_memory_history" in name]
+for begin in (
+    lambda: torch.cuda.memory._record_memory_history(),
+    lambda: torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=100),
+    lambda: torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=100),
+):
+    with memprof.profile(eager=True) as session:
+        mib(1)
+        begin()
+        mib(3)
+        nn.Linear(N, N, device="cuda")(torch.ones(8, N, device="cuda")).sum().backward()
+    mib(5)
+    assert session.profile().accounts == []
+    (why,) = refusals(session)
+    assert "begun or ended the allocator's history inside of the session" in why
+    assert torch._C._cuda_isHistoryEnabled()
+    (trace,) = torch.cuda.memory._snapshot()["device_traces"]
+    sizes = [e["size"] for e in trace if e["action"] == "alloc"]
+    assert sizes.count(3 * MIB) == 1 and sizes[-1] == 5 * MIB, sizes
+    torch.cuda.memory._record_memory_history(None, clear_history=True)
 with memprof.profile(eager=True) as session:
     torch.cuda.memory._record_memory_history(None)
-(why,) = refusals(session)
-assert "somebody else has ended the allocator's history" in why
+    mib(1)
+assert not torch._C._cuda_isHistoryEnabled()
+assert len(refusals(session)) == 1
+assert entries == [f for name, f in vars(torch._C).items() if "_record_memory_history" in name]
 """
-    assert "There is no account of the device's memory: somebody else has" in _run(program)
+    said = _run(program)
+    assert said.count("memprof follows the memory of this process no more") == 4
+    assert "There is no account of the device's memory: somebody else has" in said
 
 
 @simgpu
@@ -365,9 +389,7 @@ def at_a_bad_time():
     snapshot = taken()
     if not late:  # After the first drain, which begins the session: in no history at all.
         late.append(mib(6))
-        torch.cuda.memory._record_memory_history(
-            context="alloc", stacks="python", clear_history=True
-        )
+        watch.compat.record_history()
     return snapshot
 
 
@@ -472,3 +494,100 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
     undo = hooks.replace([owner], "function", lambda f: lambda: f())
     undo()
     assert owner.function is function
+
+
+@simgpu
+def test_the_logits_of_a_language_model_and_whose_the_rest_is(tmp_path: Path) -> None:
+    program = """
+import torch.nn.functional as F
+from memprof.profiler.advice import FindingKind, advise
+
+BATCH, SEQUENCE, VOCABULARY, WIDTH = 4, 256, 6144, 128
+ELEMENTS = BATCH * SEQUENCE * VOCABULARY
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def train():
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE), device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(tokens)
+            wide = logits.float()
+            loss = F.cross_entropy(wide.flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del logits, wide, loss
+    return sum(p.numel() for p in model.parameters())
+
+def counted():
+    stats = torch.cuda.memory_stats()
+    return stats["allocated_bytes.all.peak"], stats["allocation.all.allocated"]
+
+def once(**options):
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    with memprof.profile(**options) as session:
+        parameters = train()
+        counts = counted()
+    return session.profile(), parameters, counts
+
+once()  # What cuBLAS takes once.
+_, _, before = once()
+profile, parameters, after = once(eager=True)
+assert before == after  # Who is watched allocates what it does otherwise.
+(account,) = profile.accounts
+adds_up(account)
+
+# Logits in bfloat16, a copy in float32, and in the backward of the log-softmax its result and the
+# gradients of both.
+account.rows = [r for r in account.rows if r.purpose is not Purpose.WORKSPACE]
+assert {r.detail for r in account.rows} == {"", "logits, 4 x 256 x 6,144"}
+texts = "self.head(x)", "logits.float()", "F.cross_entropy", "loss.backward()"
+of = {text: lines(account, text) for text in texts}
+narrow = 2 * WIDTH * (VOCABULARY + BATCH * SEQUENCE)  # The product's operands in bfloat16.
+assert of["self.head(x)"] == 2 * ELEMENTS + narrow, of
+assert of["logits.float()"] == 4 * ELEMENTS, of
+assert 3 * 4 * ELEMENTS <= of["F.cross_entropy"] <= 3 * 4 * ELEMENTS + 8, of
+assert of["loss.backward()"] <= 1024, of
+found = next(f for f in advise(profile) if f.kind is FindingKind.LARGE_OUTPUT)
+total = (2 + 4 + 3 * 4) * ELEMENTS
+assert found.nbytes == total, found
+rest = total - 2 * ELEMENTS
+assert [w.nbytes for w in found.ways] == [total, total * 7 // 8, rest * 7 // 8], found.ways
+assert {e.node for e in found.evidence} >= {"NllLossBackward0", "LogSoftmaxBackward0"}
+
+# Parameters and AdamW's state are their modules', wherever they were asked for.
+for purpose, times in ((Purpose.PARAMETER, 1), (Purpose.OPTIMIZER_STATE, 2)):
+    rows = [r for r in account.rows if r.purpose is purpose]
+    numbers = 4 * times * parameters
+    assert numbers <= sum(r.nbytes for r in rows) <= numbers + 4096
+    assert {r.modules for r in rows} == {
+        "Model > Embedding", "Model > Linear", "Model > Block > Linear", "Model > Block > LayerNorm"
+    }, rows
+    head = sum(r.nbytes for r in rows if r.modules == "Model > Linear")
+    assert head - 4 * times * VOCABULARY * WIDTH in (0, 4)  # AdamW counts steps.
+"""
+    _script(tmp_path, program)

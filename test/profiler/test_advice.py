@@ -60,8 +60,10 @@ def test_the_gradient_of_a_large_output() -> None:
     # GIVEN an output, and so its gradient, twice as large as all that the forward keeps
     found = next(f for f in advise(with_tangent(40 * MIB)) if f.kind is FindingKind.LARGE_OUTPUT)
     assert found.nbytes == 40 * MIB
-    assert "an output of head" in found.title
-    assert "cross-entropy" in found.change
+    assert found.title == "logits of head, 8 x 1,280 x 1,024, and what the loss makes of them"
+    # Of one copy nothing goes if the loss alone is computed in pieces.
+    assert [way.nbytes for way in found.ways] == [40 * MIB, 35 * MIB]
+    assert "fused linear cross-entropy" in found.ways[0].change
     (evidence,) = found.evidence
     assert (evidence.node, evidence.module) == ("tangents_1", "head")
     assert evidence.frame is not None

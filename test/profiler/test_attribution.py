@@ -92,7 +92,8 @@ def with_tangent(nbytes: int) -> Profile:
     """A training whose backward begins with the gradient of the forward's output."""
     profile = training()
     forward, back = profile.graphs[:2]
-    value = replace(back.inputs[3], gradient_of=0)
+    shape = ("8", str(nbytes // 32 // 1024), "1024")
+    value = replace(back.inputs[3], gradient_of=0, shape=shape)
     profile.graphs[1] = replace(
         back,
         inputs=(*back.inputs[:3], value),

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from expecttest import TestCase
+from hypothesis import given
+from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, node, training
 from rendering import render_ledger, render_text, render_tracker_record
 
@@ -35,6 +37,7 @@ from memprof.profiler.report.format import (
 )
 from memprof.profiler.report.page import printable, style_of
 from memprof.profiler.report.summary import Summary
+from memprof.profiler.trees import graphed_functions, pool_bytes, pool_rest
 
 
 def troubled() -> Profile:
@@ -147,7 +150,7 @@ Ledger
   no fallbacks to plain Inductor
 
 What is not counted
-  Of 24.5 MiB that compiled code allocates in one call of each program, 98.0 % have an FX node and
+  Of the bytes that compiled code allocates in one call of each program, 98.0 % have an FX node and
   98.0 % a source line or module.
   Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
   gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
@@ -160,7 +163,7 @@ What is not counted
   unattributed at the peak by source line: 0 B (0.0 %)
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
-    512 KiB | the generated code's buffer has no provenance
+    2.0 % | the generated code's buffer has no provenance
 """,
         )
 
@@ -255,8 +258,8 @@ Ledger
     KeyError: 'buf7' [observe] | 0/0 backward
 
 What is not counted
-  Of 25,165,824 B that compiled code allocates in one call of each program, 100.0 % have an FX node
-  and 66.7 % a source line or module.
+  Of the bytes that compiled code allocates in one call of each program, 100.0 % have an FX node and
+  66.7 % a source line or module.
   Tensors that eager code makes or keeps outside compiled calls are never seen: an eager loss,
   gradients between a backward and an eager optimizer, outputs that the program keeps. What is live
   between calls is a lower bound.
@@ -270,7 +273,7 @@ What is not counted
     8,388,608 B | the FX node has no user source line
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
-    8,388,608 B | the FX node has no user source line
+    33.3 % | the FX node has no user source line
 """,
         )
 
@@ -314,17 +317,66 @@ The ledger is empty: nothing was compiled.
         )
 
 
-def test_a_pool_that_warm_ups_made_is_theirs() -> None:
-    def entry(kind: LedgerKind, reason: str, **detail: Any) -> LedgerEntry:
-        return LedgerEntry(0, kind, None, reason, 1, TreeDetail("cuda:0", "0/0 forward", **detail))
+def _entry(kind: LedgerKind, reason: str, function: str = "0/0 forward", **d: Any) -> LedgerEntry:
+    return LedgerEntry(0, kind, None, reason, 1, TreeDetail("cuda:0", function, **d))
 
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from("abc"), st.booleans()),
+        max_size=20,
+    )
+)
+def test_functions_never_have_more_of_a_pool_than_there_was(
+    steps: list[tuple[int, int, str, bool]],
+) -> None:
+    """A pool loses some and grows some at each step, or is gone and another one begins."""
+    pool = largest = 0
+    ledger = []
+    for loses, grows, function, gone in steps:
+        before = 0 if gone else max(0, pool - loses)
+        pool = before + grows
+        largest = max(largest, pool)
+        ledger.append(_entry(LedgerKind.WARM_UP, "", function, pool_before=before, pool_after=pool))
+    of = {f.function: f.marginal_bytes for f in graphed_functions(ledger)}
+    assert all(n >= 0 for n in of.values())
+    assert pool_rest(graphed_functions(ledger), pool_bytes(ledger)) == (
+        {"cuda:0": largest - sum(of.values())} if ledger else {}
+    )
+    assert sum(of.values()) <= largest
+    if not any(loses for loses, *_ in steps):  # Nothing but whole pools went: all of it is known.
+        assert sum(of.values()) == largest
+
+
+def test_pools_of_models_that_are_gone_are_not_added_up() -> None:
+    """Five models, one after the other, each with 34 MiB of which the backward has 4."""
+    mib = 2**20
+    ledger = []
+    for model in range(5):
+        grown = ((f"{model}/0 forward", 0, 30), (f"{model}/0 backward", 30, 34))
+        for function, before, after in grown:
+            sizes = {"pool_before": before * mib, "pool_after": after * mib}
+            ledger.append(_entry(LedgerKind.WARM_UP, "first run", function, **sizes))
+            sizes["pool_before"] = after * mib
+            ledger.append(_entry(LedgerKind.RECORD, "first recording", function, **sizes))
+    summary = summarize(Profile(ledger=ledger))
+    of = {f.function: f.marginal_bytes for f in summary.trees if f.marginal_bytes}
+    assert of == {"0/0 forward": 30 * mib, "0/0 backward": 4 * mib}
+    assert summary.pools == {"cuda:0": 34 * mib}
+
+
+def test_a_pool_that_warm_ups_made_is_theirs() -> None:
+    entry = _entry
     # GIVEN recordings that find all they need in what the warm-up of their sizes left
     mib = 2**20
+    after = 36 * mib
     profile = Profile(
         ledger=[
             entry(LedgerKind.WARM_UP, "first run", key=(8,), pool_before=0, pool_after=34 * mib),
             entry(LedgerKind.RECORD, "first recording", key=(8,), pool_after=34 * mib),
-            entry(LedgerKind.RECORD, "first recording", key=(9,), marginal=2 * mib),
+            entry(
+                LedgerKind.RECORD, "first recording", key=(9,), marginal=2 * mib, pool_after=after
+            ),
             entry(LedgerKind.REPLAY, "replayed", key=(9,), marginal=2 * mib),
         ]
     )
@@ -463,7 +515,8 @@ def test_reasons_there_is_no_room_for_are_added_up() -> None:
     text = render_text(summarize(profile), Style(top=1))
     # THEN what is cut is said, so that everything adds up
     assert "1.00 MiB · line 10 of the generated code computes no known buffer" in text
-    assert text.count("5.00 MiB · 5 more reasons") == 4  # nodes, modules, lines, and all programs
+    assert text.count("5.00 MiB · 5 more reasons") == 3  # nodes, modules and lines
+    assert "83.3 % · 5 more reasons" in text  # of all programs
     assert "3 calls · 0/0 backward · " in text
     assert "3 calls · 1 more graphs" in text
     assert "4 times · 4 more reasons: memprof ledger FILE" in text
@@ -627,7 +680,7 @@ def test_forwards_without_a_backward_are_said() -> None:
     profile = training()
     profile.calls = calls((0, 0), (0, 0), (0, 0), (1, 0))
     text = " ".join(render_text(summarize(profile)).split())
-    assert "2 of 3 calls of 0/0 forward had no backward: what they saved, 9.00 MiB each" in text
+    assert "2 of 3 calls of 0/0 forward had no backward: what each saved, 9.00 MiB" in text
     assert "had no backward" not in render_text(summarize(training()))
 
 

@@ -201,7 +201,9 @@ def test_columns_keep_the_highest_and_the_lowest(page: Page, report: Path) -> No
                     }
                   }
                 }
-                out.push([mode, a, b, width, [...c.high], high, [...c.low], low]);
+                const sums = (of) => of[0].map((_, i) => of.reduce((n, v) => n + v[i], 0));
+                const stacks = [[...sums(c.categories)], [...sums(c.floor)]];
+                out.push([mode, a, b, width, [...c.high], high, [...c.low], low, stacks]);
               }
             }
           }
@@ -209,9 +211,67 @@ def test_columns_keep_the_highest_and_the_lowest(page: Page, report: Path) -> No
         }"""
     )
     assert len(found) == 24
-    for mode, a, b, width, high, want_high, low, want_low in found:
+    for mode, a, b, width, high, want_high, low, want_low, stacks in found:
         assert high == want_high, (mode, a, b, width)
         assert low == want_low, (mode, a, b, width)
+        assert stacks == [high, low], (mode, a, b, width)
+
+
+COLORS_ALONG = """(share) => {
+  const c = document.querySelector(".timeline-plot canvas");
+  const { left, right, top, bottom } = { left: 72, right: 16, top: 22, bottom: 24 };
+  const y = Math.round(top + (c.height - top - bottom) * (1 - share));
+  const row = c.getContext("2d").getImageData(left, y, c.width - left - right, 1).data;
+  const pixels = [];
+  for (let i = 0; i < row.length; i += 4) pixels.push(row.slice(i, i + 3).join());
+  return pixels.filter((p, i) => p !== pixels[i - 1]);
+}"""
+"""Colours of the timeline from left to right, each once where it stays the same, at a part of the
+height of the plot."""
+
+
+def test_many_calls_are_a_band_between_the_lowest_and_the_highest(
+    page: Page, tmp_path: Path
+) -> None:
+    """Three calls a step, 203 steps: 609 calls in some 1,150 pixels. From the second step on there
+    are 10 MiB at the least and 26 at the most, of the 30 that the axis goes to."""
+    write_report(training(203), tmp_path / "p.html")
+    show(page, tmp_path / "p.html")
+    assert page.get_by_title("every call equally wide").get_attribute("aria-pressed") == "true"
+    for axis in ("every call equally wide", "by the clock"):
+        page.get_by_title(axis).click()
+        page.evaluate(FRAME)
+        full, pale, nothing = (page.evaluate(COLORS_ALONG, n / 30) for n in (8, 14, 28))
+        # THEN no stripes: the first step differs from all others, which are alike.
+        assert max(map(len, (full, pale, nothing))) <= 6, (axis, full, pale, nothing)
+        drawn = [found[-1] for found in (full, pale, nothing)]
+        assert drawn[0] == "136,204,238"  # optimizer state, as it is
+        assert len(set(drawn)) == 3
+    # AND what stands still is as it was, each call in its own place
+    page.get_by_role("button", name="± 5 calls").click()
+    page.evaluate(FRAME)
+    assert len(page.evaluate(COLORS_ALONG, 14 / 30)) > 10
+
+
+def test_a_screenshot_that_waits_for_no_frame_has_every_picture(page: Page, tmp_path: Path) -> None:
+    # GIVEN a browser in which nothing is ever drawn later, as `chromium --headless --screenshot`
+    page.add_init_script(
+        "window.requestAnimationFrame = () => 0;"
+        "window.IntersectionObserver = class { observe() {} };"
+        "window.ResizeObserver = class { observe() {} };"
+    )
+    write_report(training(), tmp_path / "p.html")
+    open_file(page, tmp_path / "p.html")
+    page.wait_for_function("document.documentElement.dataset.ready")
+    # THEN no canvas is blank
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll("canvas")].map((c) => {
+          const { data } = c.getContext("2d").getImageData(0, 0, c.width, c.height);
+          return new Set(new Uint32Array(data.buffer)).size;
+        })"""
+    )
+    assert len(drawn) == 4
+    assert min(drawn) > 20
 
 
 def test_numbers_read_as_at_the_terminal(page: Page, report: Path) -> None:

@@ -106,7 +106,7 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:
-        yield about.advice(summary, format_bytes)
+        yield about.advice(summary.advice, format_bytes)
     yield from live.of_instant(profile)
     yield _operations(profile)
     saved, graphs, not_counted = of_device(summary, format_bytes)

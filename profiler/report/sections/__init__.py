@@ -31,7 +31,7 @@ def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
     if profile.graphs or profile.dataflow or not others:
         yield from of_report(s, show)
     elif s.advice:
-        yield about.advice(s, show)
+        yield about.advice(s.advice, show)
     if profile.tracker is not None:
         yield from tracker.of_tracker(profile.tracker, show, snapshots)
     yield about.words()
@@ -43,7 +43,7 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
     breakdowns = list(live.peak_breakdowns(s, show))
     yield from breakdowns[:1]
     if s.peak is not None or s.advice:
-        yield about.advice(s, show)
+        yield about.advice(s.advice, show)
     yield from breakdowns[1:]
     *by_device, missing = of_device(s, show)
     if s.graphs:

@@ -200,8 +200,8 @@ _SEEN = {
 }
 
 
-def advice(s: Summary, show: Show) -> Section:
-    parts = tuple(_finding(n, f, show) for n, f in enumerate(s.advice, 1))
+def advice(found: Sequence[Finding], show: Show) -> Section:
+    parts = tuple(_finding(n, f, show) for n, f in enumerate(found, 1))
     none = Note("Nothing was found that would save 2 % of the peak or of a pool.")
     return Section("advice", "What to change", () if parts else (none,), parts=parts)
 
@@ -221,7 +221,8 @@ def _finding(number: int, f: Finding, show: Show) -> Section:
     title = f"{number}. up to {show(f.nbytes)} {f.whose}: {f.title}"
     further = number > _SHORT
     name = "further findings" if further else "evidence of findings"
-    return Section("", title, (Note(f.change),), (table,), detail=further, name=name)
+    ways = Table(_REASON, [(r.nbytes, r.change) for r in f.ways], lines=True, least=EVERY)
+    return Section("", title, (Note(f.change),), (ways, table), detail=further, name=name)
 
 
 def not_counted(s: Summary, show: Show) -> Section:
@@ -231,7 +232,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     notes, special = [], []
     if c.allocated:
         notes.append(
-            f"Of {show(c.allocated)} that compiled code allocates in one call of each program, "
+            "Of the bytes that compiled code allocates in one call of each program, "
             f"{format_share(c.to_node, c.allocated)} have an FX node and "
             f"{format_share(c.to_source, c.allocated)} a source line or module."
         )
@@ -244,7 +245,7 @@ def not_counted(s: Summary, show: Show) -> Section:
     ]
     if s.kept_bytes:
         special.append(
-            f"{show(s.kept_bytes)} that libraries allocated in observed calls and kept "
+            f"Up to {show(s.kept_bytes)} that libraries allocated in an observed call and kept "
             "(workspaces, packed weights) are not counted."
         )
     if s.without_scratch:
@@ -254,17 +255,19 @@ def not_counted(s: Summary, show: Show) -> Section:
             "when they were observed."
         )
 
-    reasons = partial(Table, _REASON, lines=True, rest="more reasons")
+    reasons = partial(Table, lines=True, rest="more reasons")
     tables = []
     for view, b in s.views.items():
         left = f"{show(b.unattributed)} ({format_share(b.unattributed, b.total)})"
         caption = f"unattributed at the peak by {VIEWS[view][0].title}: {left}"
         rows = [(r.nbytes, r.key) for r in b.remainder]
-        tables.append(reasons(rows, caption=caption, only="text", detail=not b.unattributed))
+        detail = not b.unattributed
+        tables.append(reasons(_REASON, rows, caption=caption, only="text", detail=detail))
     if c.missing:
         caption = "of what is allocated, without an FX node or a source line:"
         rows = [(n, reason) for reason, n in c.missing.items()]
-        tables.append(reasons(rows, caption=caption, detail=True))
+        of_all = replace(col.share(c.allocated), title="")
+        tables.append(reasons((of_all, col.TEXT), rows, caption=caption, detail=True))
     said = (
         *(Note(n, detail=True) for n in notes),
         *(Note(n, detail=counted) for n in special),

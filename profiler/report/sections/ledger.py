@@ -95,7 +95,7 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
         col.Code("recording"),
         *col.alike(col.Text, "device", "sizes", "what happened", below=True),
         col.Count("replays", adds=True),
-        col.Bytes("pool", help="By how much recording it made its pool grow", adds=True),
+        col.Bytes("pool", help="By how much recording it made its pool grow"),
         col.Ns("recording took", adds=True),
     )
     rows, depths = [], []

@@ -14,5 +14,6 @@ from __future__ import annotations
 
 from .kernel import to_c
 from .types import UnsupportedError
+from .writes import written_arguments
 
-__all__ = ["UnsupportedError", "to_c"]
+__all__ = ["UnsupportedError", "to_c", "written_arguments"]

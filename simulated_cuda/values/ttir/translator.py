@@ -10,7 +10,7 @@ from .emitter import Emitter
 from .types import IDENTIFIER, UnsupportedError, split_type
 from .view import View
 
-__all__ = ["Handler", "Operation", "Region", "Translator", "matched"]
+__all__ = ["Handler", "Operation", "Region", "Translator", "lines_of", "matched"]
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _LOCATION = re.compile(
@@ -61,9 +61,7 @@ class Translator(Emitter):
         super().__init__()
         self._handler_of = handler_of
         self._regions = regions
-        lines = (line.strip() for line in _LOCATION.sub("", text).splitlines())
-        skipped = ("#", "module", "//")
-        self.lines = [line for line in lines if line and not line.startswith(skipped)]
+        self.lines = lines_of(text)
         self.position = 0
         self.closing_line = ""
         """With which the last block ended: ``}``, ``} else {`` or ``} do {``."""
@@ -113,6 +111,12 @@ class Translator(Emitter):
             self.values[name] = views[0]
         for i, view in enumerate(views):
             self.values[f"{name}#{i}"] = view
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of TTIR that do something, without where they are from."""
+    lines = (line.strip() for line in _LOCATION.sub("", text).splitlines())
+    return [line for line in lines if line and not line.startswith(("#", "module", "//"))]
 
 
 def matched(pattern: str, text: str) -> re.Match[str]:

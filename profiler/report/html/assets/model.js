@@ -263,13 +263,23 @@ class Axis {
   }
 }
 
+/** How many pixels a column of a window is wide: where calls have no room of their own, so many that
+ * some calls stand together, for columns of a part of a step each would be stripes. */
+function columnWidth(axis, { from, to, width }) {
+  const [first] = axis.find(from);
+  const [last] = axis.find(to);
+  const each = width / (last - first + 1);
+  return each < ROOM ? Math.max(3, Math.ceil(ROOM * each)) : 1;
+}
+
 /** Of the window [from, to) in `count` columns the highest and lowest total of each, which call and
- * position the highest is, and bytes by category there. */
+ * position the highest is, and bytes by category there; `floor` has those of the lowest. */
 function pixelColumns(model, axis, from, to, count) {
   const high = new Float64Array(count).fill(-1);
   const low = new Float64Array(count).fill(Infinity);
   const call = new Int32Array(count);
   const position = new Int32Array(count);
+  const lowest = Array(count).fill(null);
   const scale = count / (to - from || 1);
   const clamp = (c) => Math.max(0, Math.min(count - 1, c));
   const span = (a, b, bytes, k, p) => {
@@ -279,27 +289,32 @@ function pixelColumns(model, axis, from, to, count) {
     const last = Math.max(first, clamp(Math.ceil((b - from) * scale - ROUNDING) - 1));
     for (let c = first; c <= last; c++) {
       if (bytes > high[c]) [high[c], call[c], position[c]] = [bytes, k, p];
-      low[c] = Math.min(low[c], bytes);
+      if (bytes < low[c]) [low[c], lowest[c]] = [bytes, [k, p]];
     }
   };
   const [first] = model.length ? axis.find(from) : [0];
   for (let k = first; k < model.length && axis.starts[k] <= to; k++) {
-    const { totals, highest, lowest, beside, left } = model.extent(k);
+    const { totals, highest, lowest: least, beside, left } = model.extent(k);
     const a = axis.starts[k];
     const b = axis.ends[k];
     const at = (p) => a + ((b - a) * p) / totals.length;
     const column = Math.floor((a - from) * scale);
     const inOne = a >= from && b < to && column === Math.floor((b - from) * scale);
-    for (const p of inOne ? [highest, lowest] : totals.keys()) {
+    for (const p of inOne ? [highest, least] : totals.keys()) {
       span(at(p), at(p + 1), beside.total + totals[p], k, p);
     }
     if (axis.starts[k + 1] > b) span(b, axis.starts[k + 1], left.total, k, totals.length);
   }
-  const categories = STACK.map(() => new Float64Array(count));
-  for (let c = 0; c < count; c++) {
-    if (high[c] < 0) continue;
-    const row = model.categoryBytes(call[c], position[c]);
-    categories.forEach((values, i) => (values[c] = row[i]));
-  }
-  return { high, low, call, position, categories };
+  const stack = (at) => {
+    const categories = STACK.map(() => new Float64Array(count));
+    for (let c = 0; c < count; c++) {
+      if (high[c] < 0) continue;
+      const row = model.categoryBytes(...at(c));
+      categories.forEach((values, i) => (values[c] = row[i]));
+    }
+    return categories;
+  };
+  const categories = stack((c) => [call[c], position[c]]);
+  const floor = stack((c) => lowest[c]);
+  return { high, low: low.map((v, c) => Math.min(v, high[c])), call, position, categories, floor };
 }

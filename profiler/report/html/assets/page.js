@@ -278,12 +278,16 @@ async function readPayload() {
   return new Response(stream).json();
 }
 
+/** Draws what is not to wait for a frame in which it is seen, for a screenshot waits for none. */
+const firstDrawings = [];
+
 /** Draws the payload. Then `data-ready` of the document has the milliseconds since it began to load. */
 async function start(draw) {
   try {
     setTheme(stored((storage) => storage.getItem(THEME)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
     draw(await readPayload());
+    for (const show of firstDrawings) show();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
     const box = document.getElementById("page-error");

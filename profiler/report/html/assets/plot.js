@@ -42,12 +42,13 @@ function begin(node, width, height) {
 }
 
 /**
- * Draws a picture when its box or the theme changes, and when what it returns is called: once a
- * frame at most, and only where it can be seen.
+ * Draws a picture once the page stands, when its box or the theme changes, and when what it returns
+ * is called: then once a frame at most, and only where it can be seen.
  */
 function drawn(box, draw) {
   let seen = false;
   const refresh = oncePerFrame(() => seen && box.clientWidth && draw());
+  firstDrawings.push(() => box.clientWidth && draw());
   const look = (entries) => {
     seen = entries.at(-1).isIntersecting;
     refresh();

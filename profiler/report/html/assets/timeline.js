@@ -1,6 +1,8 @@
 // Memory over time: stacked by category, with the choice of an instant on it; and curves.
 
 const PLOT = { left: 70, right: 14, top: 22, bottom: 24 };
+/** Pixels of a call below which it cannot be told from the next, and calls that stand together then. */
+const ROOM = 4;
 const LINES = ["accent", "cat-temporary", "cat-gradient", "cat-output", "cat-activation"];
 
 /** What these margins leave of a box of the page, in whole pixels. */
@@ -12,8 +14,10 @@ function inside({ clientWidth, clientHeight }) {
 /** Memory of the device of a `state` (report.js) by category, and the choice of its instant. */
 function timeline(state, root) {
   let axis = null;
-  // Where compiling took most of the time, the clock would show little else.
-  let mode = busyShare(state.model) < 0.3 ? "calls" : "time";
+  // Where compiling took most of the time, the clock would show little else; where calls are many,
+  // it makes stripes of them, of which none can be told from the next.
+  const narrow = state.model.length * ROOM > innerWidth;
+  let mode = narrow || busyShare(state.model) < 0.3 ? "calls" : "time";
   let shown = null;
   const view = new View(1, () => refresh());
   const whole = overview(view);
@@ -61,7 +65,8 @@ function timeline(state, root) {
       "timeline-help",
       "Click an instant, or use [←] [→] for the next one, [Shift] with them for the next call, " +
         "[Home] [End] for the first and last, [P] for the peak. Drag to pan, [Ctrl] and the wheel " +
-        "to zoom. The stack is the highest instant of each pixel, the thin line the lowest. " +
+        "to zoom. Where instants are too narrow to be told apart, the pale colours go up to the highest " +
+        "of some, the full ones to the lowest. " +
         "Within a call, instants are evenly spread; calls that ran side by side follow each other.",
     ),
   );
@@ -83,7 +88,8 @@ function timeline(state, root) {
     const box = inside(plot);
     const { width } = box;
     view.width = width;
-    shown = pixelColumns(state.model, axis, view.from, view.to, width);
+    const columns = Math.max(1, Math.floor(width / columnWidth(axis, view)));
+    shown = pixelColumns(state.model, axis, view.from, view.to, columns);
     const c = begin(picture, plot.clientWidth, plot.clientHeight);
     const most = Math.max(...shown.high);
     const y = byteAxis(c, box, most);
@@ -91,13 +97,18 @@ function timeline(state, root) {
       if (mode === "time") return tick(x, span);
       return x < state.model.length && Number.isInteger(x) ? `call ${count(x + 1)}` : "";
     });
-    const edges = Float64Array.from({ length: width + 1 }, (_, i) => PLOT.left + i);
-    const layers = STACK.map((name, i) => [categoryColor(name), shown.categories[i]]);
-    drawStack(c, edges, layers, y);
+    const edge = (_, i) => PLOT.left + (i * width) / columns;
+    const edges = Float64Array.from({ length: columns + 1 }, edge);
+    const layers = (values) => STACK.map((name, i) => [categoryColor(name), values[i]]);
+    // What comes and goes within a column is a band, pale, above what stays.
+    c.globalAlpha = 0.4;
+    drawStack(c, edges, layers(shown.categories), y);
+    c.globalAlpha = 1;
+    drawStack(c, edges, layers(shown.floor), y);
     if (shown.low.some((v, i) => v < shown.high[i])) {
-      c.globalAlpha = 0.5;
-      const low = shown.low.map((v, i) => Math.min(v, shown.high[i]));
-      drawLine(c, edges, low, y, color("--text"), 1);
+      c.globalAlpha = 0.6;
+      for (const line of [shown.low, shown.high]) drawLine(c, edges, line, y, color("--text"), 1);
+      c.globalAlpha = 1;
     }
     whole.draw();
     mark();

@@ -1,0 +1,149 @@
+"""The logits of a language model, of which a loss makes several copies.
+
+Note [What are logits]
+~~~~~~~~~~~~~~~~~~~~~~
+In compiled code what the last matrix product before a log-softmax makes; where the loss is not
+compiled, an output whose gradient is more than twice as large as whatever the forward keeps. With
+them counts what is live at the peak, is no parameter's, comes after them in the forward, and has
+their last dimension, the vocabulary: a copy in another type, the log-probabilities, the gradients
+of all of these. Of eager code the account of a device knows them: Note [The forward of an
+operation] in ``profiler/device/operations.py``.
+
+Without the whole of them another instant may be the fullest, so bytes are bounds. The loss alone in
+chunks leaves at least the smallest of the copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..attribution import Attribution, Site
+from ..live import LiveItem
+from ..model import LOGITS, Category, DeviceAccount, GraphKind, GraphRecord, Relief, Role
+from ..timeline import Timeline
+from . import finding
+from .cheapness import cheapness
+from .finding import Evidence, Finding, FindingKind, at_peak
+from .recomputed_peak import Made, made
+
+CHUNKS = 8
+"""Into which ``memprof advise`` cuts the rows of a loss."""
+
+_NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE})
+
+
+class _Head(NamedTuple):
+    """What makes logits: its graph, its module, the vocabulary, and its place in the forward."""
+
+    graph: GraphRecord
+    module: str | None
+    vocabulary: str
+    sequence: int
+
+
+def of_accounts(accounts: Sequence[DeviceAccount]) -> Iterator[Finding]:
+    """Logits at the peaks of devices that somebody watched."""
+    for a in accounts:
+        details = dict.fromkeys(r.detail for r in a.rows if r.detail.startswith(LOGITS))
+        for detail in details:
+            rows = [r for r in a.rows if r.detail == detail]
+            evidence = [
+                Evidence(
+                    r.purpose.label, r.nbytes, r.count, None, r.nodes, r.modules or None, r.frame
+                )
+                for r in rows
+            ]
+            least = min(r.nbytes // r.count for r in rows)
+            yield from _finding(detail, evidence, least, a.reserved, f"at the peak of {a.device}")
+
+
+def of_compiled(
+    timeline: Timeline, attribution: Attribution
+) -> Iterator[tuple[Finding, set[Made]]]:
+    """Logits at the peak of compiled code, with who made them."""
+    live, at = list(at_peak(timeline, attribution)), timeline.peak()
+    graphs = {g.id: g for g in timeline.profile.graphs}
+    for head in {h.vocabulary: h for h in _heads(graphs, live)}.values():
+        members = [(i, s) for i, s in live if _is_of(head, graphs.get(i.graph), i, s)]
+        if at is None or not members:
+            continue
+        shapes = [_shape(graphs[i.graph], i) for i, _ in members]
+        # Rows may be those of an input: a batch of sequences.
+        batches = (v.shape for v in head.graph.inputs if v.role is Role.USER_INPUT)
+        shapes += [(*shape, head.vocabulary) for shape in batches]
+        known = [tuple(map(int, shape)) for shape in shapes if all(n.isdigit() for n in shape)]
+        most = math.prod(known[0]) if known else 0
+        shape = max((s for s in known if math.prod(s) == most), key=len, default=())
+        evidence = [
+            Evidence.at(s, attribution.label(s.graph), s.op or s.category.label, i.nbytes, i.count)
+            for i, s in members
+        ]
+        name = "the root module" if not head.module else head.module
+        words = f"{LOGITS} of {name}, {' x '.join(f'{n:,}' for n in shape) or head.vocabulary}"
+        least = min(i.storage.nbytes for i, _ in members)
+        for found in _finding(words, evidence, least, at.nbytes, "at the peak"):
+            yield found, {made(i) for i, _ in members}
+
+
+def _heads(
+    graphs: dict[int, GraphRecord], live: Sequence[tuple[LiveItem, Site]]
+) -> Iterator[_Head]:
+    for graph in graphs.values():
+        product = None
+        for node in graph.nodes.values() if graph.kind is not GraphKind.BACKWARD else ():
+            if (node.original_aten or "").startswith("aten._log_softmax.") and product is not None:
+                shapes = [b.shape for b in graph.buffers.values() if b.primary == product.name]
+                for *_, vocabulary in filter(None, shapes):
+                    yield _Head(graph, product.module_path, vocabulary, product.seq_nr or 0)
+                break
+            product = node if cheapness(node.target) == 0.2 else product
+    kept = max((i.storage.nbytes for i, s in live if s.category is Category.ACTIVATION), default=0)
+    for item, site in live:
+        of = graphs.get(item.graph)
+        shape = _shape(of, item)
+        large = item.storage.nbytes > 2 * kept and site.category is Category.AUTOGRAD_DETAIL
+        if of is not None and shape and large and site.frame is not None:
+            yield _Head(of, site.module, shape[-1], 0)
+
+
+def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
+    node = graph.nodes.get(site.node or "") if graph is not None else None
+    later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
+    shape = _shape(graph, item)
+    return site.category not in _NOT and later and len(shape) > 1 and shape[-1] == head.vocabulary
+
+
+def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[str, ...]:
+    """As the graph has it that explains an item; empty where it does not say."""
+    buffer = graph.buffers.get(item.owner or "") if graph is not None else None
+    if graph is None or buffer is not None:
+        return buffer.shape if buffer is not None else ()
+    return next((graph.inputs[i].shape for i in item.storage.inputs[:1]), ())
+
+
+def _finding(
+    name: str, evidence: list[Evidence], least: int, peak: int, whose: str
+) -> Iterator[Finding]:
+    """The finding about logits that are worth one; ``least`` are bytes of the smallest copy."""
+    nbytes = sum(e.nbytes for e in evidence)
+    if nbytes < max(finding.MIN_BYTES, finding.MIN_OUTPUT_SHARE * peak):
+        return
+    rows = f"in {CHUNKS} chunks of rows, each under torch.utils.checkpoint"
+    ways = (
+        (nbytes, "a fused linear cross-entropy, as Liger-Kernel has one"),
+        (nbytes - nbytes // CHUNKS, f"the last matrix product and the loss {rows}"),
+        (nbytes - least - (nbytes - least) // CHUNKS, f"the loss alone {rows}"),
+    )
+    yield Finding(
+        FindingKind.LARGE_OUTPUT,
+        f"{name}, and what the loss makes of them",
+        nbytes,
+        whose,
+        "compute the loss without ever having all of them; where code is compiled it needs the "
+        "last matrix product and the loss in it. At most, that saves",
+        tuple(sorted(evidence, key=lambda e: -e.nbytes)),
+        "chunked-loss",
+        tuple(Relief(saved, way) for saved, way in ways if saved),
+    )

@@ -1,0 +1,126 @@
+"""Small messages between stages of a pipeline of which one is simulated: sizes from arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memprof.simulate.command_line import BadInput
+from memprof.simulate.pretend import parse_pretence
+
+from .test_simulate import simulate
+
+STAGES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+device = torch.device("cuda", rank)
+DTYPES = [torch.float32, torch.bfloat16, torch.bool]
+first, second = (torch.empty(n, dtype=torch.long, device=device) for n in (2, 64))
+
+
+def send(tensor, to):
+    # As nanotron does it: how many dimensions and which type, then the sizes, then the tensor.
+    first.copy_(torch.tensor([tensor.dim(), DTYPES.index(tensor.dtype)]))
+    dist.send(first, to)
+    assert tensor.dim() == first[0]
+    second[: tensor.dim()].copy_(torch.tensor(tensor.shape))
+    dist.send(second[: tensor.dim()], to)
+    dist.send(tensor.contiguous(), to)
+
+
+def receive(source):
+    dist.recv(first, source)
+    dims, dtype = first
+    assert dims > 0, "nobody said of how many dimensions"
+    dist.recv(second[:dims], source)
+    tensor = torch.empty(tuple(second[:dims]), dtype=DTYPES[dtype], device=device)
+    dist.recv(tensor, source)
+    return tensor
+
+
+weight = torch.nn.Parameter(torch.empty(1024, 1024, device=device))
+optimizer = torch.optim.SGD([weight], 0.1)
+step = 0
+while True:
+    # Of each step two microbatches, all of another length, each with a mask that has no gradient.
+    held = []
+    for rows in (256 + step, 512 + step):
+        if rank == 0:
+            x = torch.randn(rows, 1024, device=device)
+            held.append(x @ weight)
+            send(held[-1].detach(), 1)
+            send(torch.ones(rows, dtype=torch.bool, device=device), 1)
+        else:
+            x, mask = receive(0).requires_grad_(), receive(0)
+            assert x.shape == (rows, 1024) and x.dtype == torch.float32
+            assert mask.shape == (rows,) and mask.dtype == torch.bool
+            (x @ weight).sum().backward()
+            send(x.grad, 0)
+    for output in held:
+        grad = receive(1)
+        assert grad.shape == output.shape and grad.dtype == output.dtype
+        output.backward(grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+"""
+
+
+def notes(result: dict[str, Any], rank: int) -> list[str]:
+    found: list[str] = result["ranks"][rank]["notes"]
+    return found
+
+
+@pytest.mark.simgpu
+def test_stages_answer_one_another(tmp_path: Path) -> None:
+    # WHEN the first stage is simulated, and then the last
+    status, result, errors = simulate(tmp_path, STAGES, "--world-size=2", "--ranks=0,1")
+    assert status == 0, errors
+    # THEN the first got gradients of the sizes of its outputs, which its notes say
+    assert len(notes(result, 0)) == 2
+    assert all(
+        "from rank 1" in n and "taken to be what this rank has sent" in n for n in notes(result, 0)
+    )
+    # AND the last was told by the first
+    assert notes(result, 1) == []
+    assert [rank["accounts"][0]["steps"] for rank in result["ranks"]] == [3, 3]
+
+
+@pytest.mark.simgpu
+def test_what_nobody_answers_is_named(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, STAGES, "--world-size=2", "--ranks=1")
+    assert status == 3
+    assert "nobody said of how many dimensions" in errors
+    line = 1 + STAGES.splitlines().index("    dist.recv(first, source)")
+    said, hangs, *_ = notes(result, 0)
+    assert said.startswith(f"numbers from rank 0 in script.py:{line} are not known and read as 0")
+    assert "--ranks 0," in said
+    assert f"--pretend script.py:{line + 2}=true" in hangs
+
+
+@pytest.mark.simgpu
+def test_values_that_come_again_and_again(tmp_path: Path) -> None:
+    source = """
+import torch
+x = torch.rand(4, device="cuda")
+assert [(x > 0).sum().item() for _ in range(7)] == [1, 3, 6, 3, 6, 3, 6]
+"""
+    status, _, errors = simulate(tmp_path, source, "--pretend=script.py:4=1,(3,6)*")
+    assert status == 0, errors
+
+
+def test_a_cycle_of_values() -> None:
+    parsed = parse_pretence("p2p.py:277=(3, 6)*")
+    assert [parsed.value(i) for i in range(5)] == [3, 6, 3, 6, 3]
+    parsed = parse_pretence("p2p.py:277=1,2,(true,0.5)*")
+    assert [parsed.value(i) for i in range(6)] == [1, 2, True, 0.5, True, 0.5]
+    assert [parse_pretence("a.py:1=1,2").value(i) for i in range(4)] == [1, 2, 2, 2]
+    for text in ("a.py:1=", "a.py:1=(1,2)", "a.py:1=()*", "a.py:1=(1,)*", "a.py:1=(1)*,2"):
+        with pytest.raises(BadInput, match=r"VALUE|is no value"):
+            parse_pretence(text)

@@ -13,7 +13,7 @@ from .compile_backend.environment import process
 from .compile_backend.held_forwards import held_forwards, may_wait
 from .compile_backend.runtime import RUNTIME, Session
 from .eager import EagerMemory, write_to
-from .profiler.device.present import present_accounts
+from .profiler.device.present import optimizer_state, present_accounts
 from .profiler.errors import ProfileError
 from .profiler.file import check_name, read_profile, write_profile
 from .profiler.model import DataFlowColumns, DeviceAccount, Growth, LedgerKind, Process, Profile
@@ -87,6 +87,7 @@ class ProfilingSession(Views):
         self._on_oom = on_oom
         self._growth: list[Growth] = []
         self._accounts: list[DeviceAccount] = []
+        self._state: dict[str, int] = {}
         self._stop_reports: Callable[[], None] = lambda: None
         self._open = False
 
@@ -132,6 +133,7 @@ class ProfilingSession(Views):
             held = _unless_it_fails(self._held, _NO_GROWTH) or []
             self._growth = [*self._eager.growth, *held]
             self._accounts = self._eager.accounts if self._all else _accounts_now()
+            self._state = _unless_it_fails(optimizer_state, _NO_STATE) or {}
             if self._streamer is not None:
                 self._streamer.finish(self._join)
             if self._streamer is None or self._streamer.failed:
@@ -249,6 +251,7 @@ class ProfilingSession(Views):
         profile.graph_pools = self._eager.graph_pools
         profile.accounts = self._accounts
         profile.growth = self._growth
+        profile.optimizer_state = self._state
         return profile
 
 
@@ -316,6 +319,7 @@ def current_profile() -> Profile:
     _join_tracker(found, threads)
     found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH) or []
     found.accounts = _accounts_now()
+    found.optimizer_state = _unless_it_fails(optimizer_state, _NO_STATE) or {}
     return found
 
 
@@ -324,6 +328,7 @@ def _accounts_now() -> list[DeviceAccount]:
 
 
 _NO_GROWTH = "memprof failed to look for growth"
+_NO_STATE = "memprof failed to look for the state of optimizers"
 
 
 def _unless_it_fails(make: Callable[[], _Part], said: str) -> _Part | None:

@@ -49,6 +49,7 @@ def simulated_environment(
         result.pop(name, None)
     result["LD_PRELOAD"] = _first(preload(folder, torch), result.get("LD_PRELOAD", ""))
     result["LIBRARY_PATH"] = _first([folder], result.get("LIBRARY_PATH", ""))
+    result["PATH"] = _first([folder], result.get("PATH", os.defpath))  # for nvidia-smi
     result["TRITON_LIBCUDA_PATH"] = str(folder)
     major, minor = device.capability
     kind = f"{torch.version.replace('+', '-')}-sm{major}{minor}{'-values' if values else ''}"

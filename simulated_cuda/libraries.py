@@ -19,6 +19,7 @@ __all__ = [
     "CORE",
     "DRIVER_LINK",
     "KINDS",
+    "PROGRAM",
     "Kind",
     "Library",
     "Source",
@@ -31,6 +32,8 @@ CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
 DRIVER_LINK = "libcuda.so"
 """A link to the driver's library, for ``-lcuda``."""
+PROGRAM = "nvidia-smi"
+"""A program beside them, which scripts run to see what device there is."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,19 @@ def present_accounts() -> list[DeviceAccount]:
     return sorted(found, key=lambda a: -a.reserved)
 
 
+def optimizer_state() -> dict[str, int]:
+    """Bytes of tensors that optimizers of this process keep as their state, by device."""
+    found: dict[tuple[str, int], int] = {}
+    for optimizer in compat.existing(torch.optim.Optimizer):
+        for state in list(optimizer.state.values()):
+            for tensor in list(state.values()) if isinstance(state, dict) else ():
+                if isinstance(tensor, torch.Tensor):
+                    for address, nbytes in compat.memory_of(tensor, ""):
+                        found[str(tensor.device), address] = nbytes
+    devices = {device for device, _ in found}
+    return {d: sum(n for (device, _), n in found.items() if device == d) for d in sorted(devices)}
+
+
 def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     """Says of a block of these segments what its holder has it for."""
     private = merged(

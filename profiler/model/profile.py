@@ -168,6 +168,8 @@ class Profile:
         graph_pools: empty unless somebody watched captures (``graphs=True``).
         growth: as the process itself has found it, most a step first; ``growth.py`` adds what the
             other parts tell.
+        optimizer_state: bytes of tensors in the state of the process's optimizers when the profile
+            ended, by device, whether any compiled code has them or not.
         totals: what the allocators of devices counted at ``created_ns``; of a process that runs the
             latest that it has written.
         resident: bytes of physical memory that the process had then, None if not known.
@@ -198,6 +200,7 @@ class Profile:
     accounts: list[DeviceAccount] = field(default_factory=list)
     graph_pools: list[GraphPool] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
+    optimizer_state: dict[str, Count] = field(default_factory=dict)
     totals: list[DeviceTotals] = field(default_factory=list)
     resident: Int | None = None
     complete: bool = True

@@ -186,8 +186,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """A private pool of a device's allocator (CUDA graphs have their own), named as the allocator
-    does, e.g. ``(0, 1)``."""
+    """A pool of an allocator in bytes, e.g. a private one of a device's (CUDA graphs have their own),
+    named as the allocator does: ``(0, 1)``."""
 
     id: str
     reserved_bytes: Int
@@ -225,6 +225,10 @@ class MemorySnapshot:
         name: of a checkpoint; of a failed allocation device, bytes and what was free; else "".
         total_bytes, total_tensors: all devices' ``tensor_bytes`` and ``tensors``.
         resident_bytes: of the process, None where the system does not say.
+        children: resident bytes of each process that this one has started, such as workers of a
+            DataLoader: memory that they share with it is in each.
+        pinned: what torch's allocator of pinned host memory has from the system, and what of it is
+            in use; None where nothing was pinned.
         devices: by device, e.g. ``cpu``, ``cuda:0``, ``mps:0``.
         largest: the largest tensors, largest storage first; a storage stands once.
         operations: name paths of the operations that were running.
@@ -240,6 +244,8 @@ class MemorySnapshot:
     total_bytes: Int = 0
     total_tensors: Int = 0
     resident_bytes: Int | None = None
+    children: tuple[Count, ...] = ()
+    pinned: PoolMemory | None = None
     devices: Annotated[dict[str, DeviceMemory], Meta(max_length=MAX_DEVICES)] = field(
         default_factory=dict
     )

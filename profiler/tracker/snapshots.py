@@ -41,6 +41,8 @@ def take_snapshot(
         total_bytes=nbytes,
         total_tensors=tensors,
         resident_bytes=resident,
+        children=sources.process.children(),
+        pinned=sources.accelerators.pinned(),
         devices=devices,
         largest=tuple(largest),
         operations=tuple(dict.fromkeys(running)),

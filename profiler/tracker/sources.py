@@ -145,6 +145,16 @@ class ProcessMemory:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
+    def children(self) -> tuple[int, ...]:
+        """Resident bytes of each process that this one has started; () where there is no /proc."""
+        found = []
+        for thread in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # It has just ended.
+                for child in thread.read_text().split():
+                    statm = Path(f"/proc/{child}/statm").read_text()
+                    found.append(int(statm.split()[1]) * self._page)
+        return tuple(found)
+
     def allocated(self) -> int | None:
         return self._malloc.ask() if self._malloc is not None else None
 
@@ -167,6 +177,14 @@ class Accelerators:
             now = torch.mps.current_allocated_memory()
             found["mps:0"] = (now, now)
         return found
+
+    def pinned(self) -> PoolMemory | None:
+        """Pinned host memory that torch has from the system; None where it has asked for none."""
+        counters = _torch_compat.pinned_statistics() if _torch_compat.cuda_in_use() else {}
+        total, used = counters.get("allocated_bytes", {}), counters.get("active_bytes", {})
+        if not total.get("peak"):
+            return None
+        return PoolMemory("pinned", total["current"], used.get("current", total["current"]))
 
     def full(self) -> dict[str, DeviceMemory]:
         found = {}
@@ -259,6 +277,13 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             "read from /proc, which this system does not have",
         ),
         (
+            "child processes",
+            linux,
+            "the physical memory of each process that this one has started: workers of DataLoaders",
+            "what these have started; what several processes share counts in each",
+            "read from /proc, which this system does not have",
+        ),
+        (
             "malloc",
             linux,
             "bytes that glibc's malloc has handed out, CPU tensors and everything else",
@@ -277,6 +302,14 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             _torch_compat.cuda_in_use(),
             "bytes handed out and reserved, the highest mark, private pools",
             "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
+            "CUDA was not in use",
+        ),
+        (
+            "pinned host memory",
+            _torch_compat.cuda_in_use(),
+            "what torch's allocator of it has from the system, in bytes rounded up to powers of two, "
+            "and what of that is in use",
+            "what libraries pin themselves",
             "CUDA was not in use",
         ),
         (

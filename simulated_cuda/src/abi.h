@@ -99,6 +99,12 @@ typedef void (*cudaHostFn_t)(void* userData);
 typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void* userData);
 
 struct cudaMemAccessDesc;  // a pointer to it is passed on, and no more
+typedef struct cudaIpcMemHandle_st {
+  char reserved[64];
+} cudaIpcMemHandle_t;
+typedef struct cudaIpcEventHandle_st {
+  char reserved[64];
+} cudaIpcEventHandle_t;
 struct cudaMemLocation {
   enum cudaMemLocationType type;
   int id;

@@ -47,10 +47,17 @@ extern std::atomic<ApiStat*> g_stats;  // the head of the list of entry points
 // The memory of one device that cudaMalloc hands out, in multiples of GRANULARITY.
 struct Arena {
   uintptr_t base = 0;
-  size_t used = 0;                          // by whatever takes of this device's memory
+  size_t used = 0;  // by whatever takes of this device's memory
+  size_t* published = nullptr;
   std::map<uintptr_t, size_t> live, holes;  // address -> size
+  void take(size_t size) { *published = used += size; }
+  void give_back(size_t size) { *published = used -= size; }
 };
 Arena* arena(int device);
+// Addresses alone, which cost no memory of the device: nullptr where there is no hole. Sizes are
+// multiples of GRANULARITY.
+void* address_take(Arena* from, size_t size);
+void address_give_back(Arena* to, std::map<uintptr_t, size_t>::iterator block);
 // Address space is larger than memory, so that fragmentation of addresses is no lack of memory.
 constexpr size_t ADDRESS_SPACE_FACTOR = 4;
 

@@ -41,10 +41,31 @@ int ApiStat::enter() {
   return fail_after.fetch_sub(1) == 0 ? fail_error.load() : 0;
 }
 
+// What a program wanted that calls such functions, by the beginning of a name.
+static constexpr const char* WANTED[][2] = {
+    {"cuDeviceGetDevResource", "green contexts are not simulated"},
+    {"cuDevSmResource", "green contexts are not simulated"},
+    {"cuGreenCtx", "green contexts are not simulated"},
+    {"cuMemExport",
+     "memory that processes share is simulated as cudaIpc alone: symmetric memory is not, nor are "
+     "expandable segments sent to another process"},
+    {"cuMulticast", "symmetric memory is not simulated"},
+    {"cudaIpcOpenMemHandle", "with values, memory of another process cannot be opened"},
+};
+
+static std::string& last_wanted() {
+  static thread_local auto* text = new std::string;
+  return *text;
+}
+const std::string& last_unimplemented() { return last_wanted(); }
+
 int unimplemented(const char* name) {
   LOCK;
   if (uncovered().insert(name).second)
     fprintf(stderr, "[simgpu] not simulated: %s (returns 'not supported')\n", name);
+  last_wanted() = name;
+  for (auto& [beginning, why] : WANTED)
+    if (!strncmp(name, beginning, strlen(beginning))) last_wanted() += std::string(": ") + why;
   return E_UNSUPPORTED;
 }
 }  // namespace simgpu

@@ -86,6 +86,11 @@ int set_device(int device) {
 }
 
 static std::atomic<unsigned> g_primary{0};  // a bit for each device
-void touch_primary(int device) { g_primary.fetch_or(1u << device); }
+void touch_primary(int device) {
+  unsigned bit = 1u << device;
+  if (g_primary.fetch_or(bit) & bit) return;
+  LOCK;
+  arena(device)->take(0);  // which publishes what the context takes
+}
 bool primary_active(int device) { return g_primary.load() >> device & 1; }
 }  // namespace simgpu

@@ -1,4 +1,5 @@
 // Names and texts of CUDA's errors, as the runtime and the driver give them.
+#include <string>
 #include "device.h"
 
 namespace simgpu {
@@ -52,6 +53,11 @@ const char* error_name(int error) {
   return "cudaErrorUnknown";
 }
 const char* error_string(int error) {
+  if (error == E_UNSUPPORTED && !last_unimplemented().empty()) {
+    static thread_local auto* text = new std::string;
+    *text = "operation not supported: the simulated device has no " + last_unimplemented();
+    return text->c_str();
+  }
   for (auto& row : kErrors)
     if (row.error == error) return row.text;
   return "unknown error";

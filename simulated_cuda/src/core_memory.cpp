@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sys/mman.h>
+#include <unistd.h>
 #include "core.h"
 
 namespace simgpu {
@@ -34,6 +35,20 @@ uint64_t next_allocation_id() {
   return ++last;
 }
 
+// What each device has in use, for other processes: they find it by its name in /proc (see
+// nvidia-ml.cpp). After a fork it stays the parent's, which its first word says.
+static size_t* published() {
+  static auto* table = [] {
+    int file = memfd_create(PUBLISHED, MFD_CLOEXEC);
+    bool ok = file >= 0 && !ftruncate(file, PAGE);
+    void* page = ok ? mmap(nullptr, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    auto* words = page == MAP_FAILED ? new size_t[MAX_DEVICES + 1] : (size_t*)page;
+    words[0] = (size_t)getpid();
+    return words;
+  }();
+  return table;
+}
+
 Arena* arena(int device) {
   static Arena* arenas = [] {
     auto* made = new Arena[MAX_DEVICES];
@@ -48,35 +63,11 @@ Arena* arena(int device) {
       made[i].holes[made[i].base] = size;
       // What a context takes on a real device.
       made[i].used = (size_t)environment_number("SIMGPU_CONTEXT_MB", 512) << 20;
+      made[i].published = published() + 1 + physical_device(i);
     }
     return made;
   }();
   return &arenas[device];
-}
-
-// The hole with the lowest address that is large enough gives its beginning.
-int mem_alloc(int device, size_t size, void** out) {
-  LOCK;
-  if (!out) return E_VALUE;
-  *out = nullptr;
-  if (size == 0) return OK;
-  touch_primary(device);
-  Arena* from = arena(device);
-  size = rounded_up(size, GRANULARITY);
-  if (from->used + size > config().memory) return E_OOM;
-  for (auto hole = from->holes.begin(); hole != from->holes.end(); ++hole) {
-    auto [begin, hole_size] = *hole;
-    if (hole_size < size) continue;
-    if (mprotect((void*)begin, size, PROT_READ | PROT_WRITE)) return E_OOM;
-    from->holes.erase(hole);
-    if (hole_size > size) from->holes[begin + size] = hole_size - size;
-    from->live[begin] = size;
-    from->used += size;
-    device_allocation_ids()[begin] = next_allocation_id();
-    *out = (void*)begin;
-    return OK;
-  }
-  return E_OOM;
 }
 
 static void join_holes(std::map<uintptr_t, size_t>& holes, uintptr_t begin, size_t size) {
@@ -95,22 +86,56 @@ static void join_holes(std::map<uintptr_t, size_t>& holes, uintptr_t begin, size
   holes[begin] = size;
 }
 
+// The hole with the lowest address that is large enough gives its beginning.
+void* address_take(Arena* from, size_t size) {
+  for (auto hole = from->holes.begin(); hole != from->holes.end(); ++hole) {
+    auto [begin, hole_size] = *hole;
+    if (hole_size < size) continue;
+    if (mprotect((void*)begin, size, PROT_READ | PROT_WRITE)) return nullptr;
+    from->holes.erase(hole);
+    if (hole_size > size) from->holes[begin + size] = hole_size - size;
+    from->live[begin] = size;
+    device_allocation_ids()[begin] = next_allocation_id();
+    return (void*)begin;
+  }
+  return nullptr;
+}
+
+void address_give_back(Arena* to, std::map<uintptr_t, size_t>::iterator block) {
+  auto [begin, size] = *block;
+  contents_gone((void*)begin, size);
+  madvise((void*)begin, size, MADV_DONTNEED);
+  mprotect((void*)begin, size, PROT_NONE);
+  to->live.erase(block);
+  device_allocation_ids().erase(begin);
+  join_holes(to->holes, begin, size);
+}
+
+int mem_alloc(int device, size_t size, void** out) {
+  LOCK;
+  if (!out) return E_VALUE;
+  *out = nullptr;
+  if (size == 0) return OK;
+  touch_primary(device);
+  Arena* from = arena(device);
+  size = rounded_up(size, GRANULARITY);
+  if (from->used + size > config().memory) return E_OOM;
+  *out = address_take(from, size);
+  if (!*out) return E_OOM;
+  from->take(size);
+  return OK;
+}
+
 int mem_free(void* pointer) {
   LOCK;
   if (!pointer) return OK;
   g_memory_generation++;
   for (int i = 0; i < config().devices; i++) {
     Arena* of = arena(i);
-    auto it = of->live.find((uintptr_t)pointer);
-    if (it == of->live.end()) continue;
-    auto [begin, size] = *it;
-    contents_gone(pointer, size);
-    madvise(pointer, size, MADV_DONTNEED);
-    mprotect(pointer, size, PROT_NONE);
-    of->live.erase(it);
-    of->used -= size;
-    device_allocation_ids().erase(begin);
-    join_holes(of->holes, begin, size);
+    auto block = of->live.find((uintptr_t)pointer);
+    if (block == of->live.end()) continue;
+    of->give_back(block->second);
+    address_give_back(of, block);
     return OK;
   }
   return E_VALUE;

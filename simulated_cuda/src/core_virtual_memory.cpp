@@ -24,7 +24,7 @@ void unreference(uint64_t handle) {
   if (--memory.references) return;
   constexpr int GIVE_BACK = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   fallocate(physical_file(), GIVE_BACK, memory.offset, memory.size);
-  arena(memory.dev)->used -= memory.size;
+  arena(memory.dev)->give_back(memory.size);
   vmm_physical().erase(it);
 }
 }  // namespace
@@ -78,7 +78,7 @@ int vmm_create(int device, size_t size, uint64_t* handle) {
   size_t offset = g_file_size;
   g_file_size += size;  // offsets are never used again; `unreference` gives back what lies there
   if (ftruncate(physical_file(), g_file_size)) return E_OOM;
-  arena(device)->used += size;
+  arena(device)->take(size);
   touch_primary(device);
   *handle = ++g_last_handle;
   vmm_physical()[*handle] = {size, offset, 1, device};

@@ -19,6 +19,18 @@ API(cudaFree, void* p) {
   if (int e = unsafe_check()) return ret(e);
   return ret(pool_free(p) ? mem_free(p) : OK);
 }
+API(cudaIpcGetMemHandle, cudaIpcMemHandle_t* h, void* p) {
+  ENTER(cudaIpcGetMemHandle);
+  return ret(share(p, h));
+}
+API(cudaIpcOpenMemHandle, void** p, cudaIpcMemHandle_t h, unsigned) {
+  ENTER(cudaIpcOpenMemHandle);
+  return ret(open_shared(current_device(), &h, p));
+}
+API(cudaIpcCloseMemHandle, void* p) {
+  ENTER(cudaIpcCloseMemHandle);
+  return ret(close_shared(p));
+}
 API(cudaMallocManaged, void** p, size_t n, unsigned) {
   ENTER(cudaMallocManaged);
   int e = mem_alloc(current_device(), n, p);

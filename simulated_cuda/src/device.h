@@ -58,7 +58,9 @@ struct ApiStat {
   explicit ApiStat(const char* entry_point);
   int enter();  // counts a call; the injected error, or 0
 };
-int unimplemented(const char* name);  // says so once on stderr, returns E_UNSUPPORTED
+// Says so once on stderr, and in the text of the E_UNSUPPORTED that it returns.
+int unimplemented(const char* name);
+const std::string& last_unimplemented();  // of this thread, and why where that is known
 
 // ---- devices (core_devices.cpp) and their properties (core_properties.cpp)
 // All devices of a process are of one kind; the environment says of which.
@@ -78,6 +80,9 @@ int set_device(int device);
 int device_attribute(int attribute, int device, int* out);
 int occupancy(int block);        // blocks of so many threads that a multiprocessor holds at once
 void touch_primary(int device);  // marks the primary context active
+// The name of the file in memory that tells other processes what this one uses: its process
+// number, then bytes by physical device.
+constexpr char PUBLISHED[] = "simgpu-used";
 bool primary_active(int device);
 // Devices that exist. A device of CUDA is one of those that CUDA_VISIBLE_DEVICES shows.
 int physical_devices();
@@ -133,6 +138,11 @@ enum DeviceAttribute : int {
 int mem_alloc(int device, size_t size, void** out);
 int mem_free(void* pointer);
 void mem_info(int device, size_t* free, size_t* total);
+// Memory for another process (core_sharing.cpp), by a handle of so many bytes.
+constexpr size_t HANDLE_BYTES = 64;
+int share(void* pointer, void* handle);
+int open_shared(int device, const void* handle, void** out);
+int close_shared(void* pointer);
 int host_alloc(size_t size, void** out);  // pinned memory
 int host_free(void* pointer);
 int host_register(void* pointer, size_t size);

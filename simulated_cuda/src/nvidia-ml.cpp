@@ -1,10 +1,14 @@
 // libnvidia-ml (NVML): the devices of the simulation as this process sees them. It counts the
-// devices that exist, whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is this
-// process's: there is nobody else.
+// devices that exist, whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is that of this
+// process and of those that it was started by: so a program sees its own memory in nvidia-smi.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <string>
 #include <unistd.h>
+#include <vector>
 #include "device.h"
 using namespace simgpu;
 
@@ -19,14 +23,56 @@ int text(char* out, unsigned n, const char* s) {
   strcpy(out, s);
   return SUCCESS;
 }
+struct User {
+  int pid;
+  size_t bytes;
+};
+// What a process says that it uses of a device (see PUBLISHED), or 0.
+size_t published(int pid, int physical) {
+  std::string folder = "/proc/" + std::to_string(pid) + "/fd/";
+  std::string file = std::string("/memfd:") + PUBLISHED + " (deleted)";
+  DIR* entries = opendir(folder.c_str());
+  if (!entries) return 0;
+  size_t bytes = 0;
+  while (dirent* entry = readdir(entries)) {
+    char target[64];
+    ssize_t n = readlink((folder + entry->d_name).c_str(), target, sizeof target);
+    if (n < 0 || std::string(target, n) != file) continue;
+    int fd = open((folder + entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
+    size_t owner = 0, word = sizeof owner;
+    // A forked process has its parent's.
+    if (pread(fd, &owner, word, 0) == (ssize_t)word && owner == (size_t)pid &&
+        pread(fd, &bytes, word, (1 + physical) * word) != (ssize_t)word)
+      bytes = 0;
+    close(fd);
+  }
+  closedir(entries);
+  return bytes;
+}
+int parent(int pid) {
+  int found = 0;
+  if (FILE* f = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r")) {
+    if (fscanf(f, "%*d (%*[^)]) %*c %d", &found) != 1) found = 0;
+    fclose(f);
+  }
+  return found;
+}
+std::vector<User> users(int physical) {
+  std::vector<User> all;
+  for (int pid = getpid(); pid > 0; pid = parent(pid))
+    if (size_t bytes = published(pid, physical)) all.push_back({pid, bytes});
+  return all;
+}
 struct Memory {
   unsigned long long total, free, used;
 };
 Memory memory(int physical) {
-  size_t free_bytes = config().memory, total = config().memory;
-  for (int d = 0; d < config().devices; d++)
-    if (physical_device(d) == physical && primary_active(d)) mem_info(d, &free_bytes, &total);
-  return {total, free_bytes, total - free_bytes};
+  Memory m{config().memory, config().memory, 0};
+  for (User& user : users(physical)) {
+    m.used += user.bytes;
+    m.free -= user.bytes < m.free ? user.bytes : m.free;
+  }
+  return m;
 }
 struct Process {  // nvmlProcessInfo_t
   unsigned pid;
@@ -40,16 +86,17 @@ struct Process1 {  // of version 1
 template <class P>
 int processes(Device* h, unsigned* n, P* out) {
   if (!exists(h) || !n) return INVALID_ARGUMENT;
-  Memory m = memory(number(h));
-  unsigned room = *n;
-  *n = m.used ? 1 : 0;
-  if (!m.used) return SUCCESS;
-  if (!out || !room) return INSUFFICIENT_SIZE;
-  memset(out, 0, sizeof *out);
-  out->pid = (unsigned)getpid();
-  out->used = m.used;
-  if constexpr (sizeof(P) > sizeof(Process1))
-    out->gpu_instance = out->compute_instance = 0xffffffff;
+  auto all = users(number(h));
+  unsigned room = out ? *n : 0;
+  *n = (unsigned)all.size();
+  if (room < all.size()) return INSUFFICIENT_SIZE;
+  for (size_t i = 0; i < all.size(); i++) {
+    out[i] = {};
+    out[i].pid = (unsigned)all[i].pid;
+    out[i].used = all[i].bytes;
+    if constexpr (sizeof(P) > sizeof(Process1))
+      out[i].gpu_instance = out[i].compute_instance = 0xffffffff;
+  }
   return SUCCESS;
 }
 struct Pci {  // nvmlPciInfo_t

@@ -33,7 +33,12 @@ def test_training_takes_weights_gradients_and_state() -> None:
     assert by_purpose["parameter"] == 4 * WEIGHT
     assert by_purpose["optimizer state"] == 2 * 4 * WEIGHT + 4 * 4
     assert found.allocated >= 4 * 4 * WEIGHT
-    assert "fits NVIDIA A100" in repr(found)
+    assert ", fits NVIDIA A100" in repr(found)
+    # The second step is the first that has the optimizer's state from its start.
+    found = memprof.estimate(model(4), batch, optimizer=adam, device="a100-40gb", steps=1)
+    assert found.fits is None
+    assert "one optimizer step was seen" in found.undecided
+    assert "undecided whether it fits" in repr(found)
 
 
 def test_inference_keeps_no_activations_and_a_small_gpu_is_too_small() -> None:

@@ -146,12 +146,14 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "",
         "LD_PRELOAD": "/old/libcuda.so.1:/lib/libtcmalloc.so",
         "MEMPROF_CACHE": "/cache",
+        "PATH": "/bin",
         "TRITON_CACHE_DIR": "/triton",
     }
     result = simulated_environment(
         find_gpu("a100-40gb"), devices=2, torch=torch, base=base, values=True
     )
     assert result["LD_PRELOAD"] == f"{built / 'libcuda.so.1'}:/lib/libtcmalloc.so"
+    assert result["PATH"] == f"{built}:/bin"  # where nvidia-smi is
     assert "CUDA_VISIBLE_DEVICES" not in result
     assert result["SIMGPU_MEM_BYTES"] == "42298834944"
     assert (result["SIMGPU_CC"], result["SIMGPU_DEVICES"]) == ("80", "2")

@@ -70,6 +70,22 @@ def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
     del before, kept
 
 
+def test_pinned_memory_that_torch_keeps(tracker: MemoryTracker) -> None:
+    torch.empty(1, device="cuda")
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    kept = [torch.empty(8 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(20)]
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    kept.clear()
+    tracker.snapshot(SnapshotKind.PERIODIC)
+    before, used, cached = (s.pinned for s in tracker.record().snapshots[-3:])
+    assert used is not None
+    assert cached is not None
+    already = before.reserved_bytes if before is not None else 0
+    assert used.reserved_bytes - already == cached.reserved_bytes - already == 160 * MIB
+    assert used.allocated_bytes - cached.allocated_bytes == 160 * MIB
+    tracker.stop()
+
+
 def test_peaks_of_operations(tracker: MemoryTracker) -> None:
     torch.empty(1, device="cuda")
     torch.cuda.reset_peak_memory_stats()

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rendering import render_tracker_record
 
 import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
+from memprof.profiler.report import Style
 from memprof.profiler.tracker import naming
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.sources import ProcessMemory, Seldom
@@ -248,6 +250,33 @@ def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     kept.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_processes_that_this_one_has_started(tmp_path: Path) -> None:
+    found = tracker(tmp_path)
+    before = now(found).children
+    # GIVEN two others with 64 MiB that nobody shares
+    program = "x = bytearray(b'1') * (64 << 20); print(flush=True); input()"
+    command = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    others = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(2)]
+    for other in others:
+        assert other.stdout is not None
+        other.stdout.readline()
+    # THEN a snapshot has the resident memory of each
+    there = now(found)
+    more = sorted(there.children, reverse=True)[:2]
+    assert len(there.children) == len(before) + 2
+    assert all(64 << 20 < nbytes < 84 << 20 for nbytes in more)
+    for other in others:
+        other.communicate(b"\n")
+    assert len(now(found).children) == len(before)
+    found.stop()
+    # AND the report says that they were there
+    (profile,) = memprof.load(next(tmp_path.iterdir())).profiles()
+    text = render_tracker_record(profile.tracker, Style())
+    assert f"{len(there.children)} child processes, as of a DataLoader, had " in text
+
+
 @pytest.mark.skipif(ProcessMemory().allocated() is None, reason="needs glibc")
 def test_allocated_memory() -> None:
     memory = ProcessMemory()
@@ -281,9 +310,11 @@ def test_every_source_is_said(tmp_path: Path) -> None:
     assert list(sources) == [
         "python tensors",
         "resident memory",
+        "child processes",
         "malloc",
         "torch CPU allocator",
         "CUDA allocator",
+        "pinned host memory",
         "MPS allocator",
         "compiled graphs",
     ]

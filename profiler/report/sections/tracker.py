@@ -27,7 +27,7 @@ _STATES = {
 def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
     """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
     yield replace(_about(record), spare=2, name="the tracker")
-    yield replace(_memory(record, snapshots), spare=3)
+    yield replace(_memory(record, show, snapshots), spare=3)
     yield replace(_largest(record, show), spare=4)
     yield replace(_operations(record, show), spare=4)
     yield replace(_operators(record, show), detail=True, name="PyTorch operators")
@@ -63,7 +63,7 @@ def _about(record: model.TrackerRecord) -> Section:
     return Section("", "", tuple(notes))
 
 
-def _memory(record: model.TrackerRecord, limit: int) -> Section:
+def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
     shown = _choose(record.snapshots, limit)
     if not shown:
         return Section("", "Memory over time", (Note("No snapshot was taken."),))
@@ -73,8 +73,11 @@ def _memory(record: model.TrackerRecord, limit: int) -> Section:
         *(col.Ns("after"), col.Text("snapshot"), col.Count("live tensors")),
         *col.alike(col.Bytes, "bytes", "resident"),
         *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
-        col.Text("in operation"),
     )
+    parents, pins = any(s.children for s in shown), any(s.pinned for s in shown)
+    columns += (col.Count("children"), col.Bytes("theirs")) * parents
+    columns += col.alike(col.Bytes, "pinned, in use", "cached") * pins
+    columns += (col.Text("in operation"),)
     peak = max(record.snapshots, key=_height)
     rows: list[col.Row] = []
     for s in shown:
@@ -84,10 +87,19 @@ def _memory(record: model.TrackerRecord, limit: int) -> Section:
         allocated = (m.allocated_bytes if m else None for m in found)
         figures = (s.total_tensors, s.total_bytes, s.resident_bytes, *allocated)
         after = s.time_ns - record.metadata.start_ns
+        figures += (len(s.children), sum(s.children)) * parents
+        kept = s.pinned or model.PoolMemory("", 0, 0)
+        figures += (kept.allocated_bytes, kept.reserved_bytes - kept.allocated_bytes) * pins
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
     notes = (Note(said),) if hidden else ()
+    most = max((s.children for s in record.snapshots), key=sum)
+    if most:
+        said = (
+            f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
+        )
+        notes += (Note(said + "no figure of this process has it"),)
     return Section("", "Memory over time", notes, (Table(columns, rows, least=len(rows)),))
 
 

@@ -147,8 +147,11 @@ class _Run:
         it must not go on to save what it has."""
         self._finishing = True
         outcome = Outcome(ended=ended, failure=failure, status=status)
+        describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
+        if dynamo is not None:  # which may be compiling the frames that are called from a step
+            describe = dynamo.disable(describe)
         try:
-            self._describe(outcome)
+            describe(outcome)
         except Exception:
             outcome.failure = failure or Failure(
                 kind="InternalError",

@@ -29,6 +29,15 @@ from .pretend import named
 
 MAX_NUMBERS = 128
 """More integers than that are data."""
+_BRING = (
+    "_reduce_scatter_base_",
+    "alltoall_",
+    "alltoall_base_",
+    "reduce_scatter_",
+    "reduce_scatter_tensor_coalesced_",
+    "scatter_",
+)
+"""Collectives that write what only other ranks know to their first argument."""
 
 
 class Announced(msgspec.Struct):
@@ -68,6 +77,7 @@ class Messages:
             {
                 "send": functools.partial(_following, self._send),
                 "recv_": functools.partial(_following, self._receive),
+                **dict.fromkeys(_BRING, _forgetting),
             },
         )
 
@@ -134,6 +144,18 @@ class Messages:
 
 def _is_message(tensor: Any) -> bool:
     return str(tensor.dtype) in ("torch.int32", "torch.int64") and tensor.numel() <= MAX_NUMBERS
+
+
+def _forgetting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective whose outputs nobody knows but as far as it is itself simulated."""
+
+    def forgotten(keys: Any, outputs: Any, *args: Any) -> Any:
+        from memprof.simulated_cuda.integers import forget
+
+        forget(outputs if isinstance(outputs, list) else [outputs])
+        return run(keys, outputs, *args)
+
+    return forgotten
 
 
 def _following(follow: Callable[[Any, int], None], run: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,6 +48,7 @@ def fake_groups(distributed: Any, rank: int, world_size: int, messages: Messages
     distributed.rendezvous = rendezvous
     distributed._new_process_group_helper = new_group
     distributed._store_based_barrier = _nothing
+    distributed.all_reduce = _adding(distributed, distributed.all_reduce)
     for name, replacement in _OBJECTS.items():
         setattr(distributed, name, functools.partial(replacement, distributed))
     distributed.send_object_list = functools.partial(
@@ -96,6 +98,25 @@ def _hand_back(state: object, bucket: Any) -> Any:
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Nobody else would come to a barrier or get an object, and what would come from another rank
     stays what it was."""
+
+
+def _adding(distributed: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``all_reduce`` that adds up what is known as if every rank had it; what is reduced in another
+    way stays what it is."""
+
+    @functools.wraps(run)
+    def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        from memprof.simulated_cuda.integers import SMALL, contents, is_known, overwritten
+
+        given = inspect.signature(run).bind(tensor, *args, **kwargs).arguments
+        work = run(tensor, *args, **kwargs)
+        ranks = distributed.get_world_size(given.get("group"))
+        adds = given.get("op", distributed.ReduceOp.SUM) == distributed.ReduceOp.SUM
+        if adds and ranks > 1 and tensor.is_cuda and tensor.nbytes <= SMALL and is_known(tensor):
+            overwritten(tensor, contents(tensor) * ranks)
+        return work
+
+    return all_reduce
 
 
 def _all_gather_object(_: Any, objects: list[Any], obj: Any, group: Any = None) -> None:

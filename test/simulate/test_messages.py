@@ -124,3 +124,33 @@ def test_a_cycle_of_values() -> None:
     for text in ("a.py:1=", "a.py:1=(1,2)", "a.py:1=()*", "a.py:1=(1,)*", "a.py:1=(1)*,2"):
         with pytest.raises(BadInput, match=r"VALUE|is no value"):
             parse_pretence(text)
+
+
+@pytest.mark.simgpu
+def test_what_is_reduced_as_if_every_rank_had_it(tmp_path: Path) -> None:
+    source = """
+import torch, torch.distributed as dist
+from memprof.simulated_cuda.integers import is_known
+dist.init_process_group("nccl")
+flag = torch.ones(1, device="cuda")
+dist.all_reduce(flag)
+assert flag.item() == 4  # as many check that NCCL works
+dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+dist.all_reduce(flag, group=dist.new_group([1, 3]))
+assert flag.item() == 8
+gathered = torch.empty(4, device="cuda")
+dist.all_gather_into_tensor(gathered, flag)
+assert gathered.tolist() == [8.0] * 4
+shard = torch.ones(1, device="cuda")
+dist.reduce_scatter_tensor(shard, gathered)
+assert not is_known(shard) and shard.item() == 0
+
+@torch.compile(backend="eager", fullgraph=True)
+def traced(x):
+    dist.all_reduce(x)
+    return x + 1
+
+assert traced(torch.rand(8, device="cuda")).shape == (8,)
+"""
+    status, _, errors = simulate(tmp_path, source, "--world-size=4", "--rank=1")
+    assert status == 0, errors

@@ -228,3 +228,47 @@ assert [p.tolist() for p in parts] == [[2, 3]] * 4, parts
     options = ("--world-size=4", "--rank=1")
     status, _, error = simulate(tmp_path, source, *options, "--balanced-experts")
     assert status == 0, error
+
+
+LAST_LAYER = """
+import torch
+
+class Loss(torch.autograd.Function):  # as kernels of Liger are: its gradient comes with the forward
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.empty_like(x))
+        return torch.zeros((), device=x.device)
+    @staticmethod
+    def backward(ctx, g):
+        (d,) = ctx.saved_tensors
+        if torch.equal(g, torch.tensor(1.0, device=g.device)):  # the line
+            return d
+        return g * d
+
+x = torch.empty(1 << 20, device="cuda", requires_grad=True)
+Loss.apply(x).backward()
+assert torch.cuda.max_memory_allocated() >> 20 == 2 * 4  # x and its gradient
+x.grad = None
+scale = torch.rand((), device="cuda")
+(Loss.apply(x) * scale).backward()
+"""
+
+
+@pytest.mark.simgpu
+def test_a_figure_that_hangs_on_a_value(tmp_path: Path) -> None:
+    # GIVEN a backward that has one tensor less where it begins with 1, and one that does not
+    lines = enumerate(LAST_LAYER.splitlines(), 1)
+    where = next(f"script.py:{i}" for i, line in lines if line.endswith("# the line"))
+    # WHEN they are simulated
+    status, result, error = simulate(tmp_path, LAST_LAYER)
+    # THEN the first found the 1
+    assert status == 0, error
+    # AND the second could not know it, which the verdict says
+    (said,) = result["ranks"][0]["notes"]
+    assert said.startswith(f"it may hang on {where}, which looked at a value")
+    assert f"found false: --pretend {where}=true" in said
+    assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 3
+    # AND the other way can be asked for
+    status, result, error = simulate(tmp_path, LAST_LAYER, f"--pretend={where}=true")
+    assert result["ranks"][0]["notes"] == []
+    assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 2

@@ -118,7 +118,7 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
             variable, current, _ = accumulated(node)
             if variable in items:
                 leaves.add(variable)
-                if current is None:  # up to torch 2.11 it is an input, but no argument
+                if current is None:  # up to torch 2.12 it is an input, but no argument
                     current = of_group.get(variable.meta.get(GRADIENT_GROUP))
                 if current is not None:
                     gradients[current] = variable

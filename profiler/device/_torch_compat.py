@@ -1,4 +1,4 @@
-"""Private and version-specific torch; read on 2.11, 2.13 and 2.15."""
+"""Private and version-specific torch; read on 2.11 to 2.15."""
 
 from __future__ import annotations
 

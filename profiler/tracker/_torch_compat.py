@@ -1,4 +1,4 @@
-"""Everything private of torch that the tracker touches. Same in torch 2.11, 2.13 and 2.15."""
+"""Everything private of torch that the tracker touches. Same in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 

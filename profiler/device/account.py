@@ -98,9 +98,10 @@ def explain(
         line = source_of(at.line or forward.line or waiting)
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
         detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
+        waits = waiting is not None and forward.line is None
         return AccountRow(
             *(purpose, 0, 0, at.module_path or forward.module_path or block.owner, line, nodes),
-            *(at.generated is not None, detail, holder, waiting is not None),
+            *(at.generated is not None, detail, holder, waits),
         )
 
     add_up(account, peak, row_of)

@@ -336,7 +336,7 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["leaks", path, "--fail"]).exit_code == 1
 
 
-_CIRCLES = '''
+_CIRCLES = """
 import gc
 
 
@@ -374,7 +374,7 @@ with memprof.profile("Circle.memprof", eager=True):
     x = torch.ones(N, N, device="cuda")
     for _ in range(STEPS):
         Circle()(x)
-'''
+"""
 
 
 @pytest.mark.simgpu

@@ -228,7 +228,7 @@ def _blocks(a: model.DeviceAccount) -> Section:
     columns = (col.BYTES, col.BLOCKS, col.Text("what"), col.Text("code"), *col.ASKED_FOR)
     rows: list[col.Row] = []
     for r in a.rows:
-        eager = r.frame is not None and not r.waits
+        eager = r.frame is not None and not (r.waits or r.nodes)
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
         rows.append((r.nbytes, r.count, r.what, code, r.frame or _nowhere(r), r.modules, r.nodes))

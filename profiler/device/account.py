@@ -100,6 +100,7 @@ def explain(
         line = source_of(at.line or forward.line or waiting)
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
         detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
+        waits = waiting is not None and forward.line is None
         return AccountRow(
             purpose,
             nbytes=0,
@@ -110,7 +111,7 @@ def explain(
             compiled=at.generated is not None,
             detail=detail,
             holder=holder,
-            waits=waiting is not None,
+            waits=waits,
             library=at.library or forward.library,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, So
 
 from .account import source_of
 from .holders import Held, Holders, most_common_chain
-from .marks import Mark, line_that_waits
+from .marks import Mark, Phase, line_that_waits
+from .referrers import CIRCLE, NODE
 from .replay import Block, Replay
 from .where import Where, user_lines, where
 
@@ -30,12 +32,14 @@ parameters: copies of a model that are kept are a leak."""
 @dataclass(slots=True)
 class Steps:
     """What counts as a step of a run: the numbers of that in which a block was made, from 1, and of
-    that in which it was let go of, how many have ended, and what they are called."""
+    that in which it was let go of, how many have ended, what they are called, and whether they are
+    nothing but events of the allocator."""
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
     count: int
     name: str
+    are_events: bool = False
 
 
 @dataclass(slots=True)
@@ -68,11 +72,12 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     span = max(1, events // WINDOWS)
     return (
         by(lambda m: m.step, "optimizer step")
-        or by(lambda m: m.backwards, "backward")
+        # What a backward makes is of the step that its forward has begun.
+        or by(lambda m: m.backwards - (m.phase is Phase.BACKWARD), "backward")
         or Steps(
             lambda b: b.event // span + 1,
             lambda b: (b.ended or 0) // span + 1,
-            *(events // span, f"{span:,} allocator events"),
+            *(events // span, f"{span:,} allocator events", True),
         )
     )
 
@@ -162,6 +167,8 @@ def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]
         key: object = _INDICES.sub("[...]", name) + comma + root
         if name.endswith(".grad") and line.root is not None:
             key = ".grad"
+        elif root.startswith((NODE, CIRCLE)):
+            key = root
         elif not line.holder:
             key = frozenset(map(steps.of, line.live))
         found.setdefault(key, []).append(line)
@@ -183,12 +190,32 @@ def _growth(
         for line in lines
     ]
     parts.sort(key=lambda p: -p.nbytes)
+    nbytes, a_step, since = sum(p.nbytes for p in parts), rate.a_step, rate.since
+    name, count = steps.name, steps.count
+    if steps.are_events:
+        # Of what nobody counts but the allocator a step is what made one of the blocks.
+        least = min(lines, key=lambda line: len(line.live))
+        name, count = _unit(lines), len(least.blocks)
+        since = 1 + sum(steps.of(b) < rate.since for b in least.blocks)
+        a_step = nbytes // len(least.live)
+    names = dict.fromkeys(line.holder.partition(", ")[0] for line in lines)
+    _, comma, root = lines[0].holder.partition(", ")
+    one = root.startswith((NODE, CIRCLE))
     return Growth(
-        *(GrowthSource.ALLOCATOR, device, sum(p.nbytes for p in parts), rate.a_step, steps.name),
-        *(rate.since, steps.count, lines[0].holder),
+        *(GrowthSource.ALLOCATOR, device, nbytes, a_step, name, since, count),
+        (" and ".join(names) + comma + root) if one else lines[0].holder,
         frame or next((p.frame for p in parts if p.frame is not None), None),
         tuple(parts),
     )
+
+
+def _unit(lines: Sequence[_Line]) -> str:
+    """What makes one block of each of these lines: a module, or a run of the line."""
+    modules = next((line.at.modules for line in lines if line.at.modules), ())
+    frame = next((line.frame for line in lines if line.frame is not None), None)
+    if modules:
+        return f"module {modules[0]}"
+    return f"run of {os.path.basename(frame.file)}:{frame.line}" if frame is not None else "block"
 
 
 def _block_of_root(

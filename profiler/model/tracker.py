@@ -186,8 +186,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """A pool of an allocator in bytes, e.g. a private one of a device's (CUDA graphs have their own),
-    named as the allocator does: ``(0, 1)``."""
+    """A pool of an allocator, in bytes: a private one of a device's (CUDA graphs have their own),
+    named as the allocator does, e.g. ``(0, 1)``, or that of pinned host memory."""
 
     id: str
     reserved_bytes: Int

@@ -307,8 +307,8 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
         (
             "pinned host memory",
             _torch_compat.cuda_in_use(),
-            "what torch's allocator of it has from the system, in bytes rounded up to powers of two, "
-            "and what of that is in use",
+            "what torch's allocator of it has from the system, rounded up to powers of two, and "
+            "what of that is in use",
             "what libraries pin themselves",
             "CUDA was not in use",
         ),

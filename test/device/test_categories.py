@@ -44,7 +44,8 @@ def lines(account, purpose, detail=""):
     found = {}
     for r in account.rows:
         if r.purpose is purpose and detail in r.detail:
-            found[r.frame.code if r.frame else None] = r.nbytes
+            code = r.frame.code if r.frame else None
+            found[code] = found.get(code, 0) + r.nbytes
     return found
 """
 
@@ -115,7 +116,8 @@ workspaces = [r for r in account.rows if r.purpose is Purpose.WORKSPACE]
 assert workspaces and {r.detail for r in workspaces} == {"cuBLAS"}
 assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
 waits = {r.frame.code for r in account.rows if r.waits}
-assert waits == {"net(x).sum().backward()  # backward"}, waits
+assert waits <= {"net(x).sum().backward()  # backward"}, waits
+assert any(r.nodes.endswith("Backward0") or r.waits for r in account.rows)
 (outside,) = account.outside
 assert outside.nbytes > 0 and not outside.estimated
 assert vars(CheckpointFunction)["forward"] is entry

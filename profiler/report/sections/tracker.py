@@ -93,7 +93,7 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
-    notes = (Note(said),) if hidden else ()
+    notes: tuple[Note, ...] = (Note(said),) if hidden else ()
     most = max((s.children for s in record.snapshots), key=sum)
     if most:
         said = (

@@ -90,7 +90,9 @@ def large_outputs(
     if at is None or _graph_at(timeline, at.call).kind is not GraphKind.BACKWARD:
         return
     sites = list(at_peak(timeline, attribution))
-    kept = max((i.storage.nbytes for i, s in sites if s.category is Category.ACTIVATION), default=0)
+    kept = max(
+        (i.storage.nbytes for i, _ in sites if i.storage.category is Category.ACTIVATION), default=0
+    )
     found = [
         (i, s)
         for i, s in sites

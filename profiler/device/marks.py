@@ -30,6 +30,7 @@ class Mark:
         batch: bytes of each tensor of a batch that a DataLoader returns here.
         often: addresses of what was written to often, as far as looked for.
         clears: whether cuBLAS's workspaces, and nothing else, are given back here.
+        cut: whether what ran until here has raised.
         backwards: that have begun, that of this mark included.
         counts: blocks that had been asked for, and let go of, by device.
     """
@@ -42,6 +43,7 @@ class Mark:
     batch: frozenset[int] = frozenset()
     often: frozenset[int] = frozenset()
     clears: bool = False
+    cut: bool = False
     backwards: int = 0
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 

@@ -242,7 +242,7 @@ class Watch:
     def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
         account = named(device, self.steps)
         account.reserved = reserved
-        explain(account, peak, self.marks, **how)
+        explain(account, peak, self.marks, trains=self.objects.has_optimizer, **how)
         say_of_history(account, self.replays[device], self.lost)
         return account
 
@@ -432,11 +432,14 @@ class Watch:
                 return run(*args, **kwargs)
             self._depth += 1
             self._begins(line_of_caller())
+            cut = True
             try:
-                return run(*args, **kwargs)
+                gradients = run(*args, **kwargs)
+                cut = False
+                return gradients
             finally:
                 self._depth -= 1
-                self._ends()
+                self._ends(cut)
 
         return run_backward
 
@@ -447,8 +450,8 @@ class Watch:
         self._mark(Phase.BACKWARD, line=line)
 
     @_hook
-    def _ends(self) -> None:
-        self._mark(Phase.FORWARD)
+    def _ends(self, cut: bool) -> None:
+        self._mark(Phase.FORWARD, cut=cut)
         self.drain(DRAIN)
 
     @_hook

@@ -453,7 +453,7 @@ class Watch:
     @_hook
     def _ends(self) -> None:
         if self._backwards:
-            self._backwards[-1].end(self._asked_of_each())
+            self._backwards[-1].ended = self._asked_of_each()
         self._mark(Phase.FORWARD)
         self.drain(DRAIN)
 

@@ -24,23 +24,23 @@ from memprof.profiler.advice import FindingKind, advise
 from memprof.profiler.advice.cheapness import cheapness
 from memprof.profiler.advice.finding import MOST
 from memprof.profiler.model import (
+    AccountRow,
     CallColumns,
     Category,
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
-    DeviceMemory,
+    DeviceAccount,
     GraphKind,
     GraphRecord,
     GraphValue,
     LedgerEntry,
     LedgerKind,
-    MemorySnapshot,
     Profile,
+    Purpose,
     Role,
     Statement,
     StatementKind,
-    TrackerRecord,
     TreeCause,
     TreeDetail,
 )
@@ -446,33 +446,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
     assert advise(on_trees(*arena)) == []
 
 
-# The allocator
-
-
-def tracked(*memory: tuple[int, int], device: str = CUDA) -> Profile:
-    snapshots = [
-        MemorySnapshot(
-            i, devices={device: DeviceMemory(reserved_bytes=r * MIB, allocated_bytes=a * MIB)}
-        )
-        for i, (r, a) in enumerate(memory)
-    ]
-    return Profile(tracker=TrackerRecord(snapshots=snapshots))
-
-
-def test_reserved_and_unused() -> None:
-    (found,) = advise(tracked((10, 9), (100, 60), (100, 99)))
-    assert found.kind is FindingKind.FRAGMENTATION
-    assert found.nbytes == 40 * MIB
-    assert found.title == "cuda:0: 40 % of what the allocator holds is unused"
-    assert [e.nbytes for e in found.evidence] == [100 * MIB, 60 * MIB]
-
-
-def test_a_little_slack_is_no_fragmentation() -> None:
-    assert advise(tracked((100, 90))) == []
-    # on the CPU the resident set is not the allocator's alone
-    assert advise(tracked((100, 10), device="cpu")) == []
-
-
 # Gradients
 
 
@@ -557,10 +530,11 @@ def test_at_most_five_and_the_largest_first() -> None:
     inputs = list(profile.graphs[0].inputs)
     inputs[1] = dataclasses.replace(inputs[1], static=False)
     profile.graphs[0].inputs = tuple(inputs)
-    profile.tracker = tracked((100, 50)).tracker
+    logits = AccountRow(Purpose.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
+    profile.accounts = [DeviceAccount(CUDA, reserved=100 * MIB, rows=[logits])]
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
-        ("fragmentation", 50),
+        ("large_output", 50),
         ("moving_address", 42),
         ("moving_address", 41),
         ("shapes", 14),
@@ -572,7 +546,7 @@ def test_at_most_five_and_the_largest_first() -> None:
 def test_every_kind_is_tested_here() -> None:
     assert {k.name for k in FindingKind} == {
         "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
-        "FRAGMENTATION", "GRADIENT", "LARGE_OUTPUT",
+        "GRADIENT", "LARGE_OUTPUT",
     }  # fmt: skip
 
 

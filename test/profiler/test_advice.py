@@ -73,6 +73,67 @@ def test_the_gradient_of_a_large_output() -> None:
     assert FindingKind.LARGE_OUTPUT not in kinds(training())
 
 
+def head(vocabulary: str = "8192") -> Profile:
+    """A forward whose last matrix product makes 256 rows, of 4 sequences, and a copy in float32;
+    and a weight that has as many elements."""
+    program = (
+        ProgramBuilder()
+        .input("weight", 8 * MIB, Category.PARAMETER, 1, [0])
+        .input("tokens", 2 * KIB, Category.INPUT, 2, [1])
+        .alloc("buf0", 4 * MIB, 10, Category.ACTIVATION, 3, [0])
+        .alloc("buf1", 8 * MIB, 11, Category.ACTIVATION, 4, [1])
+        .alloc("buf2", 8 * MIB, 12)  # a copy of the weight, transposed
+        .build()
+    )
+    nodes = [
+        node("mm", "aten.mm.default", "head", 30),
+        node("copy", "aten._to_copy.default", "", 31),
+        node("sub", "aten._log_softmax.default", "", 32),
+        node("other", "aten.clone.default", "head", 30),
+    ]
+    shapes = {"buf0": ("256", vocabulary), "buf1": ("256", vocabulary), "buf2": ("8192", "256")}
+    of = {"buf0": "mm", "buf1": "copy", "buf2": "other"}
+    buffers = {
+        name: dataclasses.replace(buffer(name, of[name]), shape=shape)
+        for name, shape in shapes.items()
+    }
+    inputs = (
+        GraphValue(0, "weight", Role.PARAMETER, Category.PARAMETER, shape=("256", "8192")),
+        GraphValue(1, "tokens", Role.USER_INPUT, Category.INPUT, shape=("4", "64")),
+    )
+    outputs = tuple(
+        GraphValue(i, name, Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+        for i, name in enumerate(("mm", "copy"))
+    )
+    graph = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        ("cpu",),
+        inputs,
+        outputs,
+        {n.name: n for n in nodes},
+        buffers,
+        programs=[program],
+    )
+    return Profile(graphs=[graph], calls=calls((0, 0)))
+
+
+def test_logits_are_one_finding_and_nothing_else() -> None:
+    # GIVEN logits of 4 MiB and a copy of 8 MiB, cheap to compute again
+    (found,) = advise(head())
+    assert found.kind is FindingKind.LARGE_OUTPUT
+    assert found.title == "logits of head, 4 x 64 x 8,192, and what the loss makes of them"
+    assert found.nbytes == 12 * MIB
+    assert [(e.nbytes, e.module) for e in found.evidence] == [(8 * MIB, ""), (4 * MIB, "head")]
+    # THEN eight chunks leave an eighth, and the loss alone in chunks leaves the logits, too
+    assert [w.nbytes for w in found.ways] == [12 * MIB, 12 * MIB * 7 // 8, 8 * MIB * 7 // 8]
+    assert found.remedy == "chunked-loss"
+    # AND where sizes are not known when the code is generated there is none
+    assert FindingKind.LARGE_OUTPUT not in kinds(head("s0"))
+
+
 # Recomputation
 
 

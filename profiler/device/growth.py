@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -190,32 +189,22 @@ def _growth(
         for line in lines
     ]
     parts.sort(key=lambda p: -p.nbytes)
-    nbytes, a_step, since = sum(p.nbytes for p in parts), rate.a_step, rate.since
-    name, count = steps.name, steps.count
-    if steps.are_events:
-        # Of what nobody counts but the allocator a step is what made one of the blocks.
-        least = min(lines, key=lambda line: len(line.live))
-        name, count = _unit(lines), len(least.blocks)
-        since = 1 + sum(steps.of(b) < rate.since for b in least.blocks)
-        a_step = nbytes // len(least.live)
+    nbytes = sum(p.nbytes for p in parts)
+    span = (rate.a_step, steps.name, rate.since, steps.count)
     names = dict.fromkeys(line.holder.partition(", ")[0] for line in lines)
     _, comma, root = lines[0].holder.partition(", ")
     one = root.startswith((NODE, CIRCLE))
+    if steps.are_events:
+        # Of what nobody counts but the allocator: what has one block of each line.
+        times = min(len(line.live) for line in lines)
+        what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
+        span = (nbytes // times, what, 1, times)
     return Growth(
-        *(GrowthSource.ALLOCATOR, device, nbytes, a_step, name, since, count),
+        *(GrowthSource.ALLOCATOR, device, nbytes, *span),
         (" and ".join(names) + comma + root) if one else lines[0].holder,
         frame or next((p.frame for p in parts if p.frame is not None), None),
         tuple(parts),
     )
-
-
-def _unit(lines: Sequence[_Line]) -> str:
-    """What makes one block of each of these lines: a module, or a run of the line."""
-    modules = next((line.at.modules for line in lines if line.at.modules), ())
-    frame = next((line.frame for line in lines if line.frame is not None), None)
-    if modules:
-        return f"module {modules[0]}"
-    return f"run of {os.path.basename(frame.file)}:{frame.line}" if frame is not None else "block"
 
 
 def _block_of_root(

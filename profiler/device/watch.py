@@ -488,7 +488,7 @@ class Watch:
     @_hook
     def _ends(self, cut: bool) -> None:
         if self._backwards:
-            self._backwards[-1].end(self._asked_of_each())
+            self._backwards[-1].ended = self._asked_of_each()
         self._mark(Phase.FORWARD, cut=cut)
         self.drain(DRAIN)
 

@@ -61,12 +61,6 @@ def cuda_segments() -> list[dict[str, Any]]:
     return found
 
 
-def pinned_statistics() -> dict[str, Any]:
-    """The counters of torch's allocator of pinned host memory, nested; no call to the driver."""
-    found: dict[str, Any] = torch._C._cuda_hostMemoryStats()  # type: ignore[attr-defined, unused-ignore]
-    return found
-
-
 # --- the CPU allocator's own count --------------------------------------------------------
 
 

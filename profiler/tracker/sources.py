@@ -180,11 +180,11 @@ class Accelerators:
 
     def pinned(self) -> PoolMemory | None:
         """Pinned host memory that torch has from the system; None where it has asked for none."""
-        counters = _torch_compat.pinned_statistics() if _torch_compat.cuda_in_use() else {}
-        total, used = counters.get("allocated_bytes", {}), counters.get("active_bytes", {})
-        if not total.get("peak"):
+        counters = torch.cuda.memory.host_memory_stats_as_nested_dict()  # None before CUDA starts.
+        if not counters.get("num_host_alloc"):
             return None
-        return PoolMemory("pinned", total["current"], used.get("current", total["current"]))
+        has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
+        return PoolMemory("pinned", has, uses)
 
     def full(self) -> dict[str, DeviceMemory]:
         found = {}

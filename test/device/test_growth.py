@@ -389,7 +389,7 @@ def test_what_nobody_with_a_name_has_is_one_finding_and_says_what_keeps_it(tmp_p
     assert whose == "node of Keeps"
     # AND modules that keep a result whose hook keeps the module: a weight and a result of each
     (circle,) = _found(tmp_path, "Circle")
-    assert (circle.a_step, circle.step, circle.steps) == (2 * MIB, "module Circle", STEPS)
+    assert (circle.a_step, circle.step, circle.steps) == (2 * MIB, "Circle", STEPS)
     assert circle.nbytes == 2 * STEPS * MIB
     assert circle.holder.endswith(", which its own result keeps")
     assert "Circle.result" in circle.holder

@@ -93,14 +93,14 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
-    notes: tuple[Note, ...] = (Note(said),) if hidden else ()
+    notes = [Note(said)] if hidden else []
     most = max((s.children for s in record.snapshots), key=sum)
     if most:
         said = (
             f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
         )
-        notes += (Note(said + "no figure of this process has it"),)
-    return Section("", "Memory over time", notes, (Table(columns, rows, least=len(rows)),))
+        notes.append(Note(said + "no figure of this process has it"))
+    return Section("", "Memory over time", tuple(notes), (Table(columns, rows, least=len(rows)),))
 
 
 def _height(s: model.MemorySnapshot) -> int:

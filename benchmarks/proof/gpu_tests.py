@@ -44,6 +44,5 @@ PART = Part(
     module="proof.gpu_tests",
     about="The tests marked gpu, slow ones left out: each with how it ended.",
     cases={"pytest": run},
-    limit_s=240.0,
     values=True,
 )

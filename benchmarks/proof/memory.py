@@ -50,30 +50,33 @@ def measure(rows: Rows, size: str, mode: str, contender: str) -> None:
             unexplained=account.unexplained,
             outside=account.outside_bytes,
             reserved=torch.cuda.memory_reserved(),
-            device_used=used(),
-            **nvml(),
+            **(of_device() if alone(f"{size} {mode} {contender}") else NOTHING),
             parts=parts,
             notes=account.notes,
         )
         rows.add(kind="graphs", **ledger())
 
 
-def nvml() -> dict[str, Any]:
-    """Bytes of the device in use, and by process in words, by NVML; else by nvidia-smi, and why."""
+def alone(case: str) -> bool:
+    """Whether a case has the device to itself, to read what the whole of it has left."""
+    return case.startswith("124M") and case.endswith("memprof")
+
+
+NOTHING: dict[str, Any] = {"device_used": None, "nvml_used": None, "nvml_processes": ""}
+
+
+def of_device() -> dict[str, Any]:
+    """Bytes of the device in use by the driver, and by NVML, which has processes in words too; else
+    by nvidia-smi, and why."""
     try:
-        of_processes = torch.cuda.list_gpu_processes()
-        return {"nvml_used": torch.cuda.device_memory_used(), "nvml_processes": of_processes}
+        said = torch.cuda.list_gpu_processes()
+        by_nvml = torch.cuda.device_memory_used()
     except Exception as error:
-        said = smi("memory.used") or ""
-        mib = int(said) if said.isdigit() else None
-        return {"nvml_used": mib and mib << 20, "nvml_processes": repr(error)}
+        said, mib = repr(error), smi("memory.used") or ""
+        by_nvml = int(mib) << 20 if mib.isdigit() else None
+    return {"device_used": used(), "nvml_used": by_nvml, "nvml_processes": said}
 
 
-CASES = [
-    case
-    for case in itertools.product(BATCH, ("training", "inference"), subjects.CONTENDERS)
-    if case[0] == "124M" or case[2] != "inductor again"
-]
 PART = Part(
     name="memory",
     module="proof.memory",
@@ -81,8 +84,8 @@ PART = Part(
     "fused AdamW, from the first call on, and the report's total beside the counters of others.",
     cases={
         " ".join(case): partial(measure, size=case[0], mode=case[1], contender=case[2])
-        for case in CASES
+        for case in itertools.product(BATCH, ("training", "inference"), subjects.CONTENDERS)
+        if case[0] == "124M" or case[2] != "inductor again"
     },
-    # Only they read what the whole device has left.
-    alone=lambda case: case.endswith("memprof"),
+    alone=alone,
 )

@@ -27,7 +27,7 @@ PROFILED = "memprof, profile() open"
 
 
 def one_token(compiler: Compiler, layers: int) -> Callable[[], None]:
-    """Llama 3.2 1B in bfloat16 is asked for one token, with a static cache for 2048."""
+    """Layers of Llama 3.2 1B in bfloat16, asked for one token, with a static cache for 2048."""
     with torch.device("cuda"):
         model = memory_models.Llama(layers).to(torch.bfloat16).eval()
         model.add_caches(1, 2048)
@@ -94,7 +94,7 @@ PART = Part(
         "GPT-2 124M training": partial(
             measure, build=partial(subjects.gpt_step, name="124M", batch=8, tokens=1024), layers=12
         ),
-        "Llama 1B, one token": partial(measure, build=one_token, layers=16),
+        "Llama, 4 layers, one token": partial(measure, build=one_token, layers=4),
         "tiny training": partial(
             measure, build=partial(subjects.gpt_step, name="tiny", batch=2, tokens=64), layers=1
         ),

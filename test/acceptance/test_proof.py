@@ -1,4 +1,4 @@
-"""The proof for a GPU: page, runner and what is carried. In all: `make prove-gpu-rehearsal`."""
+"""The proof for a GPU: its page, its runner, its wheels. In all: `make prove-gpu-rehearsal`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from proof import page  # noqa: E402
 from proof.kit import requirements  # noqa: E402
-from proof.run import Runner  # noqa: E402
+from proof.run import run  # noqa: E402
 
 MACHINE = {
     "gpu": "NVIDIA Some", "date": "2026-12-01", "gpu_bytes": 80 << 30, "driver": "580.1",
@@ -147,7 +147,7 @@ def test_a_part_that_fails_leaves_the_files_of_others_whole(
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     parts = [importlib.import_module(name).PART for name in names]
     # WHEN all run
-    assert not Runner(tmp_path / "out", MACHINE, time.monotonic() + 600).run(parts)
+    assert not run(parts, tmp_path / "out", MACHINE, time.monotonic() + 600)
     # THEN each file has what its cases knew, and how they ended
     broken, hangs, fine = (
         json.loads((tmp_path / "out" / f"{name}.json").read_text())["cases"] for name in names
@@ -159,8 +159,8 @@ def test_a_part_that_fails_leaves_the_files_of_others_whole(
     assert "a_module_that_nobody_has" in broken["lacks"]["error"]
     assert hangs["hangs"]["error"] == "took more than 1 s"
     # AND what did not fail is said to be fine, what no time was left for is not
-    assert Runner(tmp_path / "fine", MACHINE, time.monotonic() + 600).run(parts[2:])
-    assert not Runner(tmp_path / "late", MACHINE, time.monotonic()).run(parts[2:])
+    assert run(parts[2:], tmp_path / "fine", MACHINE, time.monotonic() + 600)
+    assert not run(parts[2:], tmp_path / "late", MACHINE, time.monotonic())
     late = json.loads((tmp_path / "late" / "fine.json").read_text())["cases"]["more"]
     assert late == {"ended": "not begun", "error": "the time was up", "rows": []}
 

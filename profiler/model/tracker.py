@@ -244,8 +244,6 @@ class MemorySnapshot:
     total_bytes: Int = 0
     total_tensors: Int = 0
     resident_bytes: Int | None = None
-    children: tuple[Count, ...] = ()
-    pinned: PoolMemory | None = None
     devices: Annotated[dict[str, DeviceMemory], Meta(max_length=MAX_DEVICES)] = field(
         default_factory=dict
     )
@@ -254,6 +252,8 @@ class MemorySnapshot:
     complete: bool = True
     took_ns: Int = 0
     merged: Int = 0
+    children: tuple[Count, ...] = ()
+    pinned: PoolMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

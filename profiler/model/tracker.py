@@ -187,11 +187,12 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
     """A pool of an allocator, in bytes: a private one of a device's (CUDA graphs have their own),
-    named as the allocator does, e.g. ``(0, 1)``, or that of pinned host memory."""
+    named as the allocator does, e.g. ``(0, 1)``, or that of pinned host memory. What is handed out
+    is None where torch does not know."""
 
     id: str
     reserved_bytes: Int
-    allocated_bytes: Int
+    allocated_bytes: Int | None
 
 
 @dataclass(frozen=True, slots=True)

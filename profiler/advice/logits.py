@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ..attribution import Attribution, Site
 from ..live import LiveItem
@@ -60,58 +61,77 @@ def of_compiled(
     at = timeline.peak()
     live = list(at_peak(timeline, attribution))
     graphs = {g.id: g for g in timeline.profile.graphs}
-    for vocabulary, (graph, module) in _vocabularies(graphs, live).items():
-        members = [
-            (i, s)
-            for i, s in live
-            if s.category not in _NOT and _shape(graphs.get(i.graph), i)[1:][-1:] == (vocabulary,)
-        ]
+    for kind, head in {_kind(h.shape): h for h in _heads(graphs, live)}.items():
+        members = [(i, s) for i, s in live if _is_of(head, graphs.get(i.graph), i, s)]
         if at is None or not members:
             continue
         # Rows may be those of an input: a batch of sequences.
-        batches = [v.shape for v in graph.inputs if v.role is Role.USER_INPUT]
+        batches = [_sizes(v.shape) for v in head.graph.inputs if v.role is Role.USER_INPUT]
         shapes = [_shape(graphs.get(i.graph), i) for i, _ in members]
-        shapes += [(*batch, vocabulary) for batch in batches]
-        known = [tuple(map(int, shape)) for shape in shapes if all(n.isdigit() for n in shape)]
-        same = [shape for shape in known if math.prod(shape) == math.prod(known[0])]
-        words = " x ".join(f"{n:,}" for n in max(same, key=len, default=(int(vocabulary),)))
+        shapes += [(*batch, head.shape[-1]) for batch in batches]
+        longest = max((shape for shape in shapes if _kind(shape) == kind), key=len)
         evidence = [
             Evidence.at(s, attribution.label(s.graph), s.op or s.category.label, i.nbytes, i.count)
             for i, s in members
         ]
-        name = f"{LOGITS} of {module or 'the root module'}, {words}"
+        words = " x ".join(f"{n:,}" for n in longest)
+        name = f"{LOGITS} of {head.module or 'the root module'}, {words}"
         least = min(i.storage.nbytes for i, _ in members)
         for found in _finding(name, evidence, least, at.nbytes, "at the peak"):
             yield found, {made(i) for i, _ in members}
 
 
-def _vocabularies(
+class _Head(NamedTuple):
+    """What makes logits: its graph and module, their shape, and its place in the forward."""
+
+    graph: GraphRecord
+    module: str | None
+    shape: tuple[int, ...]
+    sequence: int = 0
+
+
+def _heads(
     graphs: dict[int, GraphRecord], live: Sequence[tuple[LiveItem, Site]]
-) -> dict[str, tuple[GraphRecord, str | None]]:
-    """Last dimensions of logits, with the graph and the module that make them."""
-    found: dict[str, tuple[GraphRecord, str | None]] = {}
+) -> Iterator[_Head]:
     kept = max((i.storage.nbytes for i, s in live if s.category is Category.ACTIVATION), default=0)
     for item, site in live:
         of = graphs.get(item.graph)
         large = item.storage.nbytes > 2 * kept and site.category is Category.AUTOGRAD_DETAIL
-        if of is not None and large and site.frame is not None:
-            found.update((n, (of, site.module)) for n in _shape(of, item)[-1:])
+        if of is not None and large and site.frame is not None and _shape(of, item):
+            yield _Head(of, site.module, _shape(of, item))
     for graph in graphs.values():
         nodes = list(graph.nodes.values())
         losses = [i for i, n in enumerate(nodes) if (n.original_aten or "").startswith(_LOSS)]
         products = [n for n in nodes[: min(losses, default=0)] if cheapness(n.target) == _PRODUCT]
         for product in products[-1:]:
             shapes = [b.shape for b in graph.buffers.values() if b.primary == product.name]
-            found.update((n, (graph, product.module_path)) for s in shapes for n in s[-1:])
-    return {n: head for n, head in found.items() if n.isdigit()}
+            for shape in filter(None, map(_sizes, shapes)):
+                yield _Head(graph, product.module_path, shape, product.seq_nr or 0)
 
 
-def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[str, ...]:
+def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
+    """Whether an item is as large, and made of nothing that was there before."""
+    node = graph.nodes.get(site.node or "") if graph is not None else None
+    later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
+    return site.category not in _NOT and later and _kind(_shape(graph, item)) == _kind(head.shape)
+
+
+def _kind(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Elements, and the last dimension."""
+    return math.prod(shape), shape[-1:]
+
+
+def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[int, ...]:
     """As the graph has it that explains an item; empty where it does not say."""
     buffer = graph.buffers.get(item.owner or "") if graph is not None else None
     if graph is None or buffer is not None:
-        return buffer.shape if buffer is not None else ()
-    return next((graph.inputs[i].shape for i in item.storage.inputs[:1]), ())
+        return _sizes(buffer.shape) if buffer is not None else ()
+    return next((_sizes(graph.inputs[i].shape) for i in item.storage.inputs[:1]), ())
+
+
+def _sizes(shape: Sequence[str]) -> tuple[int, ...]:
+    """A shape in numbers; empty where some depend on size symbols."""
+    return tuple(map(int, shape)) if all(n.isdigit() for n in shape) else ()
 
 
 def _finding(

@@ -41,7 +41,7 @@ WIDTH = 400
 COMPILED = "local of compiled code"
 """Where a variable of Inductor's code is."""
 
-NODE, CIRCLE = "node of", "which its own"
+NODE, CIRCLE = "node of", "which its attribute"
 """Begin what is said of an object without a name: of the ``ctx`` of an ``autograd.Function``, which
 the graph of its result keeps, and of one in a circle, by the attribute that leads back to it."""
 

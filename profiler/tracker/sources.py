@@ -184,7 +184,7 @@ class Accelerators:
         if not counters.get("num_host_alloc"):
             return None
         has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
-        return PoolMemory("pinned", has, uses)
+        return PoolMemory("pinned", has, uses if _torch_compat.PINNED_COMES_BACK else None)
 
     def full(self) -> dict[str, DeviceMemory]:
         found = {}
@@ -309,7 +309,7 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             _torch_compat.cuda_in_use(),
             "what torch's allocator of it has from the system, rounded up to powers of two, and "
             "what of that is in use",
-            "what libraries pin themselves",
+            "what libraries pin themselves; before torch 2.13 what is in use",
             "CUDA was not in use",
         ),
         (

@@ -391,7 +391,7 @@ def test_what_nobody_with_a_name_has_is_one_finding_and_says_what_keeps_it(tmp_p
     (circle,) = _found(tmp_path, "Circle")
     assert (circle.a_step, circle.step, circle.steps) == (2 * MIB, "Circle", STEPS)
     assert circle.nbytes == 2 * STEPS * MIB
-    assert circle.holder.endswith(", which its own result keeps")
+    assert circle.holder.endswith(", which its attribute result keeps")
     assert "Circle.result" in circle.holder
 
 

@@ -91,7 +91,9 @@ def head(vocabulary: str = "8192") -> Profile:
         node("sub", "aten._log_softmax.default", "", 32),
         node("other", "aten.clone.default", "head", 30),
     ]
-    shapes = {"buf0": ("256", vocabulary), "buf1": ("256", vocabulary), "buf2": ("8192", "256")}
+    # In the order of the forward the weight's copy comes first.
+    nodes = [dataclasses.replace(n, seq_nr=7 if n.name != "other" else 6) for n in nodes]
+    shapes = dict.fromkeys(("buf0", "buf1", "buf2"), ("256", vocabulary))
     of = {"buf0": "mm", "buf1": "copy", "buf2": "other"}
     buffers = {
         name: dataclasses.replace(buffer(name, of[name]), shape=shape)

@@ -30,7 +30,7 @@ from .changes import parse_setting, put_settings, unused_settings
 from .leaving import BY_ITSELF, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .pretend import HostReads, parse_pretence
-from .ranks import fake_groups, fake_reductions
+from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Failure, Outcome, Request
 
 _PERIOD = 0.2
@@ -136,6 +136,7 @@ class _Run:
             )
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
+            after_import("torch.distributed.pipelining.stage", fake_votes)
 
         def backend_is_there(runtime: Any) -> None:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)

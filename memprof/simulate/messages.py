@@ -37,7 +37,7 @@ _BRING = (
     "reduce_scatter_tensor_coalesced_",
     "scatter_",
 )
-"""Collectives that write what only other ranks know to their first argument."""
+"""Collectives that write to their first argument what depends on other ranks."""
 
 
 class Announced(msgspec.Struct):
@@ -77,7 +77,7 @@ class Messages:
             {
                 "send": functools.partial(_following, self._send),
                 "recv_": functools.partial(_following, self._receive),
-                **dict.fromkeys(_BRING, _forgetting),
+                **{name: functools.partial(_forgetting, "reduce" in name) for name in _BRING},
             },
         )
 
@@ -146,14 +146,19 @@ def _is_message(tensor: Any) -> bool:
     return str(tensor.dtype) in ("torch.int32", "torch.int64") and tensor.numel() <= MAX_NUMBERS
 
 
-def _forgetting(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective whose outputs nobody knows but as far as it is itself simulated."""
+def _forgetting(reduces: bool, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective whose outputs nobody knows, but for what is copied there as if every rank had
+    it: that is no sum."""
 
     def forgotten(keys: Any, outputs: Any, *args: Any) -> Any:
         from memprof.simulated_cuda.integers import forget
 
-        forget(outputs if isinstance(outputs, list) else [outputs])
-        return run(keys, outputs, *args)
+        tensors = outputs if isinstance(outputs, list) else [outputs]
+        forget(tensors)
+        result = run(keys, outputs, *args)
+        if reduces:
+            forget(tensors)
+        return result
 
     return forgotten
 

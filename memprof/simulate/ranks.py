@@ -9,15 +9,16 @@ them there, before anything else imports them, reaches ``init_process_group``, `
 ``init_device_mesh`` and what is built on these, whatever backend a script names.
 
 What collectives *of objects* bring is unpickled, so that fake bytes would raise: each rank has its
-own object in place of every other's. The sizes of shards are those of this rank: on the last rank
-of an uneven split, or of a pipeline, they are different, which ``--ranks`` shows.
+own object in place of every other's. What is known of a tensor (Note [What the host knows]) is
+known as if every rank had it, sums of that too; messages between two ranks have a Note of their own
+in ``messages.py``. The sizes of shards are those of this rank: on the last rank of an uneven split,
+or of a pipeline, they are different, which ``--ranks`` shows.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -87,6 +88,23 @@ def fake_reductions(parallel: Any) -> None:
     wrapped.register_comm_hook = register_comm_hook
 
 
+def fake_votes(stages: Any) -> None:
+    """Let a rank's stages decide whether shapes are given to all of them, in
+    ``torch.distributed.pipelining.stage``, which was just imported: in torch 2.12 to 2.14 a vote
+    goes from the first stage to the last and back."""
+
+    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        import torch
+
+        asks = stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+        mine = torch.tensor([not asks], dtype=torch.int32)
+        return mine if received_acc is None else mine * received_acc
+
+    if hasattr(stages.PipelineStage, "_warmup_forward_vote"):
+        stages.PipelineStage._warmup_forward_vote = vote
+        stages.PipelineStage._warmup_backward_result = lambda _, received_result: received_result
+
+
 def _hand_back(state: object, bucket: Any) -> Any:
     import torch
 
@@ -104,15 +122,16 @@ def _adding(distributed: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """``all_reduce`` that adds up what is known as if every rank had it; what is reduced in another
     way stays what it is."""
 
+    add = distributed.ReduceOp.SUM
+
     @functools.wraps(run)
-    def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def all_reduce(tensor: Any, op: Any = add, group: Any = None, async_op: bool = False) -> Any:
         from memprof.simulated_cuda.integers import SMALL, contents, is_known, overwritten
 
-        given = inspect.signature(run).bind(tensor, *args, **kwargs).arguments
-        work = run(tensor, *args, **kwargs)
-        ranks = distributed.get_world_size(given.get("group"))
-        adds = given.get("op", distributed.ReduceOp.SUM) == distributed.ReduceOp.SUM
-        if adds and ranks > 1 and tensor.is_cuda and tensor.nbytes <= SMALL and is_known(tensor):
+        work = run(tensor, op, group, async_op)
+        ranks = distributed.get_world_size(group)
+        small = tensor.is_cuda and tensor.nbytes <= SMALL
+        if op == add and ranks > 1 and small and is_known(tensor):
             overwritten(tensor, contents(tensor) * ranks)
         return work
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 
@@ -89,7 +90,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 stage_module = nn.Linear(1024, 1024, bias=False, device=device)
 shapes = {{}}
 if KNOWN:
-    example = torch.empty(2, 1024, device="meta")
+    example = torch.empty(2, 1024, device="meta", requires_grad=True)
     shapes = {{"input_args": (example,), "output_args": (example,)}}
 stage = PipelineStage(stage_module, rank, world, device, **shapes)
 schedule = Schedule1F1B(stage, 4 * world, loss_fn=nn.functional.mse_loss)
@@ -116,7 +117,15 @@ def test_a_pipeline_that_asks_other_ranks_for_shapes_is_told_what_to_do(tmp_path
     options = ("--world-size", "8", "--ranks", "7")
     status, _, errors = simulate(tmp_path, "KNOWN = False\n" + PIPELINE, *options)
     assert status == 3
-    assert "give it input_args and output_args" in errors
+    # From 2.14 on torch itself sees that nobody is there.
+    assert "give it input_args and output_args" in errors or "PipelineStage constructor" in errors
+
+
+@pytest.mark.skipif(importlib.metadata.version("torch") >= "2.12", reason="shapes go both ways")
+def test_a_stage_learns_shapes_from_one_simulated_before(tmp_path: Path) -> None:
+    source = "KNOWN = False\n" + PIPELINE
+    state = optimizer_state(tmp_path, source, "--world-size", "8", "--ranks", "0,1,2")
+    assert state == [2 * 4 * MIB + 4] * 3
 
 
 def test_context_parallel(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -120,17 +120,6 @@ def apart(values: list[Tensor], others: list[Tensor]) -> tuple[int, float]:
     return len(values) - len(unequal), max(apart_by, default=0.0)
 
 
-def doctor(rows: Rows) -> None:
-    """What ``memprof doctor`` says of this machine, compilers among it."""
-    from memprof.commands.doctor import Status, examine
-
-    diagnosis = examine()
-    for found in (*diagnosis.environment, *diagnosis.features):
-        rows.add(kind="doctor", **asdict(found))
-    failed = [f for f in diagnosis.environment if f.status is Status.FAIL]
-    assert not failed, failed
-
-
 def of(build: Callable[..., zoo.Case], *arguments: str, **settings: Any) -> Callable[..., Values]:
     """A run that trains a model which is small on every device."""
     return lambda compiler, simulated: training(build(*arguments), compiler, **settings)
@@ -156,9 +145,6 @@ PART = Part(
     about="Tensors that training or generation leaves under memprof, beside those under Inductor; "
     "Inductor run a second time is the control. A difference is the largest of any tensor, in "
     "units of that tensor's largest element.",
-    cases={
-        "memprof doctor": doctor,
-        **{name: partial(compare, run=run, **how) for name, (run, how) in CASES.items()},
-    },
+    cases={name: partial(compare, run=run, **how) for name, (run, how) in CASES.items()},
     values=True,
 )

@@ -27,9 +27,12 @@ NOT_YET = (
 )
 MEASURED = (
     "They are tested on a simulated CUDA device that computes real values, and were measured on "
-    "%s: of %d runs of models %d have Inductor's values, as far as Inductor has them when it runs "
-    "again ([every row](docs/real-gpu.md))."
+    "%s: of %d runs of models %d have Inductor's values, to rounding or as far as Inductor has "
+    "them when it runs again ([every row](docs/real-gpu.md))."
 )
+ROUNDING = 1e-6
+"""In units of a tensor's largest element: a backward that is compiled as a whole adds in another
+order."""
 MARKS = ("<!-- real GPU: make real-gpu-page -->", "<!-- end -->")
 
 
@@ -210,9 +213,9 @@ def section(contents: list[dict[str, Any]]) -> str:
 
 
 def right(case: dict[str, Any]) -> bool:
-    """Whether a run has Inductor's values, as far as Inductor has them when it runs again."""
+    """Whether a run has Inductor's values, to rounding or as far as Inductor has them again."""
     return case["ended"] == "ok" and all(
-        row["equal"] == row["tensors"] or row["difference"] <= 4 * row["control_difference"]
+        row["difference"] <= max(ROUNDING, 4 * row["control_difference"])
         for row in case["rows"]
         if row["kind"] == "values"
     )

@@ -117,5 +117,23 @@ def _cudnn_convolution(
     return torch.convolution(x, weight, None, stride, padding, dilation, False, no_padding, groups)
 
 
-REPLACEMENTS: Mapping[str, Callable[..., Any]] = {"cudnn_convolution": _cudnn_convolution}
+def _depthwise(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel: Sequence[int],
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    no_padding = [0] * len(padding)
+    groups = x.shape[1]
+    return torch.convolution(x, weight, bias, stride, padding, dilation, False, no_padding, groups)
+
+
+REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "cudnn_convolution": _cudnn_convolution,
+    "_conv_depthwise2d": _depthwise,
+    "conv_depthwise3d": _depthwise,
+}
 """By operator of aten: what computes the same on the CPU."""

@@ -89,8 +89,7 @@ class Rows:
 
     def read(self) -> dict[str, Any]:
         """The file of the part."""
-        content: dict[str, Any] = json.loads((self.out / f"{self.part}.json").read_text("utf-8"))
-        return content
+        return json.loads((self.out / f"{self.part}.json").read_text("utf-8"))
 
 
 def write(path: Path, content: Any) -> None:
@@ -109,11 +108,13 @@ def spread(samples: Sequence[float]) -> dict[str, Any]:
 # The machine
 
 
+PACKAGES = ("memprof", "torch", "triton", "numpy", "transformers", "msgspec", "rich", "click")
+
+
 def machine() -> dict[str, Any]:
     """The device, its driver and the versions of what runs on it."""
     from memprof.simulated_cuda.control import simulated
 
-    names = ("memprof", "torch", "triton", "numpy", "transformers", "msgspec", "rich", "click")
     # Of two copies of a package the one that comes first on the path is imported.
     installed = {d.name: d.version for d in reversed([*metadata.distributions()])}
     device = torch.cuda.get_device_properties(0)
@@ -129,7 +130,7 @@ def machine() -> dict[str, Any]:
         "most_sm_mhz": smi("clocks.max.sm"),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "versions": {name: installed.get(name) for name in names},
+        "versions": {name: installed.get(name) for name in PACKAGES},
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": os.cpu_count(),

@@ -70,7 +70,6 @@ def contexts(rows: Rows) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None
         processes.append(process)
         status = process.stdout.readline().strip()
         if status != "0":

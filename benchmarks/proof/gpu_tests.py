@@ -17,10 +17,11 @@ ENDED = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL) (\S+::.+)$")
 def run(rows: Rows) -> None:
     """A row a test, as it ends; the end of what was said with the last."""
     found = [p for p in sorted((ROOT / "test").rglob("test_*.py")) if "mark.gpu" in p.read_text()]
-    jobs = "2" if rows.simulated else "4"
     plugins = ("-p", "xdist", "-p", "pytest_timeout", "-p", "memprof.pytest_plugin")
-    options = ("-v", "-m", "gpu and not slow", "-p", "no:cacheprovider", *plugins, "-n", jobs)
-    command = [sys.executable, "-m", "pytest", *options, "--dist", "loadfile", *map(str, found)]
+    command = [
+        *(sys.executable, "-m", "pytest", "-v", "-m", "gpu and not slow", "-p", "no:cacheprovider"),
+        *(*plugins, "-n", "2" if rows.simulated else "4", "--dist", "loadfile", *map(str, found)),
+    ]
     ended: Counter[str] = Counter()
     said = []
     with subprocess.Popen(

@@ -37,7 +37,6 @@ ATTENTIONS = (
     *((1, 32, 2048, 128), (1, 32, 4096, 128), (1, 32, 8192, 128)),
 )
 BYTES = tuple(2**n for n in range(14, 31, 2))
-NODES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
 def rate(rows: Rows, calls: Sequence[Callable[[], Any]], **what: Any) -> None:
@@ -147,7 +146,7 @@ def launches(rows: Rows) -> None:
     x = torch.ones(32, device="cuda")
     sizes, many = (BYTES[:2], 20) if rows.simulated else (BYTES[:-1], 500)
     cost(rows, lambda: [x.add_(1) for _ in range(many)], many, kind="launch", operator="add_ of 32")
-    for nodes in NODES:
+    for nodes in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
         graph = captured(lambda nodes=nodes: [x.add_(1) for _ in range(nodes)])
         cost(rows, graph.replay, kind="graph", nodes=nodes)
     for pinned, nbytes in itertools.product((True, False), sizes):

@@ -66,11 +66,13 @@ def copy(names: tuple[str, ...], to: Path) -> None:
 
 
 def run(*command: str) -> str:
-    """What a Python module says, run without the simulated device of this process."""
+    """What a Python module says, run without the simulated device of this process, and with nothing
+    in Inductor's cache, since what it benchmarks to choose kernels takes memory."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SIMGPU_", "LD_PRELOAD"))}
-    environment = {**kept, "PYTHONPATH": str(ROOT)}
     line = [sys.executable, "-m", *command]
-    done = subprocess.run(line, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    with tempfile.TemporaryDirectory() as empty:
+        of_its_own = {**kept, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": empty}
+        done = subprocess.run(line, env=of_its_own, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
@@ -89,10 +91,9 @@ def collect_wheels(folder: Path) -> None:
         pins = ["-c", str(ROOT / "constraints.txt"), "-d", str(downloads)]
         run("pip", "-q", "download", *for_them, *platforms, *pins, *wanted)
         for path in downloads.iterdir():
-            strongest = path.stat().st_size > LARGE
+            how = zipfile.ZIP_LZMA if path.stat().st_size > LARGE else zipfile.ZIP_DEFLATED
             with zipfile.ZipFile(path) as old, zipfile.ZipFile(folder / path.name, "w") as new:
                 for item in old.infolist():
-                    how = zipfile.ZIP_LZMA if strongest else zipfile.ZIP_DEFLATED
                     new.writestr(item, old.read(item), how)
 
 

@@ -19,6 +19,8 @@ from proof.common import Part, Rows, ledger, smi, used
 
 STEPS = 6
 BATCH = {"124M": 8, "350M": 4}
+ALONE = "124M"
+"""The size whose runs with memprof have the device to themselves, to read what all of it has."""
 
 
 def measure(rows: Rows, size: str, mode: str, contender: str) -> None:
@@ -49,20 +51,12 @@ def measure(rows: Rows, size: str, mode: str, contender: str) -> None:
             total=sum(parts.values()),
             unexplained=account.unexplained,
             outside=account.outside_bytes,
-            reserved=torch.cuda.memory_reserved(),
-            **(of_device() if alone(f"{size} {mode} {contender}") else NOTHING),
             parts=parts,
             notes=account.notes,
         )
         rows.add(kind="graphs", **ledger())
-
-
-def alone(case: str) -> bool:
-    """Whether a case has the device to itself, to read what the whole of it has left."""
-    return case.startswith("124M") and case.endswith("memprof")
-
-
-NOTHING: dict[str, Any] = {"device_used": None, "nvml_used": None, "nvml_processes": ""}
+        if size == ALONE:
+            rows.add(kind="device", **of_device())
 
 
 def of_device() -> dict[str, Any]:
@@ -74,7 +68,12 @@ def of_device() -> dict[str, Any]:
     except Exception as error:
         said, mib = repr(error), smi("memory.used") or ""
         by_nvml = int(mib) << 20 if mib.isdigit() else None
-    return {"device_used": used(), "nvml_used": by_nvml, "nvml_processes": said}
+    return {
+        "reserved": torch.cuda.memory_reserved(),
+        "device_used": used(),
+        "nvml_used": by_nvml,
+        "nvml_processes": said,
+    }
 
 
 PART = Part(
@@ -87,5 +86,5 @@ PART = Part(
         for case in itertools.product(BATCH, ("training", "inference"), subjects.CONTENDERS)
         if case[0] == "124M" or case[2] != "inductor again"
     },
-    alone=alone,
+    alone=lambda case: case.startswith(ALONE) and case.endswith("memprof"),
 )

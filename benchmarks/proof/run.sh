@@ -29,4 +29,5 @@ export PYTHONPATH=$work/site:$kit/benchmarks${PYTHONPATH:+:$PYTHONPATH} PYTHONUN
 export MEMPROF_CACHE=$work/cache TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
 # Plugins that happen to be there may want another pytest.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+"$python" -m memprof doctor || true  # what will not work, before it fails
 "$python" -m proof.run "$@"

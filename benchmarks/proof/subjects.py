@@ -96,7 +96,6 @@ def checkpointed() -> zoo.Case:
 _CLIP = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
 }  # fmt: skip
-_WORDS = {"vocab_size": 512, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 511}
 TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "T5": (
         "T5ForConditionalGeneration",
@@ -124,7 +123,10 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, A
         "CLIPModel",
         "CLIPConfig",
         {
-            "text_config": {**_CLIP, **_WORDS},
+            "text_config": {
+                **_CLIP, "vocab_size": 512, "max_position_embeddings": 32, "bos_token_id": 0,
+                "eos_token_id": 511,
+            },
             "vision_config": {**_CLIP, "image_size": 32, "patch_size": 8},
             "projection_dim": 32,
         },

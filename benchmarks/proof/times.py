@@ -60,8 +60,7 @@ def measure(rows: Rows, build: Callable[..., Callable[[], None]], layers: int) -
                 times[name].append(block(steps[name], count))
     for name, samples in times.items():
         host, whole = zip(*samples, strict=True)
-        theirs = times["inductor"]
-        ratios = [mine[1] / other[1] for mine, other in zip(samples, theirs, strict=True)]
+        ratios = [m[1] / i[1] for m, i in zip(samples, times["inductor"], strict=True)]
         rows.add(
             kind="step",
             contender=name,

@@ -25,7 +25,6 @@ MACHINE = {
 }  # fmt: skip
 ROW = {"tensors": 3, "control_equal": 2, "control_difference": 1e-6}
 VALUES = {
-    "memprof doctor": {"ended": "ok", "error": "", "rows": []},
     "GPT-2": {
         "ended": "ok",
         "error": "",

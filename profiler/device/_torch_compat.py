@@ -130,7 +130,9 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if not is_traceable_wrapper_subclass(subclass):
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
-    return [t for name in names for t in plain_tensors(getattr(tensor, name))]
+    # From torch 2.12 on other objects are among them: a DTensor's mesh.
+    inner = [x for name in names if isinstance(x := getattr(tensor, name), torch.Tensor)]
+    return [t for x in inner for t in plain_tensors(x)]
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:

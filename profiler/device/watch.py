@@ -350,7 +350,7 @@ class Watch:
 
     def _mark_process(self, phase: Phase | None) -> Known:
         look = self.objects.of_process()
-        self._mark(phase, look.known, often=look.often)
+        self._mark(phase, look.gradients | look.known, often=look.often)
         return look.known
 
     @property

@@ -108,9 +108,8 @@ def describe(file: str, line: int) -> Compiled | None:
     buffer = record.buffers.get(record.buffer_of_line(line) or "")
     node = (buffer.primary if buffer is not None else None) or ""
     found = record.nodes.get(node)
-    if found is None:
-        return Compiled(record.label, node)
-    return Compiled(record.label, node, found.frame, found.recomputed)
+    again = found is not None and found.recomputed
+    return Compiled(record.label, node, found.frame if found is not None else None, again)
 
 
 def _note(account: DeviceAccount) -> str:

@@ -111,9 +111,9 @@ def graphed_functions(
     for e in ledger:
         if e.tree is not None:
             grouped.setdefault((e.tree.device, e.tree.function), []).append((e, e.tree))
-    grown = {device: _grown(ledger, device) for device in {device for device, _ in grouped}}
+    grown = {device: _grown(steps) for device, steps in _sizes(ledger).items()}
     found = [
-        _function(device, name, entries, by_id, grown[device][name])
+        _function(device, name, entries, by_id, grown.get(device, Counter())[name])
         for (device, name), entries in grouped.items()
     ]
     return sorted(found, key=lambda f: (f.device, -f.marginal_bytes, f.function))
@@ -174,25 +174,26 @@ def pool_growth(entry: LedgerEntry) -> int:
 
 def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
     """The largest size that each device's pool is known to have had, in bytes."""
-    largest: dict[str, int] = {}
-    for e in ledger:
+    return {device: max(after for after, *_ in steps) for device, steps in _sizes(ledger).items()}
+
+
+def _sizes(ledger: Iterable[LedgerEntry]) -> dict[str, list[tuple[int, int, str]]]:
+    """Of each device, in order of time, how large a pool was, by how much it had grown just before,
+    and for which function."""
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for e in sorted(ledger, key=lambda e: e.time_ns):
         if e.tree is not None and e.tree.pool_after >= 0:
-            device = e.tree.device
-            largest[device] = max(largest.get(device, 0), e.tree.pool_after)
-    return largest
+            step = e.tree.pool_after, pool_growth(e), e.tree.function
+            found.setdefault(e.tree.device, []).append(step)
+    return found
 
 
-def _grown(ledger: Iterable[LedgerEntry], device: str) -> Counter[str]:
-    """By function how much of a device's pool its warm-ups and recordings had asked for when that
-    was largest. What the pool has lost meanwhile, and all that a pool of before had, is taken from
+def _grown(steps: list[tuple[int, int, str]]) -> Counter[str]:
+    """By function how much of a pool its warm-ups and recordings had asked for when that was
+    largest. What the pool has lost meanwhile, and all that a pool of before had, is taken from
     those that asked first."""
-    steps = [
-        (e.tree.pool_after, pool_growth(e), e.tree.function)
-        for e in sorted(ledger, key=lambda e: e.time_ns)
-        if e.tree is not None and e.tree.device == device and e.tree.pool_after >= 0
-    ]
     found: Counter[str] = Counter()
-    last = max(range(len(steps)), key=lambda i: steps[i][0], default=-1)
+    last = max(range(len(steps)), key=lambda i: steps[i][0])
     for after, grown, function in steps[: last + 1]:
         gone = found.total() + grown - after
         for name in [*found] if gone > 0 else ():

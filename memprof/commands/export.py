@@ -13,7 +13,7 @@ from memprof.profiler.file import profile_schema, read_profiles, write_profiles
 from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.report.html import write_report
-from memprof.profiler.snapshot.enrich import Enriched, write_snapshot
+from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
 from memprof.profiler.snapshot.named import read_names, replayed
 from memprof.profiler.snapshot.names import CodeNames
@@ -187,28 +187,23 @@ def _keep_other_files(output: str) -> None:
 
 def _said(done: Enriched) -> list[str]:
     lines = []
-    graphs = dict.fromkeys([*done.nbytes, *done.events, *done.frames])
+    graphs = dict.fromkeys([*done.frames, *done.events])
     for graph in sorted(graphs, key=lambda g: (-done.nbytes[g], -done.events[g])):
         frames, events = _count(done.frames[graph], "frame"), _count(done.events[graph], "event")
-        blocks = _blocks(done.blocks[graph], done.nbytes[graph])
-        lines.append(f"{graph}: {frames} named, in {blocks} and {events}")
+        lines.append(f"{graph}: {frames} named, in {_blocks(done, graph)} and {events}")
     if not lines:
         lines.append("Nothing was named: the profiles know none of its generated code")
-    files = sorted(done.unnamed_frames, key=lambda f: -done.unnamed_bytes[f])
+    files = sorted(done.unnamed, key=lambda f: -done.nbytes[f])
     for file in files[:_FILES]:
-        frames = _count(done.unnamed_frames[file], "frame")
-        blocks = _blocks(done.unnamed_blocks[file], done.unnamed_bytes[file])
-        lines.append(f"not known: {frames} of {shorten_path(file)}, in {blocks}")
+        frames = _count(done.unnamed[file], "frame")
+        lines.append(f"not known: {frames} of {shorten_path(file)}, in {_blocks(done, file)}")
     if rest := files[_FILES:]:
-        count = sum(done.unnamed_blocks[f] for f in rest)
-        blocks = _blocks(count, sum(done.unnamed_bytes[f] for f in rest))
-        lines.append(f"not known: {len(rest)} more files, in {blocks}")
-    eager = _blocks(done.eager_blocks, done.eager_bytes)
-    bare = _blocks(done.bare_blocks, done.bare_bytes)
-    return [*lines, f"no generated code: {eager}; no stack: {bare}"]
+        lines.append(f"not known: {len(rest)} more files, in {_blocks(done, *rest)}")
+    return [*lines, "; ".join(f"{whose}: {_blocks(done, whose)}" for whose in (EAGER, BARE))]
 
 
-def _blocks(count: int, nbytes: int) -> str:
+def _blocks(done: Enriched, *whose: str) -> str:
+    count, nbytes = (sum(of[w] for w in whose) for of in (done.blocks, done.nbytes))
     return f"{_count(count, 'block')} of {format_bytes(nbytes)}"
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
-from ._torch_hooks import Undo, our_own, replace
+from ._torch_hooks import Undo, replace
 
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
@@ -50,10 +50,9 @@ def record_history() -> None:
     # collection. Below an allocation that fails these are the program's, with all its tensors.
     import torch._inductor
 
-    with our_own():
-        torch.cuda.memory._record_memory_history(
-            context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
-        )
+    torch.cuda.memory._record_memory_history(
+        context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
+    )
 
 
 def drain_history() -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,32 +86,11 @@ def around_clearing_of_workspaces(do: Callable[[bool], None]) -> Undo:
     return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
 
 
-class _Here(threading.local):
-    ours = False
-
-
-_here = _Here()
-
-
-@contextlib.contextmanager
-def our_own() -> Iterator[None]:
-    """Within it what this thread does with the allocator's history is memprof's doing."""
-    _here.ours = True
-    try:
-        yield
-    finally:
-        _here.ours = False
-
-
-def on_foreign_history(do: Callable[[], None]) -> Undo:
-    """Call ``do`` before anybody but memprof begins or ends the allocator's history."""
-
-    def told(*_: Any) -> None:
-        if not _here.ours:
-            do()
-
+def on_history(do: Callable[[], None]) -> Undo:
+    """Call ``do`` before anybody, memprof included, begins or ends the allocator's history."""
+    around = _before(lambda *_: do())
     names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
-    return _all(*(replace([torch._C], name, _before(told)) for name in names))
+    return _all(*(replace([torch._C], name, around) for name in names))
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:

@@ -41,13 +41,12 @@ one for all code.
 
 from __future__ import annotations
 
-import bisect
 import linecache
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
@@ -156,7 +155,7 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
 def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
-    account.failed = failed_requests(replay)
+    account.failed = failed_requests(replay, _asker)
     if replay.strange:
         account.notes.append(
             f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
@@ -174,6 +173,11 @@ def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
         )
 
 
+def _asker(raw: Sequence[Mapping[str, Any]]) -> tuple[str, SourceFrame | None]:
+    at = where(frames_of(raw))
+    return at.module_path, source_of(at.line)
+
+
 def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
     """Blocks of one row together, in no order."""
     grouped: dict[_Row, list[int]] = {}
@@ -182,17 +186,16 @@ def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_R
     return [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
 
 
-def failed_requests(replay: Replay) -> list[FailedRequest]:
-    """Requests that could not be served, those of one place together, in order of the first."""
-    asked = ((nbytes, where(frames)) for nbytes, frames in replay.out_of_memory)
-    return counted_requests(
-        FailedRequest(nbytes, at.module_path, source_of(at.line)) for nbytes, at in asked
-    )
-
-
-def counted_requests(requests: Iterable[FailedRequest]) -> list[FailedRequest]:
-    """Those alike together, in order of the first."""
-    return [replace(request, count=n) for request, n in Counter(requests).items()]
+def failed_requests(
+    replay: Replay, asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]]
+) -> list[FailedRequest]:
+    """Requests that could not be served, those of one place together, in order of the first;
+    ``asker`` says of frames as the allocator has them which modules ran, and the line."""
+    # Many may fail in one place: its long list of frames is looked at once.
+    places = {id(raw): raw for _, raw in replay.out_of_memory}
+    asked = {place: asker(raw) for place, raw in places.items()}
+    alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in replay.out_of_memory)
+    return [FailedRequest(*request, count) for request, count in alike.items()]
 
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
@@ -217,17 +220,13 @@ class _Decider:
         self._trains = cut_off or any(m.phase is Phase.BACKWARD for m in marks)
         self._stays = stays
         self._passing = passing
-        self._ended: list[int] = []  # Backwards that have let go of all that they would.
-        self._last = len(marks) - 1  # The mark after which what ran was cut off.
+        self._ended: set[int] = set()  # Marks in backwards that let go of all that they would.
         ended = not now
         for i in reversed(range(len(marks))):
             if marks[i].phase is not Phase.BACKWARD:
                 ended = not marks[i].cut
-                if not ended and self._same_span(i, self._last):
-                    self._last = i - 1
             elif ended:
-                self._ended.append(i)
-        self._ended.reverse()
+                self._ended.add(i)
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
         known = block.known
@@ -255,9 +254,11 @@ class _Decider:
         end = None if block.cut else block.freed_after
         if phase is Phase.FORWARD:
             return self._of_forward(block, at, end), ""
-        # What is to stay of the span that is cut off is known already.
-        until = self._last if block.freed_after is None and self._cut_off else block.freed_after
-        if until is not None and self._same_span(block.mark, until):
+        last = len(self._marks) - 1 if self._cut_off else None
+        until = block.freed_after if block.freed_after is not None else last
+        cut = phase is Phase.BACKWARD and block.mark not in self._ended
+        # What is to stay of a span that is cut off is known already.
+        if cut or (until is not None and self._same_span(block.mark, until)):
             return Purpose.TEMPORARY, ""
         if phase is Phase.OPTIMIZER:
             return Purpose.OPTIMIZER_STATE, ""
@@ -276,10 +277,9 @@ class _Decider:
             return stays if of_model else Purpose.INPUT
         if end is not None and self._same_span(block.mark, end):
             return Purpose.TEMPORARY
-        later = bisect.bisect_right(self._ended, block.mark)
-        until = block.freed_after if block.freed_after is not None else self._last
-        waits = later == len(self._ended) or self._ended[later] > until
-        would_go = of_model and waits and end is None and (self._cut_off or block.cut)
+        until = block.freed_after if block.freed_after is not None else len(self._marks)
+        would_go = of_model and end is None and (self._cut_off or block.cut)
+        would_go = would_go and self._ended.isdisjoint(range(block.mark, until + 1))
         if would_go or (end is not None and self._marks[end].phase is Phase.BACKWARD):
             return Purpose.CHECKPOINTED_INPUT if block.checkpointed else Purpose.ACTIVATION
         return Purpose.OUTPUT if of_model else Purpose.INPUT

@@ -50,11 +50,12 @@ _DEEPEST = 4
 
 
 class Look(NamedTuple):
-    """What is known of modules and optimizers, and what the program itself says; and addresses of
-    storages that were written to often."""
+    """What is known of modules and optimizers, and what the program itself says; addresses of
+    storages that were written to often; and gradients of any tensors."""
 
     known: Known
-    often: frozenset[int] = frozenset()
+    often: frozenset[int]
+    gradients: Known
 
 
 class _Module:
@@ -150,8 +151,8 @@ class Objects:
         for tensor in compat.tensors_of_caches():
             _add(static, tensor, Purpose.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
-        known = gradients | static | known | self._averages(modules, optimizers)
-        return Look(known, frozenset(often))
+        known = static | known | self._averages(modules, optimizers)
+        return Look(known, frozenset(often), gradients)
 
     def alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
         """Modules that are there, with what is known of each."""

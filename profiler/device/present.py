@@ -118,7 +118,8 @@ def unwatched_account(
     ``otherwise`` says whose a block is that ``look`` does not know."""
     replay = Replay(settings)
     replay.take_over(segments)
-    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, look.known, often=look.often)]
+    known = look.gradients | look.known
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, known, often=look.often)]
     replay.feed((), marks)
     peak = replay.now()
     account = named(device)

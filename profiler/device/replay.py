@@ -148,7 +148,8 @@ class Replay:
         peak: the instant that decides.
         events, strange: that were followed, and that contradict the others.
         corrected: how often what was followed was not what a snapshot had.
-        out_of_memory: requests in bytes that failed, with the program of that time.
+        out_of_memory: requests in bytes that failed, with the program of that time as the allocator
+            has it: those of one place have one list of frames.
         mark: number of the last mark before what was followed last.
         gone: blocks that lived long (``Block.lived_long``) and are not there any more.
         failed: number of the last mark before a failure, a request's or a backward's, after which
@@ -185,7 +186,7 @@ class Replay:
         self.events = 0
         self.strange = 0
         self.corrected = 0
-        self.out_of_memory: list[tuple[int, tuple[SourceFrame, ...]]] = []
+        self.out_of_memory: list[tuple[int, Sequence[Mapping[str, Any]]]] = []
         limit = settings.get("max_split_size", -1)
         self._max_split: int | None = limit if limit > 0 else None
         self._divisions = {
@@ -232,7 +233,6 @@ class Replay:
         so far. ``origins`` are those of blocks, by their number among these events' requests."""
         self._segments.new_history()
         begin = self._asked
-        asked_by: dict[int, tuple[SourceFrame, ...]] = {}
         for e in events:
             self.events += 1
             action = e["action"]
@@ -260,11 +260,7 @@ class Replay:
                 self._pass(marks, (self._asked, self._let_go))
                 if self.failed is None:  # Else that what ran has raised is among these.
                     self.failed = self.mark
-                # Many requests may fail in one place, which has one long list of frames.
-                raw = e.get("frames", ())
-                if id(raw) not in asked_by:
-                    asked_by[id(raw)] = frames_of(raw)
-                self.out_of_memory.append((e["size"], asked_by[id(raw)]))
+                self.out_of_memory.append((e["size"], e.get("frames") or ()))
         self._pass(marks, (math.inf, math.inf))
         self._keep_peak()
         self.gone = [b for b in self.gone if b.lived_long(self.events)]

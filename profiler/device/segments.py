@@ -67,8 +67,8 @@ class Segments:
         Returns whether that was possible."""
         start = self._starts.last_up_to(max(address, address + size - 1))
         before = None if start is None else self._by_address[start]
-        if before is not None and before.address + before.size > address:
-            return False
+        if not size or (before is not None and before.address + before.size > address):
+            return not size
         self.reserved += size
         touches = before is not None and before.address + before.size == address
         if before is not None and touches and expandable and before.expandable:

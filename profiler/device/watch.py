@@ -308,8 +308,6 @@ class Watch:
         compat.record_history()
         self._history_is_ours = True
         self._undo.append(compat.keep_counting())
-        if self._guest:
-            self._undo.append(hooks.on_foreign_history(self._taken_over))
         begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
         settings, replays = snapshot["allocator_settings"], {}
@@ -321,12 +319,16 @@ class Watch:
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self.replays = replays
         self._taken = self.asked
+        if self._guest:
+            self._undo.append(hooks.on_history(self._taken_over))
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
 
     @_hook
     def _taken_over(self) -> None:
+        if self._draining:  # It is begun anew by ``drain``.
+            return
         self._history_is_ours = False
         self.why_not = (
             "somebody else has begun or ended the allocator's history inside of the session "
@@ -356,7 +358,7 @@ class Watch:
     def _mark_process(self, phase: Phase | None) -> Known:
         look = self.objects.of_process()
         owned = owners(module for module, _ in self.objects.alive())
-        self._mark(phase, look.known, often=look.often, owners=owned)
+        self._mark(phase, look.gradients | look.known, often=look.often, owners=owned)
         return look.known
 
     def _asked_of_each(self) -> dict[int, int]:

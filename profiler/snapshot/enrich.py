@@ -37,25 +37,26 @@ _PROTOCOL = 4
 """The latest that MemoryViz.js reads."""
 
 
+EAGER, BARE = "no generated code", "no stack"
+"""Whose blocks are without a frame of generated code, and without any frame."""
+
+
 @dataclass(slots=True)
 class Enriched:
-    """What was named and what was not. Bytes are those that blocks of the snapshot's end had been
-    asked for."""
+    """What was named and what was not.
 
-    # By graph: distinct frames that have a name now; blocks and events with such a frame.
+    Attributes:
+        frames, events: distinct frames that have a name now, and events with such a one, by graph.
+        unnamed: frames by file of generated code that no profile knows.
+        blocks, nbytes: blocks of the snapshot's end, and what they had been asked for: by graph, by
+            file that no profile knows, ``EAGER`` or ``BARE``.
+    """
+
     frames: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    unnamed: Counter[str] = field(default_factory=Counter)
     blocks: Counter[str] = field(default_factory=Counter)
     nbytes: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)
-    # By file of generated code that no profile knows.
-    unnamed_frames: Counter[str] = field(default_factory=Counter)
-    unnamed_blocks: Counter[str] = field(default_factory=Counter)
-    unnamed_bytes: Counter[str] = field(default_factory=Counter)
-    # Without a frame of generated code, and without any frame.
-    eager_blocks: int = 0
-    eager_bytes: int = 0
-    bare_blocks: int = 0
-    bare_bytes: int = 0
 
 
 def enrich(snapshot: Snapshot, names: CodeNames, *, fields: bool = True) -> Enriched:
@@ -120,19 +121,11 @@ class _Work:
     def block(self, block: Json) -> None:
         """Name the frames of a block, and it; and count it."""
         stack = self._name_all(block)
-        found, nbytes = self.found, block["requested_size"]
-        if stack is None:
-            found.bare_blocks += 1
-            found.bare_bytes += nbytes
-        elif stack.name is not None:
-            found.blocks[stack.name.graph] += 1
-            found.nbytes[stack.name.graph] += nbytes
-        elif stack.file:
-            found.unnamed_blocks[stack.file] += 1
-            found.unnamed_bytes[stack.file] += nbytes
-        else:
-            found.eager_blocks += 1
-            found.eager_bytes += nbytes
+        whose = BARE
+        if stack is not None:
+            whose = stack.name.graph if stack.name is not None else stack.file or EAGER
+        self.found.blocks[whose] += 1
+        self.found.nbytes[whose] += block["requested_size"]
 
     def event(self, event: Json) -> None:
         """Name the frames of an event, and it; and count it."""
@@ -183,7 +176,7 @@ class _Work:
         name = self._names.name(frame["filename"], frame["line"], function)
         if name is None:
             if not self._names.knows(frame["filename"]):
-                self.found.unnamed_frames[frame["filename"]] += 1
+                self.found.unnamed[frame["filename"]] += 1
             return None
         self.found.frames[name.graph] += 1
         if not has_name:

@@ -23,14 +23,13 @@ from typing import Any
 
 import msgspec
 
-from memprof.profiler.device.account import add_up, counted_requests
+from memprof.profiler.device.account import add_up, failed_requests
 from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
 from memprof.profiler.device.segments import Ascending, Segments
 from memprof.profiler.device.where import is_generated, user_lines
 from memprof.profiler.model import (
     AccountRow,
     DeviceAccount,
-    FailedRequest,
     Profile,
     Purpose,
     SourceFrame,
@@ -141,7 +140,7 @@ def _add_history(
     followed = 0 if whole.strange else whole.most_allocated
     most = max(followed, peak.allocated, account.allocated)
     account.most_allocated = peak.most_allocated = most
-    account.failed = _failed(trace)
+    account.failed = failed_requests(whole, lambda raw: ("", _lines(raw)[0]))
     peak.notes += _doubts(account, whole, {e["action"] for e in trace})
     account.peak = peak
 
@@ -179,7 +178,7 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
     before = Segments()
     blocks: dict[int, Json] = {}
     for s in segments:
-        _grow(before, s["address"], s["total_size"], s["is_expandable"], s["segment_pool_id"])
+        before.grow(s["address"], s["total_size"], s["is_expandable"], s["segment_pool_id"])
         blocks |= {b["address"]: b for b in s["blocks"] if b["state"] != "inactive"}
     for e in reversed(trace):
         action = e["action"]
@@ -194,7 +193,7 @@ def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -
                 "state": state,
             }
         elif action in ("segment_free", "segment_unmap"):
-            _grow(before, e["addr"], e["size"], action == "segment_unmap", e.get("pool_id"))
+            before.grow(e["addr"], e["size"], action == "segment_unmap", e.get("pool_id"))
         elif action in ("segment_alloc", "segment_map"):
             before.shrink(e["addr"], e["size"])
     return _filled(before, blocks, _next_asked(trace, blocks), rules)
@@ -214,11 +213,6 @@ def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]
             above = asked.last_up_to(-address - 1)
             found[address] = MOST if above is None else -above
     return found
-
-
-def _grow(segments: Segments, address: int, size: int, expandable: bool, pool: Any) -> None:
-    if size:
-        segments.grow(address, size, expandable, pool)
 
 
 def _filled(
@@ -274,19 +268,6 @@ def _notes(account: DeviceAccount, has_history: bool) -> list[str]:
             "their FX nodes (memprof report SNAPSHOT --profile PROFILE)"
         )
     return notes
-
-
-def _failed(trace: Sequence[Json]) -> list[FailedRequest]:
-    """Requests that failed, those of one line together, in order of the first."""
-    lines: dict[int, SourceFrame | None] = {}  # Of stacks, which many requests have together.
-    found = []
-    for e in trace:
-        if e["action"] == "oom":
-            frames = e.get("frames") or ()
-            if id(frames) not in lines:
-                lines[id(frames)], _ = _lines(frames)
-            found.append(FailedRequest(e["size"], "", lines[id(frames)]))
-    return counted_requests(found)
 
 
 def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, SourceFrame | None]:

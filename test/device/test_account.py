@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memprof.profiler.device.account import explain, failed_requests, of_distributed
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Replay
+from memprof.profiler.device.replay import Replay, frames_of
 from memprof.profiler.device.where import where
 from memprof.profiler.model import AccountRow, DeviceAccount, Purpose
 from memprof.profiler.model import SourceFrame as Frame
@@ -627,8 +627,18 @@ def test_gradients_that_are_views_of_buckets() -> None:
     }
 
 
-def test_failed_requests_of_one_place_are_one() -> None:
+def test_failed_requests_of_one_place_are_one_and_cost_one_look() -> None:
+    looks = 0
+
+    def asker(raw: Any) -> tuple[str, Frame | None]:
+        nonlocal looks
+        looks += 1
+        return "Net", where(frames_of(raw)).line
+
     replay = Replay()
     event = {"action": "oom", "addr": 0, "size": 5, "frames": frames(("a.py", 1, "f"))}
     replay.feed([event, event, {**event, "size": 6}])
-    assert [(f.nbytes, f.count) for f in failed_requests(replay)] == [(5, 2), (6, 1)]
+    found = failed_requests(replay, asker)
+    assert [(f.nbytes, f.modules, f.count) for f in found] == [(5, "Net", 2), (6, "Net", 1)]
+    assert {f.frame and f.frame.location for f in found} == {"a.py:1"}
+    assert looks == 1

@@ -444,6 +444,90 @@ def test_fragmentation(tmp_path: Path) -> None:
     assert "halves[...], global of program.py" in report.text
 
 
+_TWICE = """
+where = ""
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if where == "forward":
+            full = mib(300), mib(1000)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if where == "backward":
+            full = mib(300), mib(1000)
+        return gradient
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = Net(256), Net(256)
+
+    def forward(self, x):
+        return self.last(Fails.apply(self.first(x)))
+
+
+def step(net, optimizer):
+    x = torch.randn(2048, 256, device="cuda", requires_grad=True)
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def sums(account):
+    found = {}
+    for r in account.rows:
+        found[r.what] = found.get(r.what, 0) + r.nbytes
+    return found
+
+
+for begun in (0, 2):
+    for fails_in in ("forward", "backward"):
+        for goes_on in (True, False):
+            session = memprof.profile(on_oom="oom.memprof", eager=True)
+            with contextlib.suppress(torch.OutOfMemoryError), session:
+                net = Model()
+                optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+                for _ in range(begun):
+                    step(net, optimizer)
+                where = fails_in
+                try:
+                    step(net, optimizer)
+                except torch.OutOfMemoryError:
+                    if not goes_on:
+                        raise
+                where = ""
+                torch.cuda.empty_cache()  # so that most was reserved at the failure
+                step(net, optimizer)
+            where = ""
+            ((run,), (failure,)) = (
+                p.accounts for p in (session.profile(), memprof.load("oom.memprof").profile())
+            )
+            assert run.reserved >= failure.reserved > 300 * MIB
+            assert sums(run) == sums(failure), (begun, fails_in, goes_on, sums(run), sums(failure))
+            # Of the first network its input and what GELU and linear saved: 8 MiB twice; of the
+            # second as much, where the forward came to it and the backward has not been there.
+            assert sums(run)["activation"] >= 16 * MIB, sums(run)
+            assert "persistent state" not in sums(run), sums(run)
+            if fails_in == "backward":
+                assert sums(run)["temporary"] >= 300 * MIB, sums(run)
+            net = optimizer = None
+            gc.collect()
+            torch.cuda.empty_cache()
+"""
+
+
+@pytest.mark.simgpu
+def test_the_file_of_a_failure_and_the_account_of_the_run_say_the_same(tmp_path: Path) -> None:
+    """Most is reserved where a request fails, in a forward or in a backward, before any backward
+    or later, and the program goes on or does not."""
+    _run(tmp_path, _TWICE, eager=True)
+
+
 def test_a_place_for_the_report_is_checked_on_entry(tmp_path: Path) -> None:
     for wrong in (str(tmp_path / "no" / "oom.memprof"), str(tmp_path / "oom.json")):
         with pytest.raises(ProfileNotWritableError, match=re.escape(wrong)):

@@ -28,7 +28,7 @@ from memprof.profiler.model import (
     Statement,
     StatementKind,
 )
-from memprof.profiler.snapshot.enrich import Enriched, enrich
+from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, enrich
 from memprof.profiler.snapshot.named import replayed
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.shape import Snapshot
@@ -76,13 +76,11 @@ def test_a_frame_says_what_it_made_in_every_viewer() -> None:
     # What the profile does not know stays as it is.
     assert foreign == frame("call", OTHER_CODE, 9)
     assert done.frames == {"0/0 forward": 2}
-    assert done.blocks == {"0/0 forward": 1}
-    assert done.nbytes == {"0/0 forward": 2 * MIB - 100}
+    assert done.blocks == {"0/0 forward": 1, OTHER_CODE: 1, EAGER: 2, BARE: 1}
+    made, other = 2 * MIB - 100, 2 * MIB
+    assert done.nbytes == {"0/0 forward": made, OTHER_CODE: other, EAGER: 6 * MIB, BARE: 2 * MIB}
     assert done.events == {"0/0 forward": 4}
-    assert done.unnamed_frames == {OTHER_CODE: 1}
-    assert done.unnamed_bytes == {OTHER_CODE: 2 * MIB}
-    assert (done.eager_blocks, done.eager_bytes) == (2, 6 * MIB)
-    assert (done.bare_blocks, done.bare_bytes) == (1, 2 * MIB)
+    assert done.unnamed == {OTHER_CODE: 1}
 
 
 def test_events_have_graph_role_and_colour() -> None:

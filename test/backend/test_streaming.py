@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -119,6 +122,54 @@ def test_bytes_a_call_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     print(f"{a_call:.1f} bytes a call")
     # THEN steady state costs far less than the 100 bytes a call that are allowed
     assert a_call <= 25
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.simgpu)])
+def test_no_kind_of_step_leaves_an_object(tmp_path: Path, device: str) -> None:
+    model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.ReLU()).to(device), backend="memprof")
+    x = torch.ones(2, 8, device=device)
+
+    class Fault(Exception):
+        pass
+
+    def fail(_: torch.Tensor) -> None:
+        raise Fault
+
+    def replay() -> None:
+        model(x).sum().backward()
+
+    def fails_after_the_forward() -> None:
+        with contextlib.suppress(Fault):
+            fail(model(x))
+        replay()
+
+    def fails_in_the_backward() -> None:
+        y = x.clone().requires_grad_()
+        y.register_hook(fail)
+        with contextlib.suppress(Fault):
+            model(y).sum().backward()
+
+    def evaluates_in_a_thread() -> None:
+        thread = threading.Thread(target=lambda: model(x).sum().item())
+        thread.start()
+        thread.join()
+
+    steps = 200
+    left = {}
+    with memprof.profile(tmp_path / "run.memprof") as session:
+        kinds = (replay, fails_after_the_forward, fails_in_the_backward, evaluates_in_a_thread)
+        for step in kinds:
+            before = [0, 0]
+            for _ in range(2):
+                for _ in range(steps):
+                    step()
+                session.profile()  # writes what was called
+                gc.collect()
+                now = [sys.getallocatedblocks(), len(gc.get_objects())]
+                left[step.__name__] = [(b - a) / steps for a, b in zip(before, now, strict=True)]
+                before = now
+    # A call in the log was four, of which each step makes one or more.
+    assert all(blocks < 2 and objects < 0.2 for blocks, objects in left.values()), left
 
 
 def test_a_full_disk_does_not_undo_the_training(

@@ -52,7 +52,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu test-gpu-rehearsal bench-gpu bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -60,7 +60,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Benchmarks print as they go. With ARGS=--quick each takes less than three minutes on an idle"
-	@echo "machine (bench-gpu aside): fewer cases and rounds, and the recorded results are not touched."
+	@echo "machine: fewer cases and rounds, and the recorded results are not touched."
 	@echo
 	@echo "On Linux, PyPI's torch carries CUDA packages of some gigabytes; for the CPU build add"
 	@echo "  TORCH_INDEX=https://download.pytorch.org/whl/cpu"
@@ -107,11 +107,23 @@ fuzz-tracker: $(ENVIRONMENT) ## broken and hostile settings on a tracker that st
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
 
-test-gpu-rehearsal: $(SIMGPU_STAMP) ## the same tests on the simulated device, before one is at hand
-	MEMPROF_REHEARSE_GPU=1 SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "gpu and not slow"
+proof-kit: $(SIMGPU_STAMP) ## build/proof-kit, which measures memprof where it is carried to: docs/real-gpu.md
+	rm -rf build/proof-kit
+	PYTHONPATH=. $(SIMGPU_PY) benchmarks/proof/kit.py build/proof-kit
 
-bench-gpu: $(STAMP) ## values, step times and pools beside reduce-overhead, on a real CUDA device
-	$(VENV)/bin/python benchmarks/trees_gpu.py $(ARGS)
+# The limits of cases grow with the time for all: a busy machine takes longer.
+prove-gpu-rehearsal: proof-kit ## the same kit on the simulated device, in small sizes
+	rm -rf build/rehearsal
+	mkdir -p build/rehearsal/results
+	cp -r build/proof-kit build/rehearsal
+	cd build/rehearsal && SIMGPU_NAME='NVIDIA H100 80GB HBM3' PYTHON=$(abspath $(SIMGPU_VENV))/bin/python TORCH=$(SIMGPU_TORCH) \
+	  $(abspath $(SIMGPU))/run.sh bash proof-kit/run.sh out --minutes 60 $(ARGS)
+	tar xzf build/rehearsal/out/*.tar.gz -C build/rehearsal/results
+	cp README.md build/rehearsal
+	$(PYTHON) benchmarks/proof/page.py build/rehearsal/results build/rehearsal/page.md build/rehearsal/README.md
+
+real-gpu-page: ## docs/real-gpu.md and the README's sentence, from benchmarks/results/real-gpu
+	$(PYTHON) benchmarks/proof/page.py
 
 bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside inductor and reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/device_memory.py $(ARGS)

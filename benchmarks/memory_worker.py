@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,18 +153,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def given_up(backend: str) -> list[str]:
     """Reasons, each with how often it was met."""
     if backend == "memprof":
-        from memprof.compile_backend.runtime import RUNTIME
-        from memprof.profiler.model import LedgerKind
+        from proof.common import ledger
 
-        kinds = (
-            *(LedgerKind.FALLBACK, LedgerKind.NOT_GRAPHED, LedgerKind.SKIP),
-            *(LedgerKind.TREE_FAILURE, LedgerKind.EVICTION, LedgerKind.NOT_OBSERVED),
-        )
-        seen: Counter[str] = Counter()
-        for entry in RUNTIME.ledger.entries_since({}):
-            if entry.kind in kinds:
-                seen[f"{entry.kind.value}: {entry.reason}"] += entry.count
-        return [f"{text} ({count})" for text, count in seen.items()]
+        found: list[str] = ledger()["given_up"]
+        return found
     if backend == "reduce-overhead":
         from torch._dynamo.utils import counters
 

@@ -4,19 +4,22 @@
 
 It knows nothing of the simulated device. GPT-2 124M (1,024 tokens), Llama 3.2 1B with LoRA of rank
 16 on queries and values (2,048 tokens, weights in bf16), ResNet-50 (224 x 224) and BERT-large (512
-tokens, dropout); bf16 autocast, AdamW (ResNet-50: SGD with momentum).
+tokens, dropout); bf16 autocast, AdamW (ResNet-50: SGD with momentum). To float16 there is a
+gradient scaler.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import memory_models as models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class LoRA(nn.Module):
@@ -95,7 +98,7 @@ class WithLoss(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         logits = self.model(x)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.flatten())
 
 
 def main() -> None:
@@ -107,6 +110,9 @@ def main() -> None:
     parser.add_argument("--backend", help="of torch.compile; by default none")
     parser.add_argument("--dtype", default="bfloat16", help="of autocast; float32 for none")
     parser.add_argument("--late", action="store_true", help="clear gradients before the backward")
+    parser.add_argument("--fused", action="store_true", help="AdamW in one kernel")
+    parser.add_argument("--checkpoint", action="store_true", help="each block (not resnet50)")
+    parser.add_argument("--grow", action="store_true", help="sequences that grow from step to step")
     args = parser.parse_args()
 
     build, layers, batch, tokens = MODELS[args.model]
@@ -117,6 +123,10 @@ def main() -> None:
     with torch.device("meta"):
         module = WithLoss(build(args.layers or layers))
     module.to_empty(device="cuda").train()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    for block in module.model.blocks if args.checkpoint else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if args.model == "bert-large":
         module.model.model.tie_weights()
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -125,19 +135,22 @@ def main() -> None:
         x = torch.empty(batch, 3, 224, 224, device="cuda")
         labels = torch.zeros(batch, dtype=torch.long, device="cuda")
     else:
-        optimizer = torch.optim.AdamW(trained, lr=1e-4)
+        optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=args.fused)
         x = labels = torch.zeros(batch, tokens, dtype=torch.long, device="cuda")
     step: Any = torch.compile(module, backend=args.backend) if args.backend else module
     dtype = getattr(torch, args.dtype)
-    for _ in range(args.steps):
+    scaler = torch.amp.GradScaler(enabled=dtype is torch.float16)
+    for i in range(args.steps):
         if not args.late:
             optimizer.zero_grad()
+        n = tokens * (i + 1) // args.steps if args.grow else None
         with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
-            loss = step(x, labels)
+            loss = step(x[:, :n], labels[:, :n]) if args.grow else step(x, labels)
         if args.late:
             optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 if __name__ == "__main__":

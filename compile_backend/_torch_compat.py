@@ -1,6 +1,6 @@
 """Every private or version-specific piece of torch that the backend touches.
 
-Supported: torch 2.11, 2.13, 2.15. What there is no compiling without is imported here; names, and
+Supported: torch 2.11 to 2.15. What there is no compiling without is imported here; names, and
 other modules, are looked up at each use: one that a torch does not have costs what needs it.
 """
 
@@ -167,7 +167,7 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
 # --- the lowering -------------------------------------------------------------------------
 
 # 2.13+: only subclasses of CustomSchedulerPass take part in the cache key, others disable the
-# cache. 2.11 has no such class: any value that pickles takes part.
+# cache. Before there is no such class: any value that pickles takes part.
 _SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
 
 

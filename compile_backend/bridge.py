@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from memprof.profiler.device.out_of_memory import REPORTS, Compiled
+from memprof.profiler.device.out_of_memory import REPORTS
+from memprof.profiler.device.where import Compiled, describe_with
 from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
 from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
@@ -107,7 +108,9 @@ def describe(file: str, line: int) -> Compiled | None:
     buffer = record.buffers.get(record.buffer_of_line(line) or "")
     node = (buffer.primary if buffer is not None else None) or ""
     found = record.nodes.get(node)
-    return Compiled(record.label, node, found.frame if found is not None else None)
+    if found is None:
+        return Compiled(record.label, node)
+    return Compiled(record.label, node, found.frame, found.recomputed)
 
 
 def _note(account: DeviceAccount) -> str:
@@ -126,5 +129,5 @@ def _note(account: DeviceAccount) -> str:
 def report_out_of_memory() -> None:
     """Log a line for each failed allocation from now on, and note it in the ledger."""
     if REPORTS.start():
-        REPORTS.describe_with(describe)
+        describe_with(describe)
         REPORTS.keep_with(_note)

@@ -118,7 +118,7 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
             variable, current, _ = accumulated(node)
             if variable in items:
                 leaves.add(variable)
-                if current is None:  # up to torch 2.11 it is an input, but no argument
+                if current is None:  # up to torch 2.12 it is an input, but no argument
                     current = of_group.get(variable.meta.get(GRADIENT_GROUP))
                 if current is not None:
                     gradients[current] = variable
@@ -292,7 +292,7 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
     found: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
     for node in aot_nodes.computing(captured.graph):
-        p = replace(aot_nodes.own_provenance(node), from_forward=True)
+        p = replace(aot_nodes.own_provenance(node, backward=True), from_forward=True)
         origin = origin_of(node)
         if origin is not None and origin.aot_node is not None:
             if p.frame is not None and is_engine_frame(p.frame):

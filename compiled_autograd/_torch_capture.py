@@ -1,5 +1,5 @@
 """What a capture needs of private torch beside ``_torch_compat.py``: fake tensors and symbolic
-numbers, which stand for values, and AOTAutograd's backward. Supported: torch 2.11, 2.13, 2.15.
+numbers, which stand for values, and AOTAutograd's backward. Supported: torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class AotBackward:
         Dynamo puts it into its graph as it is; it closes over constants only.
         """
         function = getattr(self._class, "_bw_prologue_fn", None)
-        if function is None:  # up to 2.11
+        if function is None:  # up to 2.12
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers
@@ -159,7 +159,7 @@ class AotBackward:
         """Gradients from the module's outputs; ``make_subclass`` rebuilds tensor subclasses."""
         function = getattr(self._class, "_bw_epilogue_fn", None)
         override = {"make_subclass_override": make_subclass}
-        if function is None:  # up to 2.11
+        if function is None:  # up to 2.12
             from torch._functorch._aot_autograd import runtime_wrappers
 
             module: Any = runtime_wrappers

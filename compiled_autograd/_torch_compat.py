@@ -1,6 +1,6 @@
 """Every private or version-specific piece of torch that compiled autograd touches.
 
-Supported: torch 2.11, 2.13, 2.15. Each function says what it stands on.
+Supported: torch 2.11 to 2.15. Each function says what it stands on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ call_hook: Callable[..., Any] = _external.call_hook
 call_backward: Callable[..., Any] = _external.call_backward
 """``call_backward(ctx, saved_tensors, *grads)``: the backward of an autograd.Function."""
 call_accumulate_grad: Callable[..., Any] = _external.call_accumulate_grad
-"""Up to 2.11 ``(variable, grad, has_post_hooks)``, then with ``variable_grad`` before ``grad``."""
+"""Up to 2.12 ``(variable, grad, has_post_hooks)``, then with ``variable_grad`` before ``grad``."""
 
 
 def call_first_accumulate_grad(

@@ -302,7 +302,7 @@ class AutogradCompilerInstance:
     def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
         """Accumulate a gradient into ``variable.grad``.
 
-        Up to torch 2.11 ``(variable, grad, has_post_hooks) -> None``, and the current
+        Up to torch 2.12 ``(variable, grad, has_post_hooks) -> None``, and the current
         gradient is read when the graph runs; then ``(variable, variable_grad, grad,
         has_post_hooks) -> new gradient``, with the current gradient among the inputs.
         """

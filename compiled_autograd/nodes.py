@@ -167,7 +167,7 @@ def accumulated(node: Node) -> tuple[Node, Node | None, Node | None]:
     The gradient until now is an argument from torch 2.13 on, and None where there was none.
     """
     nodes: list[Any] = [a if isinstance(a, Node) else None for a in node.args[:-1]]
-    # take_gradient() and, up to 2.11, an accumulation have two.
+    # take_gradient() and, up to 2.12, an accumulation have two.
     variable, current, new = (nodes[0], None, nodes[1]) if len(nodes) == 2 else nodes
     return variable, current, new
 

@@ -59,7 +59,7 @@ DECISIONS: Mapping[str, tuple[Verdict, str]] = {
     "cudagraph_backend_keep_input_mutation": (_OTHERS, 'backend="cudagraphs"'),
     "cudagraph_backend_support_input_mutation": (_OTHERS, 'backend="cudagraphs"'),
 }
-"""Every option of torch 2.11, 2.13 and 2.15 that has to do with CUDA graphs, by its name in
+"""Every option of torch 2.11 to 2.15 that has to do with CUDA graphs, by its name in
 ``torch._inductor.config`` or ``torch._dynamo.config``. A test asks torch for its options, so that a
 new one fails until somebody has decided about it here: what becomes of it, and which file and
 function reads it, or what it concerns."""

@@ -40,6 +40,7 @@ __all__ = [
     "get_scopes",
     "peak_report",
     "profile_memory",
+    "timeline_to_pandas",
 ]
 
 

@@ -234,6 +234,10 @@ class Attribution:
             found = self._sites[key] = self._resolve(graph, storage, owner, line)
         return found
 
+    def category(self, item: LiveItem) -> Category:
+        """What a live storage is for, by whoever owns it at that instant."""
+        return self.site(item.graph, item.storage, item.owner, item.line).category
+
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
         """One view of a live set."""
         found = []
@@ -395,7 +399,7 @@ def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
         why[View.MODULE] = "the FX node belongs to no known module"
     if node.frame is None:
         why[View.LINE] = "the FX node has no user source line"
-    return _site(
+    site = _site(
         graph.id,
         storage,
         why,
@@ -404,6 +408,8 @@ def _node(graph: GraphRecord, storage: Storage, node: NodeProvenance) -> Site:
         module=node.module_path,
         frame=node.frame,
     )
+    again = node.recomputed and storage.category is Category.TEMPORARY
+    return replace(site, category=Category.ACTIVATION) if again else site
 
 
 def _unknown(graph: int, storage: Storage, reason: str, *more: View) -> Site:

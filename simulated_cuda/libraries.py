@@ -137,7 +137,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
     if unknown or missing:
         raise BuildFailedError(
             f"torch {torch.version} wants what the simulated device does not know: "
-            f"{', '.join(sorted(unknown | missing))}. memprof is tested with torch 2.11, 2.13 and "
+            f"{', '.join(sorted(unknown | missing))}. memprof is tested with torch 2.11 to "
             "2.15; a newer memprof may know it"
         )
     return libraries

@@ -1,6 +1,6 @@
 """Private torch that observing needs: the allocators' own account of one call.
 
-Supported: torch 2.11, 2.13, 2.15.
+Supported: torch 2.11 to 2.15.
 """
 
 from __future__ import annotations

@@ -61,8 +61,9 @@ def target_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def own_provenance(node: Node) -> NodeProvenance:
-    """What the node itself carries, without looking at its surroundings."""
+def own_provenance(node: Node, *, backward: bool) -> NodeProvenance:
+    """What the node itself carries, without looking at its surroundings, in the graph of a
+    backward or another one."""
     meta = node.meta
     own = innermost_module(meta.get("nn_module_stack"))
     module = own or innermost_module(meta.get("fwd_nn_module_stack"))
@@ -79,6 +80,7 @@ def own_provenance(node: Node) -> NodeProvenance:
         module_type=module[1] if module else None,
         from_forward=from_forward or bool(meta.get("autograd_backward")),
         evidence=Evidence.EXACT if stack or module else Evidence.NONE,
+        recomputed=backward and meta.get("partitioner_tag") == "is_forward",
     )
 
 
@@ -121,7 +123,8 @@ def snapshot(
     """
     by_seq = by_sequence_number(forward.values()) if forward else {}
     nodes = computing(graph)
-    found = {n.name: with_forward(own_provenance(n), by_seq) for n in nodes}
+    backward = any(n.meta.get("partitioner_tag") == "is_backward" for n in nodes)
+    found = {n.name: with_forward(own_provenance(n, backward=backward), by_seq) for n in nodes}
     located = {name: p for name, p in found.items() if p.stack}
     placed = {name: p for name, p in found.items() if p.module_path is not None}
     alone = [n for n in nodes if n.name not in located and n.name not in placed]
@@ -141,7 +144,7 @@ def captured_snapshot(
     others: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
     for node in computing(graph):
-        own = own_provenance(node)
+        own = own_provenance(node, backward=True)
         origin = captured.get(tag_of(node, CAPTURED_TAG) or "")
         if origin is None:
             alone.append(node)

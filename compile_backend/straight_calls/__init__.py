@@ -13,7 +13,7 @@ was compiled for training.
 The autograd function derives from the one that AOTAutograd made and keeps its layout of saved
 values, so that all who know that class (compiled autograd, checkpointing, memprof itself) see no
 difference, and torch's backward can run after the straight forward. What is left to do, and in
-which order, follows torch's ``RuntimeWrapper`` and ``AOTDispatchAutograd`` of 2.11, 2.13 and 2.15
+which order, follows torch's ``RuntimeWrapper`` and ``AOTDispatchAutograd`` of 2.11 to 2.15
 (``torch/_functorch/_aot_autograd/runtime_wrappers.py``); with another torch nothing is replaced.
 ``options={"straight_calls": False}`` switches it off.
 """

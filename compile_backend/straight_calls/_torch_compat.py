@@ -1,4 +1,4 @@
-"""What straight calls need of torch 2.11, 2.13 and 2.15: Note [Straight calls]."""
+"""What straight calls need of torch 2.11 to 2.15: Note [Straight calls]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ wrappers: Any = None
 with contextlib.suppress(ImportError):
     wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
 
-KNOWN_TORCH = ("2.11.", "2.13.", "2.15.")
+KNOWN_TORCH = ("2.11.", "2.12.", "2.13.", "2.14.", "2.15.")
 """Releases whose run-time wrapper is known: with another one torch's own is kept."""
 
 profiler: Any = torch.autograd.profiler
@@ -44,7 +44,7 @@ _HAS_CONTEXT = not torch.__version__.startswith("2.11.")
 def callers_context() -> Any:
     """The context variables of the thread that called ``backward()``, None for this one's.
 
-    From 2.13 on torch runs compiled backwards in them. A copy: a context cannot be entered twice,
+    From 2.12 on torch runs compiled backwards in them. A copy: a context cannot be entered twice,
     and a backward may run another one.
     """
     if _HAS_CONTEXT and _C._is_key_in_tls("context"):
@@ -162,7 +162,7 @@ def hooks_are_inlined() -> bool:
 def uses_objects() -> bool:
     """Whether the graph that is being compiled uses objects of the program: streams, events.
 
-    From 2.13 on the first is the current stream, of every graph where there is a device.
+    From 2.12 on the first is the current stream, of every graph where there is a device.
     """
     from torch._dynamo import graph_bytecode_inputs as objects
 

@@ -110,7 +110,7 @@ def readers_of_gradient(accumulation: Node) -> set[Node]:
     found: set[Node] = set()
     if current is not None:
         found = _readers_of(current)
-    elif group is not None:  # up to torch 2.11 it is no argument, but may be a saved tensor
+    elif group is not None:  # up to torch 2.12 it is no argument, but may be a saved tensor
         found = _readers_of_group(group, variable.graph)
     return found - {accumulation}
 

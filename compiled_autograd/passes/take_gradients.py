@@ -57,7 +57,7 @@ def take_gradients(graph: Graph) -> None:
     """Replace accumulations of first gradients that nobody else holds."""
     for node in filter(nodes.is_accumulate_grad, graph.nodes):
         variable, current, new = nodes.accumulated(node)
-        # Up to torch 2.11 the gradient until now is no argument. What has no storage of its
+        # Up to torch 2.12 the gradient until now is no argument. What has no storage of its
         # own (a subclass) keeps torch's way.
         first = current is None and HAS_GRADIENT not in variable.meta
         if first and INPUT_GROUP in variable.meta and new is not None and _own(new, node):

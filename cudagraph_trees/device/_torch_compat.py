@@ -74,17 +74,27 @@ def end_failed_capture(
     graph: torch.cuda.CUDAGraph,
     stream: torch.cuda.Stream,
     generators: Sequence[torch.Generator],
+    *,
+    began: bool,
 ) -> bool:
     """Finish what a capture that failed to begin or to end has left undone, and drop the graph.
 
     ``CUDAGraph`` tells the allocators that a capture has ended
 
-    * in 2.11 only after ending it has succeeded: without this, the allocator defers frees for
-      ever. The states of generators, too, go on counting as captured, and drawing from one raises;
+    * up to 2.12 only after ending it has succeeded: without this, the allocator defers frees for
+      ever. In 2.11 the states of generators, too, go on counting as captured, and drawing raises.
+      Where what failed is the question for the graph's nodes, the allocator was told, and the pool
+      is not given back;
     * in 2.13 before, but not if the capture failed to begin; and the pool is given back only if
       the capture ended well;
-    * in 2.15 always. Doing it twice would abort the process, which is why other versions, of
+    * from 2.14 on always. Doing it twice would abort the process, which is why other versions, of
       which nothing is known, are left alone: all they can do is leak.
+
+    The graph that a capture made whose nodes torch could not ask for is lost: no version destroys
+    it, and Python has no way to it. That is memory of the host.
+
+    Args:
+        began: whether it is the end that failed, or what was captured.
 
     Returns whether no more can be captured in the pool: the allocator of pinned memory still
     captures into it, which Python can neither see nor end.
@@ -93,7 +103,7 @@ def end_failed_capture(
     ended_well = _has_pool(graph)
     with contextlib.suppress(RuntimeError):
         graph.reset()
-    if version not in ((2, 11), (2, 13)):
+    if version not in ((2, 11), (2, 12), (2, 13)):
         return False
     try:
         end_allocate_to_pool(device, pool)
@@ -101,7 +111,7 @@ def end_failed_capture(
         still_told = False
     else:
         still_told = True
-    if still_told or (version == (2, 13) and not ended_well):
+    if still_told or (not ended_well and (began or version == (2, 13))):
         release_pool(device, pool)
     if version == (2, 11) and not ended_well:
         _end_capture_of_generators(device, stream, generators)

@@ -179,13 +179,15 @@ class CudaPool:
             capture = torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             )
+            began = False
             try:
                 with capture:
+                    began = True
                     allocator.publish_current_stream()
                     with allocator.control_flow("CUDAGraphCaptureControlFlowOpDispatchMode"):
                         outputs: Any = model(inputs)
             except BaseException:
-                self._end_failed_capture(graph, caller, generators)
+                self._end_failed_capture(graph, caller, generators, began=began)
                 before.restore()
                 raise
         if not isinstance(outputs, (list, tuple)):
@@ -197,6 +199,8 @@ class CudaPool:
         graph: torch.cuda.CUDAGraph,
         caller: torch.cuda.Stream,
         generators: Sequence[torch.Generator],
+        *,
+        began: bool,
     ) -> None:
         with torch.cuda.stream(self.stream):
             # It has begun, and what failed is a question that torch asked about it.
@@ -206,7 +210,12 @@ class CudaPool:
                     graph.capture_end()
         torch.cuda.set_stream(caller)
         self.damaged |= allocator.end_failed_capture(
-            self.index, self.handle, graph, self.stream, generators
+            self.index,
+            self.handle,
+            graph,
+            self.stream,
+            generators,
+            began=began,
         )
 
     @contextlib.contextmanager

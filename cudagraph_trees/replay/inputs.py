@@ -16,7 +16,7 @@ A CUDA graph reads addresses. Where an input's value will be at the next replay 
 * *passed*: integers (they select the function), generators, opaque objects.
 
 Sizes are not compared: whatever can change them is an integer among the inputs, but for what is
-inside of a tensor subclass, as the values of a jagged tensor, which torch before 2.15 makes
+inside of a tensor subclass, as the values of a jagged tensor, which torch before 2.14 makes
 integers of only with ``graph_partition``. There the copy fails, and the replay is called off. None
 is wrong without failing: a copy into other sizes works only where a size is 1, for which Dynamo
 compiles code of its own.

@@ -80,7 +80,8 @@ def trials_of(findings: Sequence[Finding]) -> tuple[list[Trial], list[Finding]]:
     for f in findings:
         if f.remedy:
             trial = trials.setdefault(f.remedy, Trial((f.remedy,), f.title, 0))
-            trial.estimate = (trial.estimate or 0) + f.nbytes
+            # Of several ways the last is the one that can be had from outside.
+            trial.estimate = (trial.estimate or 0) + (f.ways[-1].nbytes if f.ways else f.nbytes)
     return list(trials.values()), [f for f in findings if not f.remedy]
 
 

@@ -84,10 +84,10 @@ def why_undecided(ended: str, steps: int, backwards: int, has_optimizer: bool) -
             "and the optimizer's state at once: let it make two"
         )
     return (
-        f"{ended}: it trains, and no optimizer step was seen, so that what activations, gradients "
-        "and the optimizer's state take at once is not known: let it make two steps (those of an "
-        "optimizer that is none of torch.optim's are not counted; --to-the-end waits for the "
-        "script's end)"
+        f"{ended}: there is an optimizer, or a backward ran, and no optimizer step was seen, so "
+        "that what activations, gradients and the optimizer's state take at once is not known: let "
+        "it make two (steps of an optimizer that is none of torch.optim's are not counted; "
+        "--to-the-end waits for the script's end)"
     )
 
 

@@ -26,8 +26,6 @@ worth it there are none.
   because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all sizes but the largest, warm-ups included, which padding to it would save.
-* **fragmentation**: what an accelerator's allocator had from the system and had not handed out, at
-  the tracker's snapshot with the most reserved bytes; from ``MIN_FRAGMENTED`` (15 %) of it on.
 * **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is
   one, else those that graph trees had to move out of the pool or that the live set of a peak in a
   forward holds.
@@ -45,7 +43,7 @@ from ..model import Profile
 from ..timeline import Timeline
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
-from .held import fragmentation, gradients
+from .held import gradients
 from .logits import of_accounts, of_compiled
 from .recompute import recompute
 
@@ -79,7 +77,6 @@ def advise(
         static_inputs(profile, threshold),
         moving_addresses(profile, threshold),
         shapes(profile),
-        fragmentation(profile),
         gradients(timeline, attribution, threshold),
     )
     findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]

@@ -17,7 +17,6 @@ MIN_SHARE = 0.02
 MIN_BYTES = 1 << 20
 MIN_TIMES = 2
 MIN_SIZES = 4
-MIN_FRAGMENTED = 0.15
 MIN_TIME_SHARE = 0.05
 MIN_OUTPUT_SHARE = 0.1
 
@@ -30,7 +29,6 @@ class FindingKind(str, Enum):
     STATIC_INPUT = "static_input"
     MOVING_ADDRESS = "moving_address"
     SHAPES = "shapes"
-    FRAGMENTATION = "fragmentation"
     GRADIENT = "gradient"
     LARGE_OUTPUT = "large_output"
 

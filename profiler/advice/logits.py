@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..attribution import Attribution, Site
 from ..live import LiveItem
-from ..model import LOGITS, Category, DeviceAccount, GraphKind, GraphRecord, Relief, Role
+from ..model import LOGITS, Category, DeviceAccount, GraphRecord, Relief, Role
 from ..timeline import Timeline
 from . import finding
 from .cheapness import cheapness
@@ -31,16 +31,11 @@ from .recomputed_peak import Made, made
 CHUNKS = 8
 """Into which ``memprof advise`` cuts the rows of a loss."""
 
+_LOSS = "aten._log_softmax."
+_PRODUCT = 0.2
+"""Cheapness of matrix products."""
+
 _NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE})
-
-
-class _Head(NamedTuple):
-    """What makes logits: its graph, its module, the vocabulary, and its place in the forward."""
-
-    graph: GraphRecord
-    module: str | None
-    vocabulary: str
-    sequence: int
 
 
 def of_accounts(accounts: Sequence[DeviceAccount]) -> Iterator[Finding]:
@@ -63,64 +58,80 @@ def of_compiled(
     timeline: Timeline, attribution: Attribution
 ) -> Iterator[tuple[Finding, set[Made]]]:
     """Logits at the peak of compiled code, with who made them."""
-    live, at = list(at_peak(timeline, attribution)), timeline.peak()
+    at = timeline.peak()
+    live = list(at_peak(timeline, attribution))
     graphs = {g.id: g for g in timeline.profile.graphs}
-    for head in {h.vocabulary: h for h in _heads(graphs, live)}.values():
+    for kind, head in {_kind(h.shape): h for h in _heads(graphs, live)}.items():
         members = [(i, s) for i, s in live if _is_of(head, graphs.get(i.graph), i, s)]
         if at is None or not members:
             continue
-        shapes = [_shape(graphs[i.graph], i) for i, _ in members]
         # Rows may be those of an input: a batch of sequences.
-        batches = (v.shape for v in head.graph.inputs if v.role is Role.USER_INPUT)
-        shapes += [(*shape, head.vocabulary) for shape in batches]
-        known = [tuple(map(int, shape)) for shape in shapes if all(n.isdigit() for n in shape)]
-        most = math.prod(known[0]) if known else 0
-        shape = max((s for s in known if math.prod(s) == most), key=len, default=())
+        batches = [_sizes(v.shape) for v in head.graph.inputs if v.role is Role.USER_INPUT]
+        shapes = [_shape(graphs.get(i.graph), i) for i, _ in members]
+        shapes += [(*batch, head.shape[-1]) for batch in batches]
+        longest = max((shape for shape in shapes if _kind(shape) == kind), key=len)
         evidence = [
             Evidence.at(s, attribution.label(s.graph), s.op or s.category.label, i.nbytes, i.count)
             for i, s in members
         ]
-        name = "the root module" if not head.module else head.module
-        words = f"{LOGITS} of {name}, {' x '.join(f'{n:,}' for n in shape) or head.vocabulary}"
+        words = " x ".join(f"{n:,}" for n in longest)
+        name = f"{LOGITS} of {head.module or 'the root module'}, {words}"
         least = min(i.storage.nbytes for i, _ in members)
-        for found in _finding(words, evidence, least, at.nbytes, "at the peak"):
+        for found in _finding(name, evidence, least, at.nbytes, "at the peak"):
             yield found, {made(i) for i, _ in members}
+
+
+class _Head(NamedTuple):
+    """What makes logits: its graph and module, their shape, and its place in the forward."""
+
+    graph: GraphRecord
+    module: str | None
+    shape: tuple[int, ...]
+    sequence: int = 0
 
 
 def _heads(
     graphs: dict[int, GraphRecord], live: Sequence[tuple[LiveItem, Site]]
 ) -> Iterator[_Head]:
-    for graph in graphs.values():
-        product = None
-        for node in graph.nodes.values() if graph.kind is not GraphKind.BACKWARD else ():
-            if (node.original_aten or "").startswith("aten._log_softmax.") and product is not None:
-                shapes = [b.shape for b in graph.buffers.values() if b.primary == product.name]
-                for *_, vocabulary in filter(None, shapes):
-                    yield _Head(graph, product.module_path, vocabulary, product.seq_nr or 0)
-                break
-            product = node if cheapness(node.target) == 0.2 else product
     kept = max((i.storage.nbytes for i, s in live if s.category is Category.ACTIVATION), default=0)
     for item, site in live:
         of = graphs.get(item.graph)
-        shape = _shape(of, item)
         large = item.storage.nbytes > 2 * kept and site.category is Category.AUTOGRAD_DETAIL
-        if of is not None and shape and large and site.frame is not None:
-            yield _Head(of, site.module, shape[-1], 0)
+        if of is not None and large and site.frame is not None and _shape(of, item):
+            yield _Head(of, site.module, _shape(of, item))
+    for graph in graphs.values():
+        nodes = list(graph.nodes.values())
+        losses = [i for i, n in enumerate(nodes) if (n.original_aten or "").startswith(_LOSS)]
+        products = [n for n in nodes[: min(losses, default=0)] if cheapness(n.target) == _PRODUCT]
+        for product in products[-1:]:
+            shapes = [b.shape for b in graph.buffers.values() if b.primary == product.name]
+            for shape in filter(None, map(_sizes, shapes)):
+                yield _Head(graph, product.module_path, shape, product.seq_nr or 0)
 
 
 def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
+    """Whether an item is as large, and made of nothing that was there before."""
     node = graph.nodes.get(site.node or "") if graph is not None else None
     later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
-    shape = _shape(graph, item)
-    return site.category not in _NOT and later and len(shape) > 1 and shape[-1] == head.vocabulary
+    return site.category not in _NOT and later and _kind(_shape(graph, item)) == _kind(head.shape)
 
 
-def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[str, ...]:
+def _kind(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Elements, and the last dimension."""
+    return math.prod(shape), shape[-1:]
+
+
+def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[int, ...]:
     """As the graph has it that explains an item; empty where it does not say."""
     buffer = graph.buffers.get(item.owner or "") if graph is not None else None
     if graph is None or buffer is not None:
-        return buffer.shape if buffer is not None else ()
-    return next((graph.inputs[i].shape for i in item.storage.inputs[:1]), ())
+        return _sizes(buffer.shape) if buffer is not None else ()
+    return next((_sizes(graph.inputs[i].shape) for i in item.storage.inputs[:1]), ())
+
+
+def _sizes(shape: Sequence[str]) -> tuple[int, ...]:
+    """A shape in numbers; empty where some depend on size symbols."""
+    return tuple(map(int, shape)) if all(n.isdigit() for n in shape) else ()
 
 
 def _finding(

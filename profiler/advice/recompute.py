@@ -26,7 +26,7 @@ def recompute(
         return
     groups: dict[tuple[str | None, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
     for item, site in at_peak(timeline, attribution):
-        mine = site.category is Category.ACTIVATION and made(item) not in others
+        mine = item.storage.category is Category.ACTIVATION and made(item) not in others
         if mine and site.node is not None and not site.outside:
             place = site.frame.location if site.frame else site.node
             groups[_module(site), place].append((item, site))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from .corrections import ALL_RULES, Rule
-from .export import export_timeline
+from .export import export_timeline, timeline_to_pandas
 from .profile import DataFlowProfile, profile_memory
 from .to_model import PeakReport, data_flow_columns, peak_report
 
@@ -20,4 +20,5 @@ __all__ = [
     "export_timeline",
     "peak_report",
     "profile_memory",
+    "timeline_to_pandas",
 ]

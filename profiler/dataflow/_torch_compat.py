@@ -1,6 +1,6 @@
 """Everything private of torch that the data-flow profile touches.
 
-Tried with torch 2.11, 2.13 and 2.15, which agree in all of it.
+Tried with torch 2.11 to 2.15, which agree in all of it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from memprof.profiler.export import export_profile
+from memprof.profiler.export.tables import pandas
 from memprof.profiler.model import Profile
 from memprof.profiler.report.html import report_page, write_page
 from memprof.profiler.writing import output
@@ -100,8 +101,19 @@ def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, 
     return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
 
 
+def timeline_to_pandas(profile: DataFlowProfile) -> Any:
+    """Make a ``pandas.DataFrame`` with a row for each change of a storage, in order of time.
+
+    Its columns, in ns and bytes, are those of ``columns_of``.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    return pandas().DataFrame(columns_of(profile))
+
+
 def columns_of(profile: DataFlowProfile) -> dict[str, Any]:
-    """All changes as named columns of equal length; what ``DataFlowProfile.to_pandas`` has.
+    """All changes as named columns of equal length; what ``timeline_to_pandas`` has.
 
     ``time_ns`` (-1: before the trace), ``action``, ``device``, ``bytes``, ``tensor_id``,
     ``allocation_id`` and ``address`` (-1: unknown), ``version``, ``category`` and

@@ -180,20 +180,6 @@ class DataFlowProfile:
             return "there before the trace, and read by nothing that contributes to a gradient"
         return "there before the trace, seen only when it was released"
 
-    def to_pandas(self) -> Any:
-        """A ``pandas.DataFrame`` with a row for each change of a storage, in order of time.
-
-        Its columns, in ns and bytes, are described in ``export.columns_of``.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        from memprof.profiler.export.tables import pandas
-
-        from .export import columns_of
-
-        return pandas().DataFrame(columns_of(self))
-
     def __repr__(self) -> str:
         return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
 

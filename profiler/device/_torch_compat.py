@@ -1,4 +1,4 @@
-"""Private and version-specific torch; read on 2.11, 2.13 and 2.15."""
+"""Private and version-specific torch; read on 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if not is_traceable_wrapper_subclass(subclass):
         return [tensor]
     names, _ = subclass.__tensor_flatten__()
-    return [t for name in names for t in plain_tensors(getattr(tensor, name))]
+    # From torch 2.12 on other objects are among them: a DTensor's mesh.
+    inner = [x for name in names if isinstance(x := getattr(tensor, name), torch.Tensor)]
+    return [t for x in inner for t in plain_tensors(x)]
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:
@@ -291,12 +293,21 @@ def saved_by(node: Any) -> list[torch.Tensor]:
     return [one for one in found if isinstance(one, torch.Tensor)]
 
 
+def operations_below(outputs: Sequence[Any]) -> dict[Any, list[Any]]:
+    """Operations of autograd that tensors or edges lead to, in the order of the forward, each with
+    those that it hands gradients to; none that add up a parameter's, which outlive a graph."""
+    waiting = [node_of(t) if isinstance(t, torch.Tensor) else t.node for t in outputs]
+    below: dict[Any, list[Any]] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in below and type(node).__name__ != "AccumulateGrad":
+            below[node] = [n for n, _ in next_functions(node)]
+            waiting += below[node]
+    return {node: below[node] for node in sorted(below, key=number_of)}
+
+
 _OWN = ("_raw_saved_result", "_raw_saved_output", "_raw_saved_total_weight")
 """Begin names under which torch's operations save what they have made themselves."""
-
-
-def _lies(node: Any, name: str) -> Any:
-    return getattr(node, name).data
 
 
 def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
@@ -304,12 +315,10 @@ def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
     lies: what hooks of the program have put in its place is nobody's."""
     kind: Any = type(node)
     for name in _saved_names(kind):
-        saved = _seen(functools.partial(_lies, node, name), None)
+        saved = _seen(lambda name=name: getattr(node, name).data, None)  # type: ignore[misc]
         if isinstance(saved, torch.Tensor):
             base = saved._base if saved._base is not None else saved
-            maker = node if name.startswith(_OWN) else node_of(base)
-            if maker is not None:
-                yield maker, saved
+            yield node if name.startswith(_OWN) else node_of(base), saved
 
 
 class Result(NamedTuple):

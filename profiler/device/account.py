@@ -15,8 +15,9 @@ the blocks that are there. Then, in this order:
 3. what FSDP and DDP asked for, by the innermost of their functions; what transformers' caches did,
    by their file, is persistent state;
 4. asked for in an optimizer's step: a temporary if it went within the step, else its state;
-5. asked for in a backward: a temporary if it went within it, but an activation if checkpointing
-   asked for it again; else a gradient;
+5. asked for in a backward: an activation if a checkpoint or the call of a module asked for it, or
+   an FX node of the forward, since that is what is computed again; else a temporary if it went
+   within the backward, an activation if it went within a later one, and a gradient;
 6. asked for in a forward: an activation if it went during a later backward, or would have had the
    program not been cut off; a temporary if it went before one began; what outlives the backward is
    an output where modules ran when it was asked for, or compiled code did, an input where neither.
@@ -25,6 +26,14 @@ Without any backward what modules asked for is a temporary if it went, and state
 the end; of compiled code that runs several modules at once that is an output. Anything else is an
 input. But where a program that trains was cut off before its first backward, rule 6 holds. Of what
 was there before the history began nothing but rule 1 can be known.
+
+Note [What a failure cuts off]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A request that fails, or a backward that raises, ends what runs, and most of what is there goes: not
+since it was of no more use. So what goes before anything else is asked for (``Block.cut``) is what
+it was at the failure, and such a backward has not ended: the report of that moment and the account
+of the run, which may go on for long, say the same. A program that ends by an exception is cut off
+at its end. One that has an optimizer, and no backward yet, would have had one.
 
 A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
 one for all code.
@@ -92,6 +101,8 @@ def explain(
         holder = ""
         if otherwise is not None and purpose is Purpose.UNKNOWN:
             purpose, holder = otherwise(block)
+            if purpose is Purpose.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
+                purpose = Purpose.GRADIENT
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
@@ -100,6 +111,7 @@ def explain(
         line = source_of(at.line or forward.line or waiting)
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
         detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
+        waits = waiting is not None and forward.line is None
         return AccountRow(
             purpose,
             nbytes=0,
@@ -110,7 +122,7 @@ def explain(
             compiled=at.generated is not None,
             detail=detail,
             holder=holder,
-            waits=waiting is not None,
+            waits=waits,
             library=at.library or forward.library,
         )
 
@@ -202,14 +214,20 @@ class _Decider:
         self._marks = marks
         self._cut_off = cut_off
         self._now = now
+        self._trains = cut_off or any(m.phase is Phase.BACKWARD for m in marks)
         self._stays = stays
         self._passing = passing
-        self._backwards = [i for i, m in enumerate(marks) if m.phase is Phase.BACKWARD]
-        self._ended = len(self._backwards)
-        if now:  # The backward that runs has not let go of all that it will.
-            last = len(marks) - 1
-            while self._ended and self._same_span(self._backwards[self._ended - 1], last):
-                self._ended -= 1
+        self._ended: list[int] = []  # Backwards that have let go of all that they would.
+        self._last = len(marks) - 1  # The mark after which what ran was cut off.
+        ended = not now
+        for i in reversed(range(len(marks))):
+            if marks[i].phase is not Phase.BACKWARD:
+                ended = not marks[i].cut
+                if not ended and self._same_span(i, self._last):
+                    self._last = i - 1
+            elif ended:
+                self._ended.append(i)
+        self._ended.reverse()
 
     def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
         known = block.known
@@ -218,7 +236,7 @@ class _Decider:
         if block.event == 0:
             often = Purpose.PERSISTENT_STATE if block.often else None
             return known or often or Purpose.UNKNOWN, BEFORE
-        distributed = of_distributed(block.frames) if at.inside else None
+        distributed = of_distributed(block.frames) if at.distributed else None
         if distributed is not None and known in (None, Purpose.GRADIENT):
             purpose, detail = distributed
             if known is None:
@@ -232,41 +250,39 @@ class _Decider:
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
-        if not self._backwards and not self._cut_off:
-            return self._without_backward(block, at), ""
-        end = block.freed_after
-        if end is None and self._now and phase is not Phase.FORWARD:
-            end = len(self._marks) - 1  # What is to stay of this span is known already.
-        within = end is not None and self._same_span(block.mark, end)
-        if phase is Phase.FORWARD:
-            return self._of_forward(block, at, end, within), ""
-        if phase is Phase.OPTIMIZER:
-            return (Purpose.TEMPORARY if within else Purpose.OPTIMIZER_STATE), ""
-        if not within:  # Gradients that are there now are known as such.
-            return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
-        if "torch/utils/checkpoint" in at.inside:
+        if phase is Phase.BACKWARD and at.recomputed:
             return Purpose.ACTIVATION, "recomputed"
-        return Purpose.TEMPORARY, ""
+        end = None if block.cut else block.freed_after
+        if phase is Phase.FORWARD:
+            return self._of_forward(block, at, end), ""
+        # What is to stay of the span that is cut off is known already.
+        until = self._last if block.freed_after is None and self._cut_off else block.freed_after
+        if until is not None and self._same_span(block.mark, until):
+            return Purpose.TEMPORARY, ""
+        if phase is Phase.OPTIMIZER:
+            return Purpose.OPTIMIZER_STATE, ""
+        if end is not None and self._marks[end].phase is Phase.BACKWARD:
+            return Purpose.ACTIVATION, ""  # of a gradient that was differentiated
+        return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
 
-    def _of_forward(self, block: Block, at: Where, end: int | None, within: bool) -> Purpose:
+    def _of_forward(self, block: Block, at: Where, end: int | None) -> Purpose:
         if _is_batch(block, at):
             return Purpose.DATALOADER_BATCH
-        if within:
+        of_model = bool(at.modules) or at.generated is not None  # which may run several modules
+        if not self._trains:
+            if end is None and at.modules:
+                return Purpose.PERSISTENT_STATE
+            stays = Purpose.TEMPORARY if end is not None else Purpose.OUTPUT
+            return stays if of_model else Purpose.INPUT
+        if end is not None and self._same_span(block.mark, end):
             return Purpose.TEMPORARY
-        later = bisect.bisect_right(self._backwards, block.mark)
-        would_go = later >= self._ended and self._cut_off and _is_of_model(at)
+        later = bisect.bisect_right(self._ended, block.mark)
+        until = block.freed_after if block.freed_after is not None else self._last
+        waits = later == len(self._ended) or self._ended[later] > until
+        would_go = of_model and waits and end is None and (self._cut_off or block.cut)
         if would_go or (end is not None and self._marks[end].phase is Phase.BACKWARD):
             return Purpose.CHECKPOINTED_INPUT if block.checkpointed else Purpose.ACTIVATION
-        return Purpose.OUTPUT if _is_of_model(at) else Purpose.INPUT
-
-    def _without_backward(self, block: Block, at: Where) -> Purpose:
-        if _is_batch(block, at):
-            return Purpose.DATALOADER_BATCH
-        if not _is_of_model(at):
-            return Purpose.INPUT
-        if block.freed_after is not None:
-            return Purpose.TEMPORARY
-        return Purpose.PERSISTENT_STATE if at.modules else Purpose.OUTPUT
+        return Purpose.OUTPUT if of_model else Purpose.INPUT
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Whether no phase began between two marks, the first's own aside."""
@@ -288,11 +304,6 @@ def _is_batch(block: Block, at: Where) -> bool:
     if not block.batch or at.modules or line is None or block.frames[0] != line:
         return False
     return _COPY.search(linecache.getline(line.file, line.line)) is not None
-
-
-def _is_of_model(at: Where) -> bool:
-    """Whether a module asked, or compiled code, which has no module where it runs several."""
-    return bool(at.modules) or at.generated is not None
 
 
 CACHE = "cache of transformers"

@@ -12,7 +12,8 @@ from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, So
 
 from .account import source_of
 from .holders import Held, Holders, most_common_chain
-from .marks import Mark, line_that_waits
+from .marks import Mark, Phase, line_that_waits
+from .referrers import CIRCLE, NODE
 from .replay import Block, Replay
 from .where import Where, user_lines, where
 
@@ -30,12 +31,14 @@ parameters: copies of a model that are kept are a leak."""
 @dataclass(slots=True)
 class Steps:
     """What counts as a step of a run: the numbers of that in which a block was made, from 1, and of
-    that in which it was let go of, how many have ended, and what they are called."""
+    that in which it was let go of, how many have ended, what they are called, and whether they are
+    nothing but events of the allocator."""
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
     count: int
     name: str
+    are_events: bool = False
 
 
 @dataclass(slots=True)
@@ -68,11 +71,12 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
     span = max(1, events // WINDOWS)
     return (
         by(lambda m: m.step, "optimizer step")
-        or by(lambda m: m.backwards, "backward")
+        # What a backward makes is of the step that its forward has begun.
+        or by(lambda m: m.backwards - (m.phase is Phase.BACKWARD), "backward")
         or Steps(
             lambda b: b.event // span + 1,
             lambda b: (b.ended or 0) // span + 1,
-            *(events // span, f"{span:,} allocator events"),
+            *(events // span, f"{span:,} allocator events", True),
         )
     )
 
@@ -162,6 +166,8 @@ def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]
         key: object = _INDICES.sub("[...]", name) + comma + root
         if name.endswith(".grad") and line.root is not None:
             key = ".grad"
+        elif root.startswith((NODE, CIRCLE)):
+            key = root
         elif not line.holder:
             key = frozenset(map(steps.of, line.live))
         found.setdefault(key, []).append(line)
@@ -183,9 +189,19 @@ def _growth(
         for line in lines
     ]
     parts.sort(key=lambda p: -p.nbytes)
+    nbytes = sum(p.nbytes for p in parts)
+    span = (rate.a_step, steps.name, rate.since, steps.count)
+    names = dict.fromkeys(line.holder.partition(", ")[0] for line in lines)
+    _, comma, root = lines[0].holder.partition(", ")
+    one = root.startswith((NODE, CIRCLE))
+    if steps.are_events:
+        # Of what nobody counts but the allocator: what has one block of each line.
+        times = min(len(line.live) for line in lines)
+        what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
+        span = (nbytes // times, what, 1, times)
     return Growth(
-        *(GrowthSource.ALLOCATOR, device, sum(p.nbytes for p in parts), rate.a_step, steps.name),
-        *(rate.since, steps.count, lines[0].holder),
+        *(GrowthSource.ALLOCATOR, device, nbytes, *span),
+        (" and ".join(names) + comma + root) if one else lines[0].holder,
         frame or next((p.frame for p in parts if p.frame is not None), None),
         tuple(parts),
     )

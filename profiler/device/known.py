@@ -139,7 +139,10 @@ class Objects:
             known = of_parameters(optimizer) | known | of_state(optimizer)
         static: Known = {}
         often: Known = {}
+        gradients: Known = {}
         for tensor in compat.existing(torch.Tensor):
+            if (gradient := compat.gradient_of(tensor)) is not None:
+                _add(gradients, gradient, Purpose.GRADIENT)
             if compat.is_marked_static(tensor):
                 _add(static, tensor, Purpose.PERSISTENT_STATE)
             elif _is_written_often(tensor):
@@ -147,7 +150,7 @@ class Objects:
         for tensor in compat.tensors_of_caches():
             _add(static, tensor, Purpose.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
-        known = static | known | self._averages(modules, optimizers)
+        known = gradients | static | known | self._averages(modules, optimizers)
         return Look(known, frozenset(often))
 
     def alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:

@@ -31,6 +31,7 @@ class Mark:
         owners: classes of modules whose storages are, by address, as far as looked for.
         often: addresses of what was written to often, as far as looked for.
         clears: whether cuBLAS's workspaces, and nothing else, are given back here.
+        cut: whether what ran until here has raised.
         backwards: that have begun, that of this mark included.
         counts: blocks that had been asked for, and let go of, by device.
     """
@@ -44,6 +45,7 @@ class Mark:
     often: frozenset[int] = frozenset()
     owners: dict[int, str] = field(default_factory=dict)
     clears: bool = False
+    cut: bool = False
     backwards: int = 0
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -29,11 +29,10 @@ import torch
 from . import _torch_compat as compat
 from .replay import Origin
 
-_ACCUMULATES = "AccumulateGrad"
-"""The one operation that is a parameter's, and outlives a graph."""
+LOSS = "LogSoftmaxBackward0"
+"""The operation that is given logits."""
 
-_LOSS = "LogSoftmaxBackward0"
-_LEAST = 1 << 18
+LEAST = 1 << 18
 """Elements of what is worth being called logits."""
 
 
@@ -64,51 +63,39 @@ class Backward:
     ended: Mapping[int, int] = field(default_factory=dict)
     operations: list[_Operation] = field(default_factory=list)
     ran: list[tuple[int, int, int]] = field(default_factory=list)
-    undo: list[Callable[[], None]] = field(default_factory=list)
 
     def walk(self, outputs: Sequence[Any]) -> None:
         """Note the operations that these tensors lead to, and have each say when it runs."""
-        waiting = [compat.node_of(t) if isinstance(t, torch.Tensor) else t.node for t in outputs]
-        below: dict[Any, list[Any]] = {}
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in below and type(node).__name__ != _ACCUMULATES:
-                below[node] = [n for n, _ in compat.next_functions(node)]
-                waiting += below[node]
-        nodes = sorted(below, key=compat.number_of)
-        results = {node: compat.result_of(node) for node in nodes}
-        logits: dict[tuple[int, int], str] = {}
-        for node in sorted(nodes, key=lambda n: len(results[n].shape)):
-            logits[_kind(results[node].shape)] = " x ".join(f"{n:,}" for n in results[node].shape)
-        losses = {_kind(results[n].shape) for n in nodes if type(n).__name__ == _LOSS}
-        logits = {kind: logits[kind] for kind in losses if kind[0] >= _LEAST}
-        words = {node: logits.get(_kind(results[node].shape), "") for node in nodes}
-        numbers = {node: i for i, node in enumerate(nodes)}
-        for i, node in enumerate(nodes):
+        below = compat.operations_below(outputs)
+        results = {node: compat.result_of(node) for node in below}
+        # Rows may be those of another shape of theirs: a batch of sequences.
+        longest = {_kind(r): r for r in sorted(results.values(), key=lambda r: len(r.shape))}
+        losses = {_kind(results[n]) for n in below if type(n).__name__ == LOSS}
+        logits = {
+            k: " x ".join(f"{n:,}" for n in longest[k].shape) for k in losses if k[0] >= LEAST
+        }
+        words = {node: logits.get(_kind(result), "") for node, result in results.items()}
+        numbers = {node: i for i, node in enumerate(below)}
+        for node, i in numbers.items():
             given = next((words[n] for n in below[node] if words.get(n)), "")
             operation = _Operation(type(node).__name__, results[node].nbytes, words[node], given)
             self.operations.append(operation)
-            self.undo.append(node.register_prehook(lambda _, i=i: self._runs(i)).remove)
-        for node in nodes:
+            # It goes with the graph.
+            node.register_prehook(lambda _, i=i: self._runs(i))
+        for node in below:
             for maker, tensor in compat.makers_of_saved(node):
                 for address, _ in compat.memory_of(tensor, "cuda") if maker in numbers else ():
                     self.operations[numbers[maker]].address = address
 
     def _runs(self, number: int) -> None:
         device = torch.cuda.current_device()
-        if device in self.begun:
+        if device in self.begun and not self.ended:
             self.ran.append((device, compat.allocation_counts(device)[0], number))
 
-    def end(self, counts: Mapping[int, int]) -> None:
-        """Note that it has ended."""
-        self.ended = counts
-        while self.undo:
-            self.undo.pop()()
 
-
-def _kind(shape: Sequence[int]) -> tuple[int, int]:
+def _kind(result: compat.Result) -> tuple[int, int]:
     """Elements, and those of the last dimension."""
-    return math.prod(shape), shape[-1] if shape else 1
+    return math.prod(result.shape), result.shape[-1] if result.shape else 1
 
 
 def origins(

@@ -19,7 +19,7 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -35,7 +35,7 @@ from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
 from .present import unwatched_account, whose
 from .watch import Watch
-from .where import is_internal, where
+from .where import compiled_at, is_internal, where
 
 log = logging.getLogger("memprof")
 
@@ -44,19 +44,6 @@ PLACES = 64
 UNWATCHED = "(known with eager=True)"
 """What to say of the line that asked for a block, where nobody followed the device."""
 
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """What is known of a line of generated code: the label of its graph, the FX node whose memory
-    it asks for, empty if not known, and the line of the program of that node."""
-
-    graph: str
-    node: str = ""
-    frame: SourceFrame | None = None
-
-
-Describe = Callable[[str, int], Compiled | None]
-"""Says what is known of a line of a file as generated code."""
 
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
@@ -67,7 +54,6 @@ class OutOfMemoryReports:
 
     def __init__(self) -> None:
         self._sinks: list[Sink] = []
-        self._describe: Describe | None = None
         self._watches: list[Watch] = []
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._lock = threading.Lock()
@@ -85,10 +71,6 @@ class OutOfMemoryReports:
             self._listens, self._says = True, says
         listen(self._failed)
         return True
-
-    def describe_with(self, describe: Describe) -> None:
-        """Ask ``describe`` about generated code."""
-        self._describe = describe
 
     def keep_with(self, sink: Sink) -> Callable[[], None]:
         """Hand reports to ``sink`` as well; what is returned ends that."""
@@ -121,7 +103,7 @@ class OutOfMemoryReports:
 
         began = time.perf_counter()
         watch = next(reversed(self._watches), None)
-        account = _account_of(event, watch, self._describe)
+        account = _account_of(event, watch)
         assert account.failure is not None
         account.failure.count, account.failure.earlier = count, earlier
         kept = []
@@ -154,9 +136,7 @@ def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
     return event.device, tuple(at for at in lines if not is_internal(at[0])), name
 
 
-def _account_of(
-    event: OutOfMemoryEvent, watch: Watch | None, describe: Describe | None
-) -> DeviceAccount:
+def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
     """Everything that is reserved on the device now, and why the request did not fit.
 
     To be called where the request fails, on the thread that made it. Takes host memory alone. With
@@ -197,7 +177,7 @@ def _account_of(
         pool=pool,
         requested=requested,
     )
-    _say_who_asked(failure, operation, describe)
+    _say_who_asked(failure, operation)
     failure.doing = doing.what if doing is not None else ""
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
@@ -214,12 +194,9 @@ def _account_of(
     return account
 
 
-def _say_who_asked(f: Failure, operation: object, describe: Describe | None) -> None:
+def _say_who_asked(f: Failure, operation: object) -> None:
     at = where(list(_frames(sys._getframe())))
-    compiled = None
-    if at.generated is not None and describe is not None:
-        compiled = describe(at.generated.file, at.generated.line)
-    compiled = compiled or Compiled("")
+    compiled = compiled_at(at.generated)
     frame = compiled.frame or at.line
     # A backward runs in threads of autograd's own, and Python waits in another one.
     f.operation = type(operation).__name__ if operation is not None else ""

@@ -22,41 +22,36 @@ Owners = dict[int, str]
 def owners(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> Owners:
-    """What modules have now, of which those that are inside of others count as parts of these."""
+    """What modules have now; those that are inside of others count as parts of these."""
     every = list(modules)
     states = {id(p): state for o in optimizers for p, state in list(o.state.items())}
     inside = {id(child) for m in every for child in _has(m, "_modules")}
     known: Owners = {}
-    for root in every:
-        for module, classes in _walk(root) if id(root) not in inside else ():
-            for tensor in (*_has(module, "_parameters"), *_has(module, "_buffers")):
-                state = states.get(id(tensor))
-                kept = list(state.values()) if isinstance(state, dict) else []
-                gradient = None if tensor is None else compat.gradient_of(tensor)
-                for one in (tensor, gradient, *kept):
-                    if isinstance(one, torch.Tensor):
-                        for address, _ in compat.memory_of(one, "cuda"):
-                            known.setdefault(address, " > ".join(classes))
+    for module, classes in (x for m in every if id(m) not in inside for x in _walk(m, (), set())):
+        for tensor in (*_has(module, "_parameters"), *_has(module, "_buffers")):
+            state = states.get(id(tensor))
+            kept = list(state.values()) if isinstance(state, dict) else []
+            for one in (tensor, compat.gradient_of(tensor), *kept):
+                for address, _ in compat.memory_of(one, "cuda"):
+                    known.setdefault(address, " > ".join(classes))
     return known
 
 
 def _has(module: torch.nn.Module, kind: str) -> list[Any]:
-    return list(module.__dict__.get(kind, {}).values())
+    return [x for x in module.__dict__.get(kind, {}).values() if x is not None]
 
 
-def _walk(root: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, tuple[str, ...]]]:
+def _walk(
+    module: torch.nn.Module, above: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[torch.nn.Module, tuple[str, ...]]]:
     """A module and all inside of it, each once, with the classes that are called on the way."""
-    waiting: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
-    seen: set[int] = set()
-    while waiting:
-        module, above = waiting.pop()
-        if module is not None and id(module) not in seen:
-            seen.add(id(module))
-            # The class in whose text ``forward`` stands: FSDP makes others of it.
-            forward = type(module).forward
-            code = getattr(forward, "__code__", None)
-            name = getattr(forward, "__qualname__", "").rpartition(".forward")[0].rpartition(".")[2]
-            called = code is not None and is_of_program(code.co_filename)
-            classes = (*above, name) if called and name not in ("", *above[-1:]) else above
-            yield module, classes
-            waiting += [(child, classes) for child in reversed(_has(module, "_modules"))]
+    seen.add(id(module))
+    # The class in whose text ``forward`` stands: FSDP makes others of it.
+    forward: Any = type(module).forward
+    name = getattr(forward, "__qualname__", "").rpartition(".forward")[0].rpartition(".")[2]
+    called = hasattr(forward, "__code__") and is_of_program(forward.__code__.co_filename)
+    classes = (*above, name) if called and name not in ("", *above[-1:]) else above
+    yield module, classes
+    for child in _has(module, "_modules"):
+        if id(child) not in seen:
+            yield from _walk(child, classes, seen)

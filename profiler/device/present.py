@@ -10,6 +10,7 @@ What lay in memory that is free by now it cannot tell: of that the counters have
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -77,15 +78,13 @@ def present_accounts() -> list[DeviceAccount]:
 
 def optimizer_state() -> dict[str, int]:
     """Bytes of tensors that optimizers of this process keep as their state, by device."""
-    found: dict[tuple[str, int], int] = {}
+    found: Counter[str] = Counter()
     for optimizer in compat.existing(torch.optim.Optimizer):
         for state in list(optimizer.state.values()):
             for tensor in list(state.values()) if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
-                    for address, nbytes in compat.memory_of(tensor, ""):
-                        found[str(tensor.device), address] = nbytes
-    devices = {device for device, _ in found}
-    return {d: sum(n for (device, _), n in found.items() if device == d) for d in sorted(devices)}
+                    found[str(tensor.device)] += sum(n for _, n in compat.memory_of(tensor, ""))
+    return dict(found)
 
 
 def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:

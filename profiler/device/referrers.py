@@ -26,7 +26,9 @@ import types
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from .where import is_generated, is_internal, nodes_of_buffer
 
@@ -39,6 +41,10 @@ WIDTH = 400
 COMPILED = "local of compiled code"
 """Where a variable of Inductor's code is."""
 
+NODE, CIRCLE = "node of", "which its attribute"
+"""Begin what is said of an object without a name: of the ``ctx`` of an ``autograd.Function``, which
+the graph of its result keeps, and of one in a circle, by the attribute that leads back to it."""
+
 AS_KEY = "[a key]"
 """As what a dictionary has its keys: of ways that lead to names the last to be taken, since an
 optimizer's state has all parameters so."""
@@ -49,8 +55,7 @@ MOST = 60
 """Characters of a key or a name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """One step upwards: ``holder`` has the object as ``how``."""
 
     holder: Any
@@ -184,10 +189,11 @@ class Referrers:
         return None
 
     def _chain(self, x: Any, anyhow: bool = False) -> str:
-        """The shortest way from ``x`` to a name; ``anyhow`` by keys, too, or else to a closure."""
+        """The shortest way from ``x`` to a name; ``anyhow`` by keys, too, or else to a closure, to
+        the ``ctx`` of an ``autograd.Function``, or into a circle."""
         waiting: deque[tuple[Any, tuple[_Step, ...]]] = deque([(x, ())])
         seen = {id(x)}
-        closure = ""
+        otherwise: list[str] = []
         while waiting:
             at, path = waiting.popleft()
             root = self._locals.get(id(at))
@@ -199,12 +205,18 @@ class Referrers:
                 root = self._root(step.holder, step.how.strip("[]'") if step.how else "")
                 if root is not None:
                     return _in_words(root, path)
+                way = (*path, step)
                 if id(step.holder) not in seen:
                     seen.add(id(step.holder))
-                    waiting.append((step.holder, (*path, step)))
-                    if _is(step.holder, types.FunctionType) and not closure:
-                        closure = _in_words(None, (*path, step))
-        return closure if anyhow else ""
+                    waiting.append((step.holder, way))
+                    if _is(step.holder, types.FunctionType):
+                        otherwise.append(_in_words(None, way))
+                    elif _is(step.holder, torch.autograd.function._ContextMethodMixin):
+                        name = type(step.holder).__name__.removesuffix("Backward")
+                        otherwise.append(_in_words(_Root("ctx", f"{NODE} {name}", True), way))
+                elif any(step.holder is s.holder for s in path) or step.holder is x:
+                    otherwise.append(_of_circle(way, way if step.holder is x else way[::-1]))
+        return next(filter(None, otherwise), "") if anyhow else ""
 
 
 def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
@@ -232,6 +244,17 @@ def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
     if root is not None:
         parts[0] += f", {root.where}"
     return ", held by ".join(reversed(parts))
+
+
+def _of_circle(way: tuple[_Step, ...], from_attribute: tuple[_Step, ...]) -> str:
+    """A way that leads back to where it has been, from the first object of the program's on it; the
+    attribute of that which leads back is the first name on ``from_attribute``."""
+    for i, (holder, _) in enumerate(way):
+        kind = type(holder)
+        if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch"):
+            how = next((s.how for s in from_attribute if s.how), "").strip(".[']")
+            return _in_words(_Root(kind.__name__, f"{CIRCLE} {how} keeps", True), way[: i + 1])
+    return ""
 
 
 _ITEM = re.compile(r"\['(\w+)'\]")

@@ -79,7 +79,8 @@ class Block:
             was before the history began.
         mark: number of the last mark before it was handed out.
         raw_frames: the program at that time as the allocator has it, innermost first.
-        freed_after: number of the last mark before the program let go of it; None until then.
+        freed_after: number of the last mark before the program let go of it; None until then. Of
+            one that is ``cut`` the last before the failure that made it do so.
         ended: how many events had happened when it could be handed out again; None until then.
         stream: on which it was asked for; 0 is the default stream.
         known: what a mark knew it to be: the first, or persistent state if any did.
@@ -88,6 +89,8 @@ class Block:
         batch: whether it is as large as a tensor of the last batch before.
         origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
+        cut: whether the program let go of it since something had failed: of what was there at the
+            failure it is what went before anything else was asked for.
     """
 
     address: int
@@ -105,6 +108,7 @@ class Block:
     batch: bool = False
     owner: str = ""
     origin: Origin | None = None
+    cut: bool = False
 
     def lived_long(self, events: int) -> bool:
         """Whether it lived for much of a history of so many events, all of it within that."""
@@ -147,6 +151,8 @@ class Replay:
         out_of_memory: requests in bytes that failed, with the program of that time.
         mark: number of the last mark before what was followed last.
         gone: blocks that lived long (``Block.lived_long``) and are not there any more.
+        failed: number of the last mark before a failure, a request's or a backward's, after which
+            nothing was asked for yet; None if there was none.
     """
 
     def __init__(
@@ -190,6 +196,7 @@ class Replay:
         self._live: dict[int, Block] = {}
         self.mark = 0
         self.gone: list[Block] = []
+        self.failed: int | None = None
         self._asked = 0
         self._let_go = 0
         self._batch: frozenset[int] = frozenset()
@@ -249,6 +256,10 @@ class Replay:
                 self._keep_peak()
                 self.strange += self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
+                self.failed = None
+                self._pass(marks, (self._asked, self._let_go))
+                if self.failed is None:  # Else that what ran has raised is among these.
+                    self.failed = self.mark
                 # Many requests may fail in one place, which has one long list of frames.
                 raw = e.get("frames", ())
                 if id(raw) not in asked_by:
@@ -325,6 +336,8 @@ class Replay:
     def _note(self, mark: Mark) -> None:
         """Note in the blocks that are there what a mark says of them."""
         self._batch = mark.batch or self._batch
+        if mark.cut:
+            self.failed = self.mark - 1
         for address in mark.checkpointed:
             block = self._live.get(address)
             if block is not None and block.freed_after is None:
@@ -370,6 +383,7 @@ class Replay:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         block.origin = origin
+        self.failed = None
         self._live[address] = block
         self.allocated_bytes += size
         if self._made is not None:
@@ -407,7 +421,8 @@ class Replay:
         if block is None or block.freed_after is not None:
             self.strange += 1
             return
-        block.freed_after = self.mark
+        block.cut = self.failed is not None
+        block.freed_after = self.mark if self.failed is None else self.failed
         self.allocated_bytes -= block.size
         if self._completes:
             self._free_completed(address)
@@ -451,7 +466,8 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
     """
     passed = min(r.mark for r in replays)
     blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
-    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark))}
+    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark, r.failed or 0))}
+    stay |= {i for i, m in enumerate(marks) if m.cut}
     for b in blocks.values():
         stay |= {b.mark, b.freed_after or 0}
     kept: list[int] = []
@@ -468,6 +484,7 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
             b.freed_after = new[b.freed_after]
     for r in replays:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
+        r.failed = r.failed and new[r.failed]
 
 
 def is_cut(rest: int, size: int) -> bool:

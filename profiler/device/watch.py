@@ -454,11 +454,14 @@ class Watch:
                 return run(*args, **kwargs)
             self._depth += 1
             self._begins(line_of_caller(), args[0] if args else ())
+            cut = True
             try:
-                return run(*args, **kwargs)
+                gradients = run(*args, **kwargs)
+                cut = False
+                return gradients
             finally:
                 self._depth -= 1
-                self._ends()
+                self._ends(cut)
 
         return run_backward
 
@@ -483,10 +486,10 @@ class Watch:
         return updated
 
     @_hook
-    def _ends(self) -> None:
+    def _ends(self, cut: bool) -> None:
         if self._backwards:
-            self._backwards[-1].end(self._asked_of_each())
-        self._mark(Phase.FORWARD)
+            self._backwards[-1].ended = self._asked_of_each()
+        self._mark(Phase.FORWARD, cut=cut)
         self.drain(DRAIN)
 
     @_hook

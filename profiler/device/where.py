@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,10 @@ class Where:
         generated: line of Inductor's code, None for eager code.
         nodes: FX nodes of the kernel that first uses the block, with what of ATen they are;
             empty if unknown or eager.
-        inside: torch packages on the stack, such as ``torch/distributed/fsdp``.
+        distributed: whether FSDP or DDP is on the stack.
+        recomputed: whether a forward ran, or what stands for one in generated code, inside of a
+            backward if that was running: a checkpoint, a module that was called, an FX node that
+            ``describe_with`` says so of. Not what a backward asked for that such a forward began.
     """
 
     line: SourceFrame | None
@@ -64,7 +68,8 @@ class Where:
     modules: tuple[str, ...]
     generated: SourceFrame | None
     nodes: str
-    inside: frozenset[str]
+    distributed: bool
+    recomputed: bool
 
     @property
     def innermost(self) -> SourceFrame | None:
@@ -77,7 +82,39 @@ class Where:
         return " > ".join(self.modules)
 
 
-_PACKAGES = ("torch/distributed/fsdp", "torch/nn/parallel", "torch/utils/checkpoint")
+_DISTRIBUTED = re.compile(r"[/\\]torch[/\\](distributed[/\\]fsdp|nn[/\\]parallel)")
+_CALLS_FORWARD = re.compile(r"[/\\]torch[/\\](utils[/\\]checkpoint|nn[/\\]modules[/\\]module)\.py$")
+_ENGINE = "_engine_run_backward"
+"""Function of torch that waits for autograd's engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What is known of a line of generated code: the label of its graph, the FX node whose memory
+    it asks for, empty if not known, the line of the program of that node, and whether it is one of
+    the forward that a backward runs again."""
+
+    graph: str
+    node: str = ""
+    frame: SourceFrame | None = None
+    recomputed: bool = False
+
+
+Describe = Callable[[str, int], Compiled | None]
+"""Says what is known of a line of a file as generated code."""
+
+_describe: list[Describe] = []
+
+
+def describe_with(describe: Describe) -> None:
+    """Ask ``describe`` about generated code from now on."""
+    _describe[:] = [describe]
+
+
+def compiled_at(generated: SourceFrame | None) -> Compiled:
+    """What is known of a line of generated code; nothing of None."""
+    found = _describe[0](generated.file, generated.line) if _describe and generated else None
+    return found or Compiled("")
 
 
 @functools.lru_cache(maxsize=8192)
@@ -119,10 +156,14 @@ def where(frames: Sequence[SourceFrame]) -> Where:
             name = _class_at(frame.file, frame.line)
             if name and (not modules or modules[-1] != name):
                 modules.append(name)
-    inside = {p for f in frames for p in _PACKAGES if f"site-packages/{p}" in f.file}
+    distributed = any(_DISTRIBUTED.search(f.file) for f in frames)
+    inner = itertools.takewhile(lambda f: f.function != _ENGINE, frames)
+    recomputed = compiled_at(generated).recomputed or any(
+        _CALLS_FORWARD.search(f.file) for f in inner
+    )
     nodes = _nodes(generated) if generated is not None else ""
     lines = line_and_library(user_lines(frames))
-    return Where(*lines, tuple(modules), generated, nodes, frozenset(inside))
+    return Where(*lines, tuple(modules), generated, nodes, distributed, recomputed)
 
 
 def is_of_program(file: str) -> bool:

@@ -194,7 +194,7 @@ class _Trace:
             self._known[block.number] = {
                 "stream": 0,
                 "size": block.nbytes,
-                "category": block.item.storage.category.value,
+                "category": self._attribution.category(block.item).value,
                 "compile_context": self._labels[block.item.graph],
                 "frames": self._frames_of(block.item),
             }

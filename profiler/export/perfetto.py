@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ..attribution import Attribution
 from ..devices import devices_of
 from ..live import LiveItem
 from ..model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
@@ -123,10 +124,11 @@ class _Trace:
         between: dict[tuple[int, int], list[str]] = {}
         now: _Sums = {}
         previous = -1
+        attribution = Attribution(walk.timeline.profile)
         for call, start, width in walk.spans():
             kind = walk.timeline.kind(call)
             if kind not in inside:
-                sums = list(_sums_in(walk.timeline, call))
+                sums = list(_sums_in(walk.timeline, call, attribution))
                 lines = [self._changed(device, *pair) for pair in pairwise(sums)]
                 inside[kind] = sums[0], lines, sums[-1]
             entry, templates, after = inside[kind]
@@ -248,19 +250,20 @@ class _Trace:
         )
 
 
-def _sums_in(timeline: Timeline, call: int) -> Iterator[_Sums]:
+def _sums_in(timeline: Timeline, call: int, attribution: Attribution) -> Iterator[_Sums]:
     """Live bytes by category at each instant of a call, and after it."""
-    yield (now := _sum(timeline.live_at(call, 0).items))
+
+    def sums(items: Iterable[LiveItem | None]) -> Counter[Category]:
+        found: Counter[Category] = Counter()
+        for item in items:
+            if item is not None:
+                found[attribution.category(item)] += item.nbytes
+        return found
+
+    yield (now := sums(timeline.live_at(call, 0).items))
     for before, after in timeline.changes(call):
         now = now.copy()
-        now.subtract(_sum([before] if before is not None else []))
-        now.update(_sum([after] if after is not None else []))
+        now.subtract(sums([before]))
+        now.update(sums([after]))
         yield now
-    yield _sum(timeline.live_after(call))
-
-
-def _sum(items: Iterable[LiveItem]) -> Counter[Category]:
-    sums: Counter[Category] = Counter()
-    for item in items:
-        sums[item.storage.category] += item.nbytes
-    return sums
+    yield sums(timeline.live_after(call))

@@ -117,7 +117,7 @@ def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
             item = block.item
             site = attribution.site(item.graph, item.storage, item.owner, item.line)
             yield (
-                device, block.number, block.memory, block.nbytes, item.storage.category.value,
+                device, block.number, block.memory, block.nbytes, site.category.value,
                 site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,
                 site.module, *_source(site.frame), site.fqn, site.outside,
                 "; ".join(f"{v.value}: {why}" for v, why in site.why.items()) or None,

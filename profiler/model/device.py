@@ -152,11 +152,13 @@ class AccountRow:
 
     Attributes:
         nbytes, count: that were asked for, in so many blocks.
-        modules: classes whose ``forward`` was running, outermost first, ``a > b``; empty outside.
+        modules: classes whose ``forward`` was running, outermost first, ``a > b``; outside of those
+            of the module whose own it is, a parameter say; empty of others.
         frame: the line of the program that asked; None where no Python was running, or nobody
-            watched. Of autograd's threads it is the line that waits for them in ``backward()``:
-            ``waits``.
-        nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
+            watched. Of autograd's threads it is the line of the forward that the operation is of,
+            or where that is not known the one that waits for them in ``backward()``: ``waits``.
+        nodes: FX nodes of the kernel that first uses such a block; of autograd's threads the
+            operation, e.g. ``MmBackward0``; else empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;

@@ -164,8 +164,8 @@ class GraphRecord:
     unobservable: str | None = None
     data_dependent: str | None = None
     calls: Int = 0
-    random: bool | None = None
     placements: list[Placement] = field(default_factory=list)
+    random: bool | None = None
 
     @property
     def label(self) -> str:

@@ -82,6 +82,8 @@ class NodeProvenance:
         module_type: class of that module.
         from_forward: the stack and module are those of the forward operator whose
             gradient this node computes.
+        recomputed: a forward operator that a backward runs again, for a checkpoint or since the
+            partitioner saved something smaller.
         evidence: how stack and module are known.
     """
 
@@ -94,6 +96,7 @@ class NodeProvenance:
     module_type: str | None = None
     from_forward: bool = False
     evidence: Evidence = Evidence.EXACT
+    recomputed: bool = False
 
     @property
     def frame(self) -> SourceFrame | None:

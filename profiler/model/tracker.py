@@ -186,12 +186,13 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """A pool of an allocator in bytes, e.g. a private one of a device's (CUDA graphs have their own),
-    named as the allocator does: ``(0, 1)``."""
+    """A pool of an allocator, in bytes: a private one of a device's (CUDA graphs have their own),
+    named as the allocator does, e.g. ``(0, 1)``, or that of pinned host memory. What is handed out
+    is None where torch does not know."""
 
     id: str
     reserved_bytes: Int
-    allocated_bytes: Int
+    allocated_bytes: Int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +245,6 @@ class MemorySnapshot:
     total_bytes: Int = 0
     total_tensors: Int = 0
     resident_bytes: Int | None = None
-    children: tuple[Count, ...] = ()
-    pinned: PoolMemory | None = None
     devices: Annotated[dict[str, DeviceMemory], Meta(max_length=MAX_DEVICES)] = field(
         default_factory=dict
     )
@@ -254,6 +253,8 @@ class MemorySnapshot:
     complete: bool = True
     took_ns: Int = 0
     merged: Int = 0
+    children: tuple[Count, ...] = ()
+    pinned: PoolMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Everything private of torch that the tracker touches. Same in torch 2.11, 2.13 and 2.15."""
+"""Everything private of torch that the tracker touches. Same in torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -61,10 +61,8 @@ def cuda_segments() -> list[dict[str, Any]]:
     return found
 
 
-def pinned_statistics() -> dict[str, Any]:
-    """The counters of torch's allocator of pinned host memory, nested; no call to the driver."""
-    found: dict[str, Any] = torch._C._cuda_hostMemoryStats()  # type: ignore[attr-defined, unused-ignore]
-    return found
+PINNED_COMES_BACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether the allocator of pinned host memory takes what is freed off its count of bytes in use."""
 
 
 # --- the CPU allocator's own count --------------------------------------------------------

@@ -180,11 +180,11 @@ class Accelerators:
 
     def pinned(self) -> PoolMemory | None:
         """Pinned host memory that torch has from the system; None where it has asked for none."""
-        counters = _torch_compat.pinned_statistics() if _torch_compat.cuda_in_use() else {}
-        total, used = counters.get("allocated_bytes", {}), counters.get("active_bytes", {})
-        if not total.get("peak"):
+        counters = torch.cuda.memory.host_memory_stats_as_nested_dict()  # None before CUDA starts.
+        if not counters.get("num_host_alloc"):
             return None
-        return PoolMemory("pinned", total["current"], used.get("current", total["current"]))
+        has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
+        return PoolMemory("pinned", has, uses if _torch_compat.PINNED_COMES_BACK else None)
 
     def full(self) -> dict[str, DeviceMemory]:
         found = {}
@@ -307,9 +307,9 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
         (
             "pinned host memory",
             _torch_compat.cuda_in_use(),
-            "what torch's allocator of it has from the system, in bytes rounded up to powers of two, "
-            "and what of that is in use",
-            "what libraries pin themselves",
+            "what torch's allocator of it has from the system, rounded up to powers of two, and "
+            "what of that is in use",
+            "what libraries pin themselves; before torch 2.13 what is in use",
             "CUDA was not in use",
         ),
         (

@@ -166,6 +166,11 @@ API(cudaMemPoolGetAttribute, cudaMemPool_t p, enum cudaMemPoolAttr a, void* v) {
   return ret(pool_attribute(pool_of(p), a, (uint64_t*)v, false));
 }
 API(cudaMemPoolTrimTo, cudaMemPool_t p, size_t keep) { return ret(pool_trim(pool_of(p), keep)); }
+// Graphs have no memory of their own: what is allocated in a capture is the pool's.
+API(cudaDeviceGetGraphMemAttribute, int, int, void* v) {
+  *(uint64_t*)v = 0;
+  return cudaSuccess;
+}
 API(cudaMemPoolSetAccess, cudaMemPool_t, const struct cudaMemAccessDesc*, size_t) {
   return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-"""The zoo on a real device: ``make test-gpu``, rehearsed by ``make test-gpu-rehearsal``."""
+"""The zoo on a real device: ``make test-gpu``, rehearsed by ``make prove-gpu-rehearsal``."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import re
 from typing import Any
 
 import pytest
@@ -117,6 +119,36 @@ def test_the_linear_layers_output_leads_to_its_line() -> None:
     assert node.frame.line == _line(Block, "fc")
     assert node.module_path == "blocks.0.fc"
     assert node.from_forward
+
+
+def test_a_model_of_torchs_own_modules_has_the_line_that_calls_it() -> None:
+    # GIVEN a model whose every forward is text of torch's, one of a module of the program's in it
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), Block(), nn.Linear(96, 8))
+    compiled = torch.compile(model, backend="memprof")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memprof.profile() as session:
+        for _ in range(3):
+            y = compiled(torch.randn(16, 64))  # line: call
+            y.square().mean().backward()
+            optimizer.step()
+    this = test_a_model_of_torchs_own_modules_has_the_line_that_calls_it
+    source, first = inspect.getsourcelines(this)
+    call = first + next(i for i, line in enumerate(source) if line.endswith("# line: call\n"))
+    forward, backward = session.profile().graphs
+    # THEN what it makes is of the line that called it, and of the program's module its own
+    for graph in (forward, backward):
+        frames = [node.frame for _, _, node in _made(graph)]
+        assert {f.file for f in frames if f is not None} == {__file__}
+        lines = {f.line if f is not None else None for f in frames}
+        assert call in lines
+        assert lines <= {call, _line(Block, "fc"), _line(Block, "gelu")}
+    # AND what the optimizer keeps beside it is a row: two moments of each parameter, and a step
+    numbers = sum(2 * 4 * p.numel() + 4 for p in model.parameters())
+    assert session.profile().optimizer_state == {"cpu": numbers}
+    text = io.StringIO()
+    session.report(file=text)
+    assert re.search("optimizer state +beside compiled calls, as it is at the end", text.getvalue())
 
 
 def test_the_stack_holds_the_callers_too() -> None:

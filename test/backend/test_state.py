@@ -124,3 +124,14 @@ def test_what_a_checkpointed_region_begins_with() -> None:
     parts = Attribution(profile).breakdown(timeline.live_at(0, end), View.CATEGORY).parts
     by_name = {part.key: part.nbytes for part in parts}
     assert by_name["checkpointed_input"] == 3 * 4 * 32 * N
+    # AND what the backward computes again is an activation while it is there: at most the output of
+    # a block's first linear, of its GELU, and of the last block, whose cosine is differentiated.
+    # Gradients as large as these are none.
+    live = [timeline.live_at(1, i) for i in range(len(backward.programs[0].events) + 1)]
+    found = [
+        {part.key: part.nbytes for part in Attribution(profile).breakdown(one, View.CATEGORY).parts}
+        for one in live
+    ]
+    activations = [one.get("activation", 0) for one in found]
+    assert max(activations) == activations[0] + 4 * 32 * (4 * N + 4 * N + N), activations
+    assert max(one.get("temporary", 0) for one in found) >= 4 * 32 * 4 * N

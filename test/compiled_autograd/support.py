@@ -94,7 +94,7 @@ def brief(graph: Any) -> str:
 
     Left out: that gradients are validated (``test_linear_relu`` shows where), the final
     callbacks, and the gradient until now among the arguments of an accumulation, which has
-    none up to torch 2.11.
+    none up to torch 2.12.
     """
     return compact(graph, validation=False)
 

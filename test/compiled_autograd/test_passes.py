@@ -74,7 +74,7 @@ class Builder:
         if not any(n.op == "output" for n in self.graph.nodes):
             self.graph.output([])
         self.graph.lint()
-        # Up to torch 2.11 an accumulation has no argument for the gradient until now.
+        # Up to torch 2.12 an accumulation has no argument for the gradient until now.
         return compact(self.graph).replace(", None,", ",")
 
 

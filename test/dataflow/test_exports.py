@@ -14,7 +14,13 @@ import pytest
 import torch
 from browser.fixtures import open_file
 
-from memprof.profiler import DataFlowProfile, export_timeline, peak_report, profile_memory
+from memprof.profiler import (
+    DataFlowProfile,
+    export_timeline,
+    peak_report,
+    profile_memory,
+    timeline_to_pandas,
+)
 from memprof.profiler.dataflow.live import by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns
 from memprof.profiler.dataflow.vocabulary import MemoryProfile, MemoryProfileTimeline
@@ -87,7 +93,7 @@ def test_what_cannot_be_written_is_said(
 
 def test_changes_as_a_pandas_table(profile: DataFlowProfile) -> None:
     pytest.importorskip("pandas")
-    table = profile.to_pandas().to_dict("list")
+    table = timeline_to_pandas(profile).to_dict("list")
     assert len(table["time_ns"]) == len(profile.changes)
     # THEN bytes by category, computed from the table alone, are the peak's
     report = peak_report(profile, "cpu")

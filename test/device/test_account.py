@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from memprof.profiler.device.account import explain, failed_requests, of_distributed
 from memprof.profiler.device.marks import Mark, Phase
@@ -272,6 +277,133 @@ def test_activations_of_a_training_that_ended_before_its_first_backward(model_fi
     }
     # Of one that does not train nobody can say so: it was seen whole.
     assert run.purposes()[10] == (Purpose.PERSISTENT_STATE, "")
+
+
+_CHECKPOINT = f"{SITE}/torch/utils/checkpoint.py"
+_MODULE = (f"{SITE}/torch/nn/modules/module.py", 5, "_call_impl")
+_ENGINE = (f"{SITE}/torch/autograd/graph.py", 5, "_engine_run_backward")
+_BY_HAND = ("/home/me/random.py", 7, "backward")
+_TRAIN = ("/home/me/train.py", 10, "<module>")
+
+
+@pytest.mark.parametrize(
+    ("program", "again"),
+    [
+        # What a checkpoint runs again: on autograd's thread, or inside of the backward of a
+        # reentrant one, which begins another; and one by hand, as frameworks have it.
+        ([_MODULE, (_CHECKPOINT, 5, "unpack_hook")], True),
+        ([_MODULE, (_CHECKPOINT, 5, "unpack_hook"), _ENGINE, _TRAIN], True),
+        ([(_CHECKPOINT, 5, "backward"), _ENGINE, _TRAIN], True),
+        ([_MODULE, _BY_HAND, _ENGINE, _TRAIN], True),
+        # What these backwards ask for themselves.
+        ([], False),
+        ([_ENGINE, _TRAIN], False),
+        ([_ENGINE, (_CHECKPOINT, 5, "backward"), _ENGINE, _TRAIN], False),
+        ([_BY_HAND, _ENGINE, _MODULE, _TRAIN], False),
+    ],
+)
+def test_what_a_backward_computes_again_is_no_gradient(
+    program: list[tuple[str, int, str]], again: bool, model_file: str
+) -> None:
+    """Nor a temporary; whether it goes within the backward or leaks."""
+    program = [(model_file, 3, "forward"), *program] if again else program
+    run = Run()
+    run.mark(Phase.BACKWARD)
+    run.drop(run.take(1, *program))
+    run.mark(Phase.FORWARD)
+    temporary = (Purpose.ACTIVATION, "recomputed") if again else (Purpose.TEMPORARY, "")
+    assert run.purposes() == {1: temporary}
+    run.take(2, *program)
+    run.events[-1]["addr"], run.marks[-1].counts = 0, {0: (2, 1)}
+    gradient = (Purpose.ACTIVATION, "recomputed") if again else (Purpose.GRADIENT, "")
+    assert run.purposes() == {2: gradient}
+
+
+def test_what_is_kept_for_the_backward_of_a_gradient_is_an_activation() -> None:
+    """``backward(create_graph=True)``: what goes in a later backward was saved for it."""
+    run = Run()
+    run.mark(Phase.BACKWARD)
+    saved, gradient = run.take(1), run.take(2)
+    run.mark(Phase.FORWARD)
+    run.mark(Phase.BACKWARD)
+    run.drop(saved)
+    run.mark(Phase.FORWARD)
+    run.mark(Phase.OPTIMIZER, step=1)
+    run.drop(gradient)
+    assert run.purposes() == {1: (Purpose.ACTIVATION, ""), 2: (Purpose.GRADIENT, "")}
+
+
+@given(st.integers(0, 1 << 30))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, seed: int) -> None:
+    """A program of random forwards, backwards and steps in which a request fails; it is cut off
+    there, or lets go of everything and goes on."""
+    rnd = random.Random(seed)
+    forward = (model_file, 3, "forward")
+    programs = {
+        Phase.FORWARD: [[_TRAIN], [forward, _TRAIN], [forward, (_CHECKPOINT, 5, "f"), _TRAIN]],
+        Phase.BACKWARD: [[], [_ENGINE, _TRAIN], [forward, (_CHECKPOINT, 5, "f")]],
+        Phase.OPTIMIZER: [[_TRAIN]],
+    }
+    run = Run()
+    run.events[0]["size"] = 1 << 50
+    weight = run.take(1, _TRAIN)
+    parameter = {weight: Purpose.PARAMETER}
+    run.say(Mark(Phase.FORWARD, 0, parameter))
+    sizes = itertools.count(2)
+    gradients: list[int] = []
+
+    def phase() -> None:
+        """What runs asks for blocks, and lets go of some that are there."""
+        for _ in range(rnd.randrange(4)):
+            run.take(next(sizes), *rnd.choice(programs[run.marks[-1].phase]))
+            if rnd.random() < 0.4:
+                run.drop(rnd.choice([a for a in run.live if a not in (weight, *gradients)]))
+
+    def steps(most: int) -> Iterator[None]:
+        for _ in range(most):
+            yield phase()
+            run.mark(Phase.BACKWARD)
+            yield phase()
+            gradients[:] = [run.take(next(sizes))]
+            run.say(Mark(Phase.FORWARD, 0, parameter | {gradients[0]: Purpose.GRADIENT}))
+            yield phase()
+            run.mark(Phase.OPTIMIZER)
+            yield phase()
+            run.mark(Phase.FORWARD)
+
+    rest = steps(4)
+    for _ in range(rnd.randrange(1, 12)):
+        next(rest)
+    # WHEN a request fails
+    run.events.append({"action": "oom", "size": 1 << 40, "stream": 0})
+    now = len(run.events)
+    replay = Replay()
+    replay.feed(run.events, run.marks)
+    instant = replay.now()
+
+    def account(**how: Any) -> Counter[Purpose]:
+        found = DeviceAccount("cuda:0")
+        explain(found, instant, run.marks, **how)
+        return Counter(found.by_purpose())
+
+    told = account(cut_off=True, now=True, otherwise=lambda block: (Purpose.TENSOR, "x"))
+    # THEN what is said at once is what is said at the end, whatever the program does
+    caught = rnd.random() < 0.5
+    raised = run.marks[-1].phase is Phase.BACKWARD
+    goes = [a for a in run.live if a not in (weight, *gradients)]
+    for address in goes if caught else rnd.sample(goes, rnd.randrange(len(goes) + 1)):
+        if raised and rnd.random() < 0.3:
+            run.say(Mark(Phase.FORWARD, 0, cut=True))
+            raised = False
+        run.drop(address)
+    if raised:
+        run.say(Mark(Phase.FORWARD, 0, cut=True))
+    if caught:
+        for _ in steps(2):
+            pass
+    replay.feed(run.events[now:], run.marks)
+    assert account(cut_off=not caught) == told
 
 
 def test_where_names_line_modules_and_nodes(tmp_path: Path, model_file: str) -> None:

@@ -44,7 +44,8 @@ def lines(account, purpose, detail=""):
     found = {}
     for r in account.rows:
         if r.purpose is purpose and detail in r.detail:
-            found[r.frame.code if r.frame else None] = r.nbytes
+            code = r.frame.code if r.frame else None
+            found[code] = found.get(code, 0) + r.nbytes
     return found
 """
 
@@ -115,7 +116,8 @@ workspaces = [r for r in account.rows if r.purpose is Purpose.WORKSPACE]
 assert workspaces and {r.detail for r in workspaces} == {"cuBLAS"}
 assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
 waits = {r.frame.code for r in account.rows if r.waits}
-assert waits == {"net(x).sum().backward()  # backward"}, waits
+assert waits <= {"net(x).sum().backward()  # backward"}, waits
+assert any(r.nodes.endswith("Backward0") or r.waits for r in account.rows)
 (outside,) = account.outside
 assert outside.nbytes > 0 and not outside.estimated
 assert vars(CheckpointFunction)["forward"] is entry
@@ -241,6 +243,110 @@ assert all(r.purpose is not BUFFER for r in account.rows if "ReLU" in r.modules)
 @pytest.mark.parametrize("kind", ["ddp", "ddp-view", "fsdp1", "fsdp2"])
 def test_buffers_of_distributed_training(tmp_path: Path, kind: str) -> None:
     script(tmp_path / "program.py", _BEGIN + _DISTRIBUTED, kind)
+
+
+_RECOMPUTED = """
+MIB = 1 << 20
+BATCH, WIDE = 1024, 4096  # 16 MiB of what is wide, 1 MiB of what is narrow
+RECOMPUTED = "activation (recomputed)"
+
+
+def full(gradient):
+    torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, WIDE), nn.Linear(WIDE, 256)
+
+    def forward(self, x):
+        y = nn.functional.gelu(self.up(x))
+        if y.requires_grad and not torch.compiler.is_compiling():
+            y.register_hook(full)  # where the GELU's backward begins, most is reserved
+        return self.down(y)
+
+
+def sums(account):
+    found = {}
+    for r in account.rows:
+        found[r.what] = found.get(r.what, 0) + r.nbytes
+    return found
+
+
+def train(layers, steps=2, **how):
+    net = nn.ModuleList(layers).cuda()
+    with memprof.profile(eager=True) as session:
+        for _ in range(steps):
+            x = torch.randn(BATCH, 256, device="cuda", requires_grad=True)
+            for layer in net:
+                x = checkpoint(layer, x, **how)
+            x.sum().backward()
+            net.zero_grad()
+    return sums(account_of(session))
+
+
+# At that instant there are what the GELU saved, which is an activation, the gradient of its
+# output, which is none, and what the hook asks for.
+for reentrant in (True, False):
+    found = train([Layer(), Layer()], use_reentrant=reentrant)
+    # A reentrant checkpoint has run the whole layer again, and holds its output and gradient.
+    narrow = MIB if reentrant else 0
+    assert found[RECOMPUTED] == 16 * MIB + narrow, found
+    assert found["temporary"] == 616 * MIB + narrow, found
+    assert "activation" not in found, found
+    assert found["gradient"] <= 2 * 2 * 4 * 256 * WIDE + MIB, found
+
+
+# What of a recomputation is never let go of (pytorch#115255) is no gradient: of each step x,
+# x.grad, and 1 + 4 MiB of recomputed activations stay.
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(512, 512), nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            x = torch.relu(self.b(x))
+        return self.c(x)
+
+
+net = Hooked().cuda()
+with memprof.profile(eager=True) as session:
+    for _ in range(6):
+        x = torch.randn(512, 512, device="cuda", requires_grad=True)
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+        net.zero_grad()
+    full(None)
+found = sums(account_of(session))
+assert found[RECOMPUTED] == 6 * 5 * MIB, found
+assert found["gradient"] == 6 * MIB, found
+
+# A checkpoint inside of what is compiled: the output of the first linear is computed again, and
+# that of the GELU, which some versions let go of before the gradient that is as large.
+net = nn.Sequential(Layer()).cuda()
+torch.compiler.reset()
+compiled = torch.compile(
+    lambda x: checkpoint(net[0], x, use_reentrant=False).sum(),
+    backend="memprof", options={"graphs": False},
+)
+for _ in range(2):  # Without what autotuning asks for.
+    compiled(torch.randn(BATCH, 256, device="cuda", requires_grad=True)).backward()
+torch.cuda.empty_cache()
+with memprof.profile(eager=True) as session:
+    compiled(torch.randn(BATCH, 256, device="cuda", requires_grad=True)).backward()
+rows = [r for r in account_of(session).rows if r.compiled and r.nbytes >= 16 * MIB]
+assert sum(r.nbytes for r in rows if r.what == RECOMPUTED) in (16 * MIB, 32 * MIB), rows
+assert {r.what for r in rows} == {RECOMPUTED, "temporary"}, rows
+assert {"aten.gelu" in r.nodes for r in rows if r.what == RECOMPUTED} == {True}, rows
+assert {"aten.gelu" in r.nodes for r in rows if r.what == "temporary"} == {False}, rows
+"""
+
+
+@simgpu
+def test_what_a_checkpoint_computes_again(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _RECOMPUTED)
 
 
 _CACHE = """

@@ -336,6 +336,65 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["leaks", path, "--fail"]).exit_code == 1
 
 
+_CIRCLES = """
+import gc
+
+
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2  # what it returns
+        ctx.x, ctx.y = x, y
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Circle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(N, N, device="cuda"))
+
+    def note(self, gradient):
+        pass
+
+    def forward(self, x):
+        self.result = self.weight * x
+        self.result.register_hook(self.note)
+
+
+gc.disable()
+with memprof.profile("Keeps.memprof", eager=True):
+    for _ in range(STEPS):
+        x = torch.randn(N, N, device="cuda", requires_grad=True)
+        Keeps.apply(x).sum().backward()
+with memprof.profile("Circle.memprof", eager=True):
+    x = torch.ones(N, N, device="cuda")
+    for _ in range(STEPS):
+        Circle()(x)
+"""
+
+
+@pytest.mark.simgpu
+def test_what_nobody_with_a_name_has_is_one_finding_and_says_what_keeps_it(tmp_path: Path) -> None:
+    _run(tmp_path, _CIRCLES)
+    # GIVEN a ctx that keeps its input and its output, and so their graph, and by it the gradient
+    (keeps,) = _found(tmp_path, "Keeps")
+    assert (keeps.a_step, keeps.step, keeps.steps) == (3 * MIB, "backward", STEPS)
+    assert keeps.nbytes == 3 * STEPS * MIB
+    names, _, whose = keeps.holder.partition(", ")
+    assert sorted(names.split(" and ")) == ["ctx.x", "ctx.x.grad", "ctx.y"]
+    assert whose == "node of Keeps"
+    # AND modules that keep a result whose hook keeps the module: a weight and a result of each
+    (circle,) = _found(tmp_path, "Circle")
+    assert (circle.a_step, circle.step, circle.steps) == (2 * MIB, "Circle", STEPS)
+    assert circle.nbytes == 2 * STEPS * MIB
+    assert circle.holder.endswith(", which its attribute result keeps")
+    assert "Circle.result" in circle.holder
+
+
 _HEALTHY = '''
 class Plain(Loop):
     pass

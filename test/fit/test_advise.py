@@ -230,7 +230,7 @@ def test_findings_of_a_profile_stand_beside_what_they_saved(
     write_profile(Profile(), tmp_path / "run.memprof")
     found = [
         finding(FindingKind.RECOMPUTE, 4 * GIB, GELU),
-        finding(FindingKind.FRAGMENTATION, GIB, "expandable-segments"),
+        finding(FindingKind.GRADIENT, GIB, "expandable-segments"),
         finding(FindingKind.SHAPES, GIB, ""),
     ]
     monkeypatch.setattr(advise_module, "find", lambda profile: found)

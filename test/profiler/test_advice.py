@@ -24,23 +24,23 @@ from memprof.profiler.advice import FindingKind, advise
 from memprof.profiler.advice.cheapness import cheapness
 from memprof.profiler.advice.finding import MOST
 from memprof.profiler.model import (
+    AccountRow,
     CallColumns,
     Category,
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
-    DeviceMemory,
+    DeviceAccount,
     GraphKind,
     GraphRecord,
     GraphValue,
     LedgerEntry,
     LedgerKind,
-    MemorySnapshot,
     Profile,
+    Purpose,
     Role,
     Statement,
     StatementKind,
-    TrackerRecord,
     TreeCause,
     TreeDetail,
 )
@@ -71,6 +71,69 @@ def test_the_gradient_of_a_large_output() -> None:
     # An output like any activation is none: chunks of it would save nothing.
     assert FindingKind.LARGE_OUTPUT not in kinds(with_tangent(12 * MIB))
     assert FindingKind.LARGE_OUTPUT not in kinds(training())
+
+
+def head(vocabulary: str = "8192") -> Profile:
+    """A forward whose last matrix product makes 256 rows, of 4 sequences, and a copy in float32;
+    and a weight that has as many elements."""
+    program = (
+        ProgramBuilder()
+        .input("weight", 8 * MIB, Category.PARAMETER, 1, [0])
+        .input("tokens", 2 * KIB, Category.INPUT, 2, [1])
+        .alloc("buf0", 4 * MIB, 10, Category.ACTIVATION, 3, [0])
+        .alloc("buf1", 8 * MIB, 11, Category.ACTIVATION, 4, [1])
+        .alloc("buf2", 8 * MIB, 12)  # a copy of the weight, transposed
+        .build()
+    )
+    nodes = [
+        node("mm", "aten.mm.default", "head", 30),
+        node("copy", "aten._to_copy.default", "", 31),
+        node("sub", "aten._log_softmax.default", "", 32),
+        node("other", "aten.clone.default", "head", 30),
+    ]
+    # In the order of the forward the weight's copy comes first.
+    nodes = [dataclasses.replace(n, seq_nr=7 if n.name != "other" else 6) for n in nodes]
+    shapes = dict.fromkeys(("buf0", "buf1", "buf2"), ("256", vocabulary))
+    of = {"buf0": "mm", "buf1": "copy", "buf2": "other"}
+    buffers = {
+        name: dataclasses.replace(buffer(name, of[name]), shape=shape)
+        for name, shape in shapes.items()
+    }
+    inputs = (
+        GraphValue(0, "weight", Role.PARAMETER, Category.PARAMETER, shape=("256", "8192")),
+        GraphValue(1, "tokens", Role.USER_INPUT, Category.INPUT, shape=("4", "64")),
+    )
+    outputs = tuple(
+        GraphValue(i, name, Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+        for i, name in enumerate(("mm", "copy"))
+    )
+    graph = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        ("cpu",),
+        inputs,
+        outputs,
+        {n.name: n for n in nodes},
+        buffers,
+        programs=[program],
+    )
+    return Profile(graphs=[graph], calls=calls((0, 0)))
+
+
+def test_logits_are_one_finding_and_nothing_else() -> None:
+    # GIVEN logits of 4 MiB and a copy of 8 MiB, cheap to compute again
+    (found,) = advise(head())
+    assert found.kind is FindingKind.LARGE_OUTPUT
+    assert found.title == "logits of head, 4 x 64 x 8,192, and what the loss makes of them"
+    assert found.nbytes == 12 * MIB
+    assert [(e.nbytes, e.module) for e in found.evidence] == [(8 * MIB, ""), (4 * MIB, "head")]
+    # THEN eight chunks leave an eighth, and the loss alone in chunks leaves the logits, too
+    assert [w.nbytes for w in found.ways] == [12 * MIB, 12 * MIB * 7 // 8, 8 * MIB * 7 // 8]
+    assert found.remedy == "chunked-loss"
+    # AND where sizes are not known when the code is generated there is none
+    assert FindingKind.LARGE_OUTPUT not in kinds(head("s0"))
 
 
 # Recomputation
@@ -443,33 +506,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
     assert advise(on_trees(*cheap)) == []
 
 
-# The allocator
-
-
-def tracked(*memory: tuple[int, int], device: str = CUDA) -> Profile:
-    snapshots = [
-        MemorySnapshot(
-            i, devices={device: DeviceMemory(reserved_bytes=r * MIB, allocated_bytes=a * MIB)}
-        )
-        for i, (r, a) in enumerate(memory)
-    ]
-    return Profile(tracker=TrackerRecord(snapshots=snapshots))
-
-
-def test_reserved_and_unused() -> None:
-    (found,) = advise(tracked((10, 9), (100, 60), (100, 99)))
-    assert found.kind is FindingKind.FRAGMENTATION
-    assert found.nbytes == 40 * MIB
-    assert found.title == "cuda:0: 40 % of what the allocator holds is unused"
-    assert [e.nbytes for e in found.evidence] == [100 * MIB, 60 * MIB]
-
-
-def test_a_little_slack_is_no_fragmentation() -> None:
-    assert advise(tracked((100, 90))) == []
-    # on the CPU the resident set is not the allocator's alone
-    assert advise(tracked((100, 10), device="cpu")) == []
-
-
 # Gradients
 
 
@@ -554,10 +590,11 @@ def test_at_most_five_and_the_largest_first() -> None:
     inputs = list(profile.graphs[0].inputs)
     inputs[1] = dataclasses.replace(inputs[1], static=False)
     profile.graphs[0].inputs = tuple(inputs)
-    profile.tracker = tracked((100, 50)).tracker
+    logits = AccountRow(Purpose.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
+    profile.accounts = [DeviceAccount(CUDA, reserved=100 * MIB, rows=[logits])]
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
-        ("fragmentation", 50),
+        ("large_output", 50),
         ("moving_address", 42),
         ("moving_address", 41),
         ("shapes", 14),
@@ -569,7 +606,7 @@ def test_at_most_five_and_the_largest_first() -> None:
 def test_every_kind_is_tested_here() -> None:
     assert {k.name for k in FindingKind} == {
         "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
-        "FRAGMENTATION", "GRADIENT", "LARGE_OUTPUT",
+        "GRADIENT", "LARGE_OUTPUT",
     }  # fmt: skip
 
 

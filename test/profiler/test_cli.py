@@ -218,7 +218,7 @@ def test_schema() -> None:
         (b"hello", "not a memprof profile"),
         (b'{"traceEvents":[]}', "add_dataflow"),
         (b'{\n  "schemaVersion": 1,\n  "deviceProperties": [', "add_dataflow"),
-        (gzip.compress(b'[\n{"ph": "X", "cat": "cpu_op"'), "add_dataflow"),
+        (gzip.compress(b'[\n{"ph": "X", "cat": "cpu_op"', mtime=0), "add_dataflow"),
         (b"# A model.\n\nimport torch\n", "a program: memprof run FILE makes a profile"),
         (b"PK\x03\x04\x00\x00checkpoint/data.pkl", "an archive, such as torch.save writes"),
         (b"<!doctype html>\n<html>", "a page: open it in a browser"),

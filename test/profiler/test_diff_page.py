@@ -37,6 +37,8 @@ def test_the_page_has_what_the_text_has(tmp_path: Path, page: Page, width: int) 
     said = page.locator("main section").nth(1).inner_text()
     assert "model.py: x = self.l3(x)" in said
     assert "12.0 MiB" in said
+    # Changes are bytes with a sign, as in the text.
+    assert "+4.00 MiB" in page.locator("main section").first.inner_text()
     # and nothing is wider than the window.
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= width

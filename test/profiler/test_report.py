@@ -78,7 +78,7 @@ Peak of known live memory on cpu: 26.0 MiB (27,262,976 B)
 Live at the peak, by category
    bytes    share  storages  category         that is
 ---------------------------------------------------------------------------------------
-8.00 MiB   30.8 %         1  activation       kept by a forward for its backward
+8.00 MiB   30.8 %         1  activation       what a backward needs of its forward
 6.00 MiB   23.1 %         2  parameter        parameters and buffers of modules
 6.00 MiB   23.1 %         1  temporary        made and let go of inside one call
 4.00 MiB   15.4 %         1  optimizer state  what an optimizer keeps from step to step
@@ -189,7 +189,7 @@ Peak of known live memory on cpu: 22.0 MiB (23,068,672 B)
 Live at the peak, by category
        bytes    share  storages  category         that is
 -------------------------------------------------------------------------------------------
- 8,388,608 B   36.4 %         1  activation       kept by a forward for its backward
+ 8,388,608 B   36.4 %         1  activation       what a backward needs of its forward
  6,291,456 B   27.3 %         2  parameter        parameters and buffers of modules
  6,291,456 B   27.3 %         1  temporary        made and let go of inside one call
  1,048,576 B    4.5 %         1  autograd detail  gradients of outputs, random-number state

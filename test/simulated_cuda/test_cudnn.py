@@ -89,6 +89,14 @@ def test_convolutions(dims: int, transposed: bool, channels_last: bool, dtype: t
     assert y.is_contiguous(memory_format=kept)
 
 
+@pytest.mark.skipif(not VALUES, reason="kernels compute nothing")
+def test_depthwise_convolutions_compute() -> None:
+    for dims, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1):
+        conv = kind(6, 12, 3, stride=2, padding=1, groups=6)
+        device, cpu = like_on_cpu(conv, torch.randn(2, 6, *[7] * dims))
+        torch.testing.assert_close(device.cpu(), cpu)
+
+
 @without_values
 @pytest.mark.parametrize("groups", [2, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

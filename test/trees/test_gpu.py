@@ -1,16 +1,9 @@
 """The tests of values and of safety once more, on a real device: ``make test-gpu``.
 
-``make test-gpu-rehearsal`` runs them on the simulated one. The benchmark that writes values, times
-and pool bytes beside ``mode="reduce-overhead"`` is ``benchmarks/trees_gpu.py``, ``make bench-gpu``.
+``make prove-gpu-rehearsal`` runs them on the simulated one, and measures beside Inductor.
 """
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -64,26 +57,3 @@ __all__ = [
     "test_writing_to_a_graphs_output_is_graphed",
     "trees",
 ]
-
-
-def test_the_benchmark_beside_reduce_overhead(tmp_path: Path) -> None:
-    """Dropout is on: the same numbers must be drawn, in replays too."""
-    root = Path(__file__).parents[2]
-    out = tmp_path / "gpu.json"
-    script = [str(root / "benchmarks" / "trees_gpu.py"), "--models", "mlp", "--rounds", "2"]
-    done = subprocess.run(
-        [sys.executable, *script, "--block", "3", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    written = json.loads(out.read_text())
-    assert written["machine"]["gpu"]
-    assert written["machine"]["torch"]
-    (result,) = written["results"]
-    assert result["difference"] <= max(1e-5, 4 * result["control_difference"])
-    assert 0 < result["memprof_pool_bytes"] <= result["torch_pool_bytes"]
-    assert result["memprof_ms"] > 0
-    assert result["torch_ms"] > 0

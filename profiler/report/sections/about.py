@@ -28,7 +28,7 @@ MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",
     Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
     Category.GRADIENT: "gradients of parameters",
-    Category.ACTIVATION: "kept by a forward for its backward",
+    Category.ACTIVATION: "what a backward needs of its forward",
     Category.TEMPORARY: "made and let go of inside one call",
     Category.INPUT: "what the program hands in",
     Category.OUTPUT: "what the program gets back",

@@ -236,7 +236,7 @@ def _blocks(a: model.DeviceAccount) -> Section:
     columns = (col.BYTES, col.BLOCKS, *col.alike(col.Text, "what", "code"), asked_by, *beside)
     rows: list[col.Row] = []
     for r in a.rows:
-        eager = r.frame is not None and not r.waits
+        eager = r.frame is not None and not (r.waits or r.nodes)
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
         library = (words.place(r.library) for _ in beside)

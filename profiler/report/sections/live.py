@@ -157,7 +157,9 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             (b.unattributed, b.unattributed, "", UNATTRIBUTED, *blank),
             (b.total, b.total, "", "total", *blank),
         ]
-        if view is View.CATEGORY and (state := state_beside(s)):
+        state = s.profile.optimizer_state.get(s.device, 0)
+        known = s.profile.accounts or any(p.key == Category.OPTIMIZER_STATE.value for p in b.parts)
+        if view is View.CATEGORY and state and not known:
             said = "beside compiled calls, as it is at the end"
             foot.append((state, None, "", Category.OPTIMIZER_STATE.label, said))
         rows = [row(view, p) for p in b.parts]
@@ -170,13 +172,6 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             notes = (Note(f"{part}, have no line: compiled code did not make them"),)
         spare = 2 if view is View.LINE else 1
         yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
-
-
-def state_beside(s: Summary) -> int:
-    """Bytes of optimizers' state that no compiled call of the device at hand has as an input."""
-    inside = {p.key for p in s.views[View.CATEGORY].parts}
-    of = s.profile.optimizer_state.get(s.device, 0)
-    return 0 if Category.OPTIMIZER_STATE.value in inside or s.profile.accounts else of
 
 
 def _modules(b: Breakdown, root: ModuleNode) -> Table:

@@ -76,7 +76,7 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
     )
     parents, pins = any(s.children for s in shown), any(s.pinned for s in shown)
     columns += (col.Count("children"), col.Bytes("theirs")) * parents
-    columns += col.alike(col.Bytes, "pinned, in use", "cached") * pins
+    columns += col.alike(col.Bytes, "pinned: in use", "cached", "in all") * pins
     columns += (col.Text("in operation"),)
     peak = max(record.snapshots, key=_height)
     rows: list[col.Row] = []
@@ -88,19 +88,19 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         figures = (s.total_tensors, s.total_bytes, s.resident_bytes, *allocated)
         after = s.time_ns - record.metadata.start_ns
         figures += (len(s.children), sum(s.children)) * parents
-        kept = s.pinned or model.PoolMemory("", 0, 0)
-        figures += (kept.allocated_bytes, kept.reserved_bytes - kept.allocated_bytes) * pins
+        has, uses = (s.pinned.reserved_bytes, s.pinned.allocated_bytes) if s.pinned else (0, 0)
+        figures += (uses, None if uses is None else has - uses, has) * pins
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
-    notes = (Note(said),) if hidden else ()
+    notes = [Note(said)] if hidden else []
     most = max((s.children for s in record.snapshots), key=sum)
     if most:
         said = (
             f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
         )
-        notes += (Note(said + "no figure of this process has it"),)
-    return Section("", "Memory over time", notes, (Table(columns, rows, least=len(rows)),))
+        notes.append(Note(said + "no figure of this process has it"))
+    return Section("", "Memory over time", tuple(notes), (Table(columns, rows, least=len(rows)),))
 
 
 def _height(s: model.MemorySnapshot) -> int:

@@ -187,8 +187,10 @@ function chosenRank(ranks) {
 
 function job(ranks, chosen) {
   const { section: said, shown } = ranks;
-  const all = said.parts[0].tables[0].rows.length;
-  const left = `The page has the reports of the ${count(shown.length)} ranks with the highest peaks.`;
+  const { rows, columns } = said.parts[0].tables[0];
+  const who = columns[0].title; // a rank, or a run of no job
+  const all = rows.length;
+  const left = `The page has the reports of the ${count(shown.length)} ${who}s with the highest peaks.`;
   const pick = {
     limit: 16,
     onPick: ([rank]) => shown.includes(rank) && (location.search = `?rank=${rank}`),
@@ -203,7 +205,7 @@ function job(ranks, chosen) {
     section(compared, pick),
     all > shown.length && el("p.help", {}, left),
     section({ ...said, notes: [], parts: rest }),
-    el("h2.whose", {}, `Rank ${shown[chosen]}`),
+    el("h2.whose", {}, `${heading(who)} ${shown[chosen]}`),
   );
 }
 

@@ -13,6 +13,7 @@ const views = { draw: null };
 /** Numbers by the unit of their column, others are counts; times are ns since 1970, in UTC. */
 const IN_WORDS = {
   bytes,
+  change: (value) => (value > 0 ? `+${bytes(value)}` : bytes(value)),
   ns,
   share: (value, { whole }) => share(value, whole),
   address: (value) => formatAddress(value),
@@ -33,6 +34,7 @@ function showCell(column, value) {
   if (missing(value) || (typeof value === "string" && NUMBERS.has(column.unit))) return said;
   switch (column.unit) {
     case "bytes":
+    case "change":
       return el("span", { title: exactBytes(value) }, said);
     case "share": {
       const percent = column.whole ? Math.min(100, (100 * value) / column.whole) : 0;

@@ -1,0 +1,1 @@
+"""Measures on a GPU what memprof promises: docs/real-gpu.md."""

@@ -1,0 +1,67 @@
+"""Faults: training goes on, and its values stay right, where a graph cannot be had."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from proof.common import Part
+from proof.subjects import Compiler, zoo
+from proof.values import Values, compare, training
+
+WIDTH = 512
+
+
+@torch.library.custom_op("proof::troubled", mutates_args=())
+def troubled(x: Tensor, how: str) -> Tensor:
+    """A copy; in a capture it does what none survives, or asks for more than the device has."""
+    if how and torch.cuda.is_current_stream_capturing():
+        if how == "synchronise":
+            torch.cuda.synchronize()
+        nbytes = 2 * torch.cuda.get_device_properties(0).total_memory
+        torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    return x.clone()
+
+
+troubled.register_fake(lambda x, how: torch.empty_like(x))
+troubled.register_autograd(lambda ctx, gradient: (gradient, None))
+
+
+class Trouble(nn.Module):
+    """The operator as a layer."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return troubled(x, self.how)
+
+
+def run(compiler: Compiler, simulated: bool, how: str = "", limited: bool = False) -> Values:
+    """Training of linear layers with trouble of the kind ``how`` between them, "" for none;
+    ``limited``: the first run's peak is all that later ones may have."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), Trouble(how), nn.Linear(WIDTH, WIDTH)]
+    inputs = {"input": torch.randn(256 if simulated else 65536, WIDTH)}
+    case = zoo.Case(nn.Sequential(*layers), inputs, lambda output: output.square().mean())
+    found = training(case, compiler)
+    if limited:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.max_memory_reserved() / total)
+    return found
+
+
+PART = Part(
+    name="faults",
+    module="proof.faults",
+    about="Training under memprof beside Inductor's, where captures fail or memory is short (no "
+    "more than Inductor reserved at its peak): what memprof did instead, and the values.",
+    cases={
+        "capture fails": partial(compare, run=partial(run, how="synchronise")),
+        "out of memory while recording": partial(compare, run=partial(run, how="too much")),
+        "limit of memory reached": partial(compare, run=partial(run, limited=True)),
+    },
+    values=True,
+)

@@ -82,15 +82,16 @@ _SIZED = (
 )
 _NUMBERS = ("equal",)
 """Operators that return what they read from the device."""
-_REPLACES = ("copy_", "fill_.Scalar", "fill_.Tensor", "zero_")
+_REPLACES = ("copy_", "fill_.Scalar", "fill_.Tensor")
 """Operators that write to their first argument and do not read it."""
 _UPDATES = ("_amp_update_scale_",)
 """Operators that take what is unknown for the zero that it reads as: a gradient scaler keeps its
 scale, as the step that its program sees no reason to leave out would."""
 _ALSO_WRITTEN = ("running_mean", "running_var")
 """Arguments that batch normalisation writes to, of which its schema says nothing."""
-_LEFT_ALONE = ("record_stream", "resize_", "set_")
-"""Operators that leave a tensor's elements as they are, whatever their schemas say."""
+_LEFT_ALONE = ("record_stream", "resize_", "set_", "zero_")
+"""Operators that leave a tensor's elements as they are, whatever their schemas say, and one that
+sets memory or calls ``fill_``."""
 _HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|pool|softmax)")
 """Operators that no program decides anything by. Each that is left alone saves 5 µs a call."""
 _found = threading.local()

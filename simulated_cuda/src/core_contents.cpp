@@ -35,6 +35,8 @@ std::map<uintptr_t, uintptr_t>& blocks() {
   return *ranges;
 }
 std::atomic<void (*)(size_t, void*, int)> g_on_read{nullptr};
+// Zeros of more bytes are not kept as known: copying them would cost host memory.
+constexpr size_t KNOWN_ZEROS = size_t(1) << 20;
 
 // The first range that may reach behind an address.
 std::map<uintptr_t, uintptr_t>::iterator first_behind(uintptr_t address) {
@@ -147,6 +149,7 @@ void contents_set(void* dst, unsigned value, unsigned element_size, size_t count
   if (known && value == 0 && in_arena(dst)) {
     CONTENTS_LOCK;
     wipe((uintptr_t)dst, (uintptr_t)dst + size);
+    if (size <= KNOWN_ZEROS) mark((uintptr_t)dst, (uintptr_t)dst + size);
     return;
   }
   if (element_size == 1) {

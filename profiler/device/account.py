@@ -49,6 +49,7 @@ from typing import Any, TypeVar
 
 from memprof.profiler.model import (
     BEFORE,
+    RECOMPUTED,
     AccountRow,
     CaptureRow,
     DeviceAccount,
@@ -235,7 +236,7 @@ class _Decider:
         if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
         if phase is Phase.BACKWARD and at.recomputed:
-            return Purpose.ACTIVATION, "recomputed"
+            return Purpose.ACTIVATION, RECOMPUTED
         end = None if block.cut else block.freed_after
         if phase is Phase.FORWARD:
             return self._of_forward(block, at, end), ""

@@ -97,6 +97,9 @@ class Failure:
 BEFORE = "from before the session"
 """``AccountRow.detail`` of blocks that were there when somebody began to watch."""
 
+RECOMPUTED = "recomputed"
+"""The same of activations that a backward computes again, which nobody would save by doing so."""
+
 
 class Purpose(str, Enum):
     """What a reserved byte is for. The first ones mean what ``Category`` calls so: Note [How a

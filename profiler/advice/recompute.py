@@ -23,9 +23,11 @@ def recompute(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         return
     groups: dict[tuple[str | None, str], list[tuple[LiveItem, Site]]] = defaultdict(list)
     for item, site in at_peak(timeline, attribution):
-        if item.storage.category is not Category.ACTIVATION:
-            continue
-        if site.node is not None and not site.outside:
+        if (
+            item.storage.category is Category.ACTIVATION
+            and site.node is not None
+            and not site.outside
+        ):
             place = site.frame.location if site.frame else site.node
             module = None if site.module is None else without_numbers(site.module)
             groups[module, place].append((item, site))

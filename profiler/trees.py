@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
@@ -99,14 +99,13 @@ def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
 
 
 def graphed_functions(
-    ledger: Iterable[LedgerEntry], graphs: Iterable[GraphRecord] = ()
+    ledger: Sequence[LedgerEntry], graphs: Iterable[GraphRecord] = ()
 ) -> list[GraphedFunction]:
     """The functions that the ledger's entries of trees are about, largest pool cost first.
 
     ``graphs`` give inputs that moved the names that users have for them.
     """
     by_id: dict[int | None, GraphRecord] = {g.id: g for g in graphs}
-    ledger = list(ledger)
     grouped: dict[tuple[str, str], list[tuple[LedgerEntry, TreeDetail]]] = {}
     for e in ledger:
         if e.tree is not None:
@@ -208,12 +207,12 @@ REST = "(outputs still held)"
 """What of a pool no warm-up or recording has asked for: outputs."""
 
 
-def pool_rest(functions: Iterable[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
+def pool_rest(functions: Sequence[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
     """By device, what the functions' bytes lack of the largest pool, where they lack any."""
-    rest = dict(pools)
-    for f in functions:
-        if f.device in rest:
-            rest[f.device] -= f.marginal_bytes
+    rest = {
+        device: nbytes - sum(f.marginal_bytes for f in functions if f.device == device)
+        for device, nbytes in pools.items()
+    }
     return {device: n for device, n in rest.items() if n > 0}
 
 

@@ -29,7 +29,7 @@ import msgspec
 
 from memprof.profiler._json import to_json
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import RECOMPUTED, DeviceAccount, Purpose
 from memprof.profiler.reading import read_file
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
@@ -161,7 +161,7 @@ def _recomputed_blocks(account: DeviceAccount) -> int:
     instances: dict[str, int] = {}
     composed: set[str] = set()
     for row in account.rows:
-        if row.purpose is not Purpose.ACTIVATION or not row.modules:
+        if row.purpose is not Purpose.ACTIVATION or row.detail == RECOMPUTED or not row.modules:
             continue
         # The outermost module is the model, and what has nothing inside is no block.
         classes = tuple(dict.fromkeys(row.modules.split(" > ")[1:]))

@@ -51,6 +51,7 @@ from typing import Any, TypeVar
 from memprof.profiler.model import (
     BEFORE,
     LOGITS,
+    RECOMPUTED,
     AccountRow,
     CaptureRow,
     DeviceAccount,
@@ -250,7 +251,7 @@ class _Decider:
         if phase is Phase.FORWARD and block.often:
             return Purpose.PERSISTENT_STATE, ""
         if phase is Phase.BACKWARD and at.recomputed:
-            return Purpose.ACTIVATION, "recomputed"
+            return Purpose.ACTIVATION, RECOMPUTED
         end = None if block.cut else block.freed_after
         if phase is Phase.FORWARD:
             return self._of_forward(block, at, end), ""

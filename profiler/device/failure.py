@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memprof.profiler.model import AccountRow, Failure, Purpose, Relief, WhyNot
+from memprof.profiler.model import RECOMPUTED, AccountRow, Failure, Purpose, Relief, WhyNot
 
 CONTEXT = 1 << 30
 """Bytes that CUDA and its libraries may have on a device before other processes are thought of."""
@@ -141,7 +141,7 @@ def reliefs(
         ),
     ]
     by_purpose: dict[Purpose, list[AccountRow]] = {}
-    for row in rows:
+    for row in (r for r in rows if r.detail != RECOMPUTED):
         by_purpose.setdefault(row.purpose, []).append(row)
     for purpose, of_it in by_purpose.items():
         change = _BY_PURPOSE.get(purpose)

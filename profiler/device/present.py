@@ -118,8 +118,10 @@ def unwatched_account(
     ``otherwise`` says whose a block is that ``look`` does not know."""
     replay = Replay(settings)
     replay.take_over(segments)
-    known = look.gradients | look.known
-    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, known, often=look.often)]
+    marks = [
+        Mark(Phase.FORWARD, 0),
+        Mark(Phase.FORWARD, 0, look.gradients | look.known, often=look.often),
+    ]
     replay.feed((), marks)
     peak = replay.now()
     account = named(device)

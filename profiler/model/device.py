@@ -103,6 +103,9 @@ class Failure:
 BEFORE = "from before the session"
 """``AccountRow.detail`` of blocks that were there when somebody began to watch."""
 
+RECOMPUTED = "recomputed"
+"""The same of activations that a backward computes again, which nobody would save by doing so."""
+
 
 LOGITS = "logits"
 """Begins ``AccountRow.detail`` of what a loss was given or made of it, before its shape."""

@@ -13,7 +13,14 @@ import torch
 from memprof.profiler.device.failure import CONTEXT, explain_failure, reliefs
 from memprof.profiler.device.holders import Holders, held_graphs
 from memprof.profiler.device.referrers import Referrers
-from memprof.profiler.model import AccountRow, DeviceAccount, Purpose, SourceFrame, WhyNot
+from memprof.profiler.model import (
+    RECOMPUTED,
+    AccountRow,
+    DeviceAccount,
+    Purpose,
+    SourceFrame,
+    WhyNot,
+)
 from memprof.profiler.report.failure import why
 from memprof.profiler.report.format import format_bytes
 
@@ -83,6 +90,7 @@ def test_what_would_have_helped() -> None:
     rows = [
         AccountRow(Purpose.ACTIVATION, 300 * MIB, 2, frame=line),
         AccountRow(Purpose.ACTIVATION, 100 * MIB, 2),
+        AccountRow(Purpose.ACTIVATION, 900 * MIB, 2, detail=RECOMPUTED),  # which a checkpoint does
         AccountRow(Purpose.GRADIENT, 50 * MIB, 1, frame=line),
         AccountRow(Purpose.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
         AccountRow(Purpose.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word

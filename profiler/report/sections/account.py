@@ -232,17 +232,18 @@ def _nowhere(r: model.AccountRow) -> str:
 
 def _blocks(a: model.DeviceAccount) -> Section:
     beside = _library(a)
-    asked_by, *others = col.ASKED_FOR
-    columns = (col.BYTES, col.BLOCKS, *col.alike(col.Text, "what", "code"), asked_by, *beside)
+    columns = (
+        *(col.BYTES, col.BLOCKS, *col.alike(col.Text, "what", "code")),
+        *(*col.ASKED_FOR, *beside),
+    )
     rows: list[col.Row] = []
     for r in a.rows:
         eager = r.frame is not None and not (r.waits or r.nodes)
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
-        library = (words.place(r.library) for _ in beside)
-        by = (r.frame or _nowhere(r), *library, r.modules, r.nodes)
+        by = (r.frame or _nowhere(r), r.modules, r.nodes, *(words.place(r.library) for _ in beside))
         rows.append((r.nbytes, r.count, r.what, code, *by))
-    return of_rows(f"Live {_when(a)}, largest first", (*columns, *others), rows)
+    return of_rows(f"Live {_when(a)}, largest first", columns, rows)
 
 
 def _host_reads(a: model.DeviceAccount) -> Section:

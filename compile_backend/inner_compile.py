@@ -23,7 +23,7 @@ from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProve
 from . import _torch_compat
 from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cuda_graphs_stage import GraphsStage, ObservableModel
+from .cuda_graphs_stage import GraphsStage, ObservableModel, what_stays_outside
 from .observation.stage import ObserveStage
 from .options import Options
 from .pipeline import CompileStage, compile_through
@@ -107,12 +107,13 @@ class InnerCompile:
                 self.captured.nodes if self.captured is not None else None,
             )
             models: list[ObservableModel] = []
+            trees = self._in_trees(graph.record, gm, kwargs.get("cudagraphs"), given, models)
             # The attribute stage may compile a second time: it is the innermost.
             stages = [
                 ObserveStage(
                     graph, self.options, tuple(example_inputs), models if self.graphs else None
                 ),
-                *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
+                *trees,
                 RecordStage(graph.record),
                 attribute,
             ]
@@ -147,11 +148,22 @@ class InnerCompile:
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
+        for stage in trees:
+            if stage.impossible:
+                raise RuntimeError(
+                    f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
+                    f"is on: {stage.impossible}"
+                )
         return compiled
 
     def _in_trees(
-        self, record: GraphRecord, box: Any, given: dict[str, Any], models: list[ObservableModel]
-    ) -> list[CompileStage]:
+        self,
+        record: GraphRecord,
+        gm: GraphModule,
+        box: Any,
+        given: dict[str, Any],
+        models: list[ObservableModel],
+    ) -> list[GraphsStage]:
         """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
         says whether it may capture."""
         if not self.graphs:
@@ -159,6 +171,7 @@ class InnerCompile:
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
+        what = "which operators no CUDA graph can have"
         return [
             GraphsStage(
                 record,
@@ -168,6 +181,7 @@ class InnerCompile:
                 clone_outputs=self.options.outputs == "clone",
                 inductor=self.inductor,
                 of_forward=of_forward and box is self._forward_box,
+                outside=self._known(record.id, what, lambda: what_stays_outside(gm), ""),
             )
         ]
 

@@ -65,8 +65,7 @@ def what_stays_outside(gm: GraphModule) -> str:
     if found is None:
         return ""
     node, why = found
-    line = user_frame(node.meta.get("stack_trace"))
-    return f"{node.name}: {why}{f' ({line})' if line else ''}"
+    return f"{node.name}: {why} ({user_frame(node.meta.get('stack_trace')) or 'no line is known'})"
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
@@ -96,8 +95,7 @@ class GraphsStage(CompileStage):
         outside: the first operator of the graph that no CUDA graph can have, "" if there is none.
 
     Attributes:
-        impossible: why nothing of the compiled graph can be captured though ``cudagraph_or_error``
-            is on, "" otherwise.
+        impossible: why nothing of the compiled graph can be captured, "" if something can.
     """
 
     record: GraphRecord
@@ -140,9 +138,8 @@ class GraphsStage(CompileStage):
             others = _torch_compat.why_others_capture()
             reason = known or others or self._why_nothing()
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
-            wanted = TreeOptions.of_this_compilation(self.inductor).or_error
             # What the code itself switches off runs, and what only makes views.
-            if wanted and not others and (known or (self.outside and not self._switched_off)):
+            if (known or self.outside) and not (others or self._switched_off):
                 self.impossible = reason
             return compiled
         if self.outside:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
@@ -149,7 +150,7 @@ class InnerCompile:
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
         for stage in trees:
-            if stage.impossible:
+            if stage.impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
                 raise RuntimeError(
                     f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
                     f"is on: {stage.impossible}"
@@ -171,7 +172,6 @@ class InnerCompile:
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
-        what = "which operators no CUDA graph can have"
         return [
             GraphsStage(
                 record,
@@ -181,7 +181,9 @@ class InnerCompile:
                 clone_outputs=self.options.outputs == "clone",
                 inductor=self.inductor,
                 of_forward=of_forward and box is self._forward_box,
-                outside=self._known(record.id, what, lambda: what_stays_outside(gm), ""),
+                outside=self._known(
+                    record.id, "what no CUDA graph can have", lambda: what_stays_outside(gm), ""
+                ),
             )
         ]
 

@@ -7,7 +7,6 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ functorch_stack = _C._functorch.peek_interpreter_stack
 graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
 deterministic_is_asked = _C._get_deterministic_algorithms
 dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
-skip_code: Callable[[CodeType], None] = torch._dynamo.eval_frame.skip_code
+skip_code: Callable[[Any], None] = torch._dynamo.eval_frame.skip_code
 """Has Dynamo look at no frame of some code; at those of what it calls it does."""
 increment_version = _C._increment_version
 unsafe_view = torch.ops.aten._unsafe_view

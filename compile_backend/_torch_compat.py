@@ -305,6 +305,22 @@ def why_others_capture() -> str:
     return ""
 
 
+def first_outside_of_graphs(gm: GraphModule) -> tuple[torch.fx.Node, str] | None:
+    """The first operator of a graph that no CUDA graph can have, and why not; None if there is
+    none."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            if node.meta.get("unbacked_bindings"):
+                return node, "sizes that depend on data"
+            if utils.is_cudagraph_unsafe_fx_node(node):
+                return node, "no operator for CUDA graphs"
+            values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+            # Numbers of the host Inductor takes to the device.
+            if any(isinstance(x, torch.Tensor) and x.is_cpu and x.dim() for x in values):
+                return node, "a tensor on the CPU"
+    return None
+
+
 def skips_warm_up() -> bool:
     """Whether CUDA graphs are recorded without a warm-up before."""
     return bool(config.triton.skip_cudagraph_warmup)

@@ -41,11 +41,12 @@ from torch.fx import GraphModule
 from memprof.cudagraph_trees import mark_warmup_incomplete
 from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
-from memprof.profiler.model import GraphRecord, LedgerKind
+from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
 from . import _torch_compat
 from .pipeline import CompileStage
 from .roles.dynamo_input import DynamoInput
+from .roles.graph_io import user_frame
 from .runtime import RUNTIME
 
 Model = Callable[[list[Any]], Any]
@@ -56,6 +57,15 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     made = (n.meta.get("example_value", n.meta.get("val")) for n in gm.graph.nodes)
     values = itertools.chain(example_inputs, made)
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
+
+
+def what_stays_outside(gm: GraphModule) -> str:
+    """The first operator that no CUDA graph can have, with its line; "" if there is none."""
+    found = _torch_compat.first_outside_of_graphs(gm)
+    if found is None:
+        return ""
+    node, why = found
+    return f"{node.name}: {why} ({user_frame(node.meta.get('stack_trace')) or 'no line is known'})"
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
@@ -82,6 +92,10 @@ class GraphsStage(CompileStage):
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
         inductor: options of Inductor that were given to this compilation.
+        outside: the first operator of the graph that no CUDA graph can have, "" if there is none.
+
+    Attributes:
+        impossible: why nothing of the compiled graph can be captured, "" if something can.
     """
 
     record: GraphRecord
@@ -92,6 +106,8 @@ class GraphsStage(CompileStage):
     clone_outputs: bool
     inductor: Mapping[str, Any]
     of_forward: bool = False
+    outside: str = ""
+    impossible: str = field(default="", init=False)
     _wrapped: list[dict[str, Any]] = field(default_factory=list, init=False)
     name = "graphs"
 
@@ -106,6 +122,9 @@ class GraphsStage(CompileStage):
 
     def _on_wrap(self, model: Model, options: dict[str, Any]) -> Model:
         options["record"] = self.record
+        if self.record.kind is GraphKind.BACKWARD:
+            # A captured one is a plain function to AOTAutograd, and releases the step all the same.
+            options.update(is_backward=True, is_inference=False)
         options["clone_outputs"] = self.clone_outputs
         options["torch_options"] = TreeOptions.of_this_compilation(self.inductor)
         self._wrapped.append(options)
@@ -116,9 +135,16 @@ class GraphsStage(CompileStage):
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
             known = getattr(compiled, "disabled_cudagraphs_reason", None)
-            reason = known or _torch_compat.why_others_capture() or self._why_nothing()
+            others = _torch_compat.why_others_capture()
+            reason = known or others or self._why_nothing()
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+            # What the code itself switches off runs, and what only makes views.
+            if (known or self.outside) and not (others or self._switched_off):
+                self.impossible = reason
             return compiled
+        if self.outside:
+            reason = f"part of it: {self.outside}"
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
         partitions = _torch_compat.partitions(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
         wrapped = self._wrapped[-len(partitions) :] if partitions else []
@@ -135,7 +161,8 @@ class GraphsStage(CompileStage):
 
     def _why_nothing(self) -> str:
         if not self._switched_off:
-            return "Inductor found no part of it that can be captured"
+            found = "Inductor found no part of it that can be captured"
+            return f"{found}: {self.outside}" if self.outside else found
         # Else this stage would not be: the settings want graphs.
         if self.of_forward:
             return "its forward runs without a graph, and so does what takes what that saved"

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
 from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cuda_graphs_stage import GraphsStage, ObservableModel
+from .cuda_graphs_stage import GraphsStage, ObservableModel, what_stays_outside
 from .observation.stage import ObserveStage
 from .options import Options
 from .pipeline import CompileStage, compile_through
@@ -107,12 +108,13 @@ class InnerCompile:
                 self.captured.nodes if self.captured is not None else None,
             )
             models: list[ObservableModel] = []
+            trees = self._in_trees(graph.record, gm, kwargs.get("cudagraphs"), given, models)
             # The attribute stage may compile a second time: it is the innermost.
             stages = [
                 ObserveStage(
                     graph, self.options, tuple(example_inputs), models if self.graphs else None
                 ),
-                *self._in_trees(graph.record, kwargs.get("cudagraphs"), given, models),
+                *trees,
                 RecordStage(graph.record),
                 attribute,
             ]
@@ -147,11 +149,22 @@ class InnerCompile:
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
+        for stage in trees:
+            if stage.impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
+                raise RuntimeError(
+                    f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
+                    f"is on: {stage.impossible}"
+                )
         return compiled
 
     def _in_trees(
-        self, record: GraphRecord, box: Any, given: dict[str, Any], models: list[ObservableModel]
-    ) -> list[CompileStage]:
+        self,
+        record: GraphRecord,
+        gm: GraphModule,
+        box: Any,
+        given: dict[str, Any],
+        models: list[ObservableModel],
+    ) -> list[GraphsStage]:
         """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
         says whether it may capture."""
         if not self.graphs:
@@ -168,6 +181,9 @@ class InnerCompile:
                 clone_outputs=self.options.outputs == "clone",
                 inductor=self.inductor,
                 of_forward=of_forward and box is self._forward_box,
+                outside=self._known(
+                    record.id, "what no CUDA graph can have", lambda: what_stays_outside(gm), ""
+                ),
             )
         ]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 _C: Any = torch._C
 _logging: Any = torch._logging
@@ -137,15 +140,22 @@ def stash_in_tls(key: str, value: object) -> None:
     _C._stash_obj_in_tls(key, value)
 
 
-def in_backward() -> bool:
-    """Whether the calling thread runs a backward, for itself or for another one."""
-    return bool(_C._current_graph_task_id() != -1)
+# Number of the backward that the calling thread runs, for itself or for another one; -1 if none.
+graph_task: Callable[[], int] = _C._current_graph_task_id
 
 
 def in_checkpoint() -> bool:
     """Whether what autograd saves now goes to a checkpoint that is not reentrant."""
     hooks = _C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+def checkpoint_runs() -> bool:
+    """Tells whether the calling thread is inside of a function of ``torch.utils.checkpoint``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 get_from_tls: Callable[[str], Any] = _C._get_obj_in_tls
@@ -272,6 +282,20 @@ def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
     from torch._dynamo.callback import CallbackTrigger, callback_handler
 
     return callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, str(compile_id))
+
+
+def overlap_if_known(output_code: Any) -> Callable[[torch.Tensor], bool]:
+    """Torch's question, asked of the inputs of a graph that may be captured, whether an input
+    overlaps itself: no where its sizes depend on data, of which torch cannot ask. From 2.12 on it
+    does not ask at all."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    theirs = getattr(output_code, "complex_memory_overlap", None)
+
+    def overlaps(t: torch.Tensor) -> bool:
+        return theirs is not None and not free_unbacked_symbols(t) and bool(theirs(t))
+
+    return overlaps
 
 
 def alignment_checked_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Sequence[int]:

@@ -114,7 +114,7 @@ def family() -> Family:
 def _new_family() -> Family:
     new = Family()
     _families.add(new)
-    if compat.in_backward():
+    if compat.graph_task() != -1:
         # This thread may be autograd's, and is lent the family of whom it works for next.
         _local.spare = new
     else:

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import torch
 
+from memprof.profiler.model import Role
+
+from . import _torch_compat as compat
 from .spec import CompilationMode, FunctionSpec
 
 
 def output_origin(function: FunctionSpec, index: int) -> str:
-    """Where an output comes from, as far as is known: FX node, source line, module."""
+    """Where an output comes from, as far as is known: FX node, parameter, source line, module."""
     parts = []
     value = function.output_value(index)
     if value is not None and function.record is not None:
         node = function.record.nodes.get(value.name)
-        parts.append(f"FX node {value.name}")
+        parts.append(f"FX node {value.name}{f' of {value.fqn}' if value.fqn else ''}")
         frame = value.frame or (node.frame.location if node and node.frame else None)
         if frame:
             parts.append(frame)
@@ -25,13 +28,22 @@ def output_origin(function: FunctionSpec, index: int) -> str:
     return ", ".join(parts)
 
 
+def _stack_trace(function: FunctionSpec, index: int) -> str:
+    """The code that makes an output, or where that has no line of its own, a line of its graph."""
+    traces = function.stack_traces or ()
+    if index < len(traces) and traces[index]:
+        return str(traces[index]).strip()
+    nodes = function.record.nodes.values() if function.record is not None else ()
+    frames = [node.frame.location for node in nodes if node.frame is not None]
+    own = next(filter(None, [function.called_at, *frames, *traces]), "").strip()
+    return f"[none of its own; its graph is that of {own}]" if own else "[could not be found]"
+
+
 class OverwrittenMessage:
     """The error for output ``index`` of a node, all but the numbers of the steps."""
 
     def __init__(self, function: FunctionSpec, index: int, node: int) -> None:
         gradient = function.mode is CompilationMode.BACKWARD
-        traces = function.stack_traces or ()
-        trace = traces[index] if index < len(traces) else None
         origin = output_origin(function, index)
         self._before = (
             f"Error: accessing {'gradient ' if gradient else ''}tensor output of CUDAGraphs that "
@@ -39,10 +51,9 @@ class OverwrittenMessage:
             f"It is output {index} of {function.label}{f' ({origin})' if origin else ''}.\n"
         )
         self._maker = f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}"
-        others = _CLONED_WAYS_OUT if function.clone_outputs else _WAYS_OUT
         self._after = (
-            f"Stack trace: {trace.strip() if trace else '[Could not find stack trace]'}\n"
-            f"{_GRADIENT_WAYS_OUT if gradient else others}"
+            f"Stack trace: {_stack_trace(function, index)}\n"
+            f"{_GRADIENT_WAYS_OUT if gradient else _ways_out(function, index)}"
         )
 
     def text(self, step: int, by: str) -> str:
@@ -57,18 +68,32 @@ _GRADIENT_WAYS_OUT = (
     "Ways out: set .grad to None before each backward; or, to accumulate gradients, allocate "
     ".grad before the first compiled backward (zeros will do)."
 )
-_CLONED_WAYS_OUT = (
+_OPTION = (
+    'or have it done for you: outputs="clone" (memprof.cudagraph_trees.configure, or '
+    'options={"outputs": "clone"} of the backend); '
+)
+_NO_CLONE = (
     'outputs="clone" could not copy it: what is held is a view of the output, perhaps one that '
-    "Inductor made, and this torch cannot give views other memory. Ways out: clone the tensor "
-    "before the next step begins; torch 2.13 or newer; or, if this is one step, say where steps "
-    "begin with torch.compiler.cudagraph_mark_step_begin()."
+    "Inductor made, and torch before 2.12 cannot give views other memory. "
 )
-_WAYS_OUT = (
-    "Ways out: clone the tensor before the next step begins; or have it done for you: "
-    'outputs="clone" (memprof.cudagraph_trees.configure, or options={"outputs": "clone"} '
-    "of the backend); or, if this is one step, say where steps begin with "
-    "torch.compiler.cudagraph_mark_step_begin()."
+_MARK = (
+    "if this is one step, say where steps begin with torch.compiler.cudagraph_mark_step_begin()."
 )
+
+
+def _ways_out(function: FunctionSpec, index: int) -> str:
+    """What helps with this torch, for an output that is no gradient."""
+    value = function.output_value(index)
+    saved = value is not None and value.role is Role.SAVED_FOR_BACKWARD
+    if saved or not function.is_visible(index):
+        return (
+            "It was saved for a backward. Ways out: call that before the next step begins; "
+            f"or, {_MARK}"
+        )
+    # Where storages can be given other memory, nothing of what is to be cloned raises.
+    failed = _NO_CLONE if function.clone_outputs else ""
+    option = _OPTION if compat.can_swap_storage() else ""
+    return f"{failed}Ways out: clone the tensor before the next step begins; {option}or, {_MARK}"
 
 
 _TORCH = Path(torch.__file__).parent

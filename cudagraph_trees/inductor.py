@@ -96,6 +96,7 @@ def _names_of_the_compiler() -> Names:
     return [
         (compile_fx, "cudagraphify", _inductor_entry(compile_fx.cudagraphify)),
         (output_code, "maybe_handle_backward_generation", backward),
+        (output_code, "complex_memory_overlap", compat.overlap_if_known(output_code)),
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from torch.utils.weak import TensorWeakRef
 
+from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
 from . import _torch_compat as compat
@@ -26,7 +27,7 @@ from .record_policy import cause_of, misfit_of
 from .recorder import Recorder
 from .settings import TreeSettings
 from .spec import CompilationMode, FunctionSpec, GraphSpec, Why
-from .step_end import ParameterRefs, StepEnd, end_quickly, is_stuck, takes_gradients
+from .step_end import ParameterRefs, StepEnd, continues_step, end_quickly, is_stuck
 
 _EXECUTION = ExecutionState.EXECUTION
 _RECORDING = ExecutionState.RECORDING
@@ -81,6 +82,10 @@ class CUDAGraphTreeManager:
         clone = self.settings.outputs == "clone"
         number = next(self._function_numbers)
         function = spec.function(number, inputs, static, alignment_checked, clone_outputs=clone)
+        if (line := line_of_caller()) is not None:
+            function.called_at = line.location
+        if compat.checkpoint_runs():
+            function.caller += " in torch.utils.checkpoint"
         self.functions.add(function)
         self.policy.added(function)
         self.parameters.remember(function, inputs)
@@ -141,7 +146,7 @@ class CUDAGraphTreeManager:
                     node = None
                 else:
                     fitting = None
-                    if not takes_gradients(node, function, inputs):
+                    if not continues_step(node, path.settled, function, inputs):
                         self._end_step(function, inputs)
                         node = None
             if node is not None:
@@ -281,7 +286,7 @@ class CUDAGraphTreeManager:
         """A function is about to run that is not one of the manager's, and ``reason`` is why."""
         self.path.ran_without_graph()
         if function.mode is CompilationMode.BACKWARD:
-            self.path.pending_backward = False
+            self.path.backward_ran()
         self.policy.ran_plainly(function)
         self.ledger.add(LedgerKind.SKIP, function, reason)
 
@@ -294,7 +299,7 @@ class CUDAGraphTreeManager:
             return
         if node.all_outputs_are_dead():
             path.end()
-        elif path.step_may_begin() and not takes_gradients(node, function, inputs):
+        elif path.step_may_begin() and not continues_step(node, path.settled, function, inputs):
             self._end_step(function, inputs)
         elif path.state is not _EXECUTION:
             self._warn_if_stuck(node, function)
@@ -328,7 +333,7 @@ class CUDAGraphTreeManager:
 
     def set_to_running_backward(self) -> None:
         """A backward runs that is not in the tree: none is pending any more."""
-        self.path.pending_backward = False
+        self.path.backward_ran()
 
     # ---- what is there
 

@@ -83,6 +83,18 @@ class Node:
     def parent(self) -> Node | None:
         return None if self._parent is None else self._parent()
 
+    def handed_out(self, i: int) -> torch.Tensor | None:
+        """The tensor that stands for output ``i``, None if it is gone, or given other memory."""
+        output, ref = self.outputs_weakrefs[i], self.tensor_weakrefs[i]
+        if output is None or ref is None:
+            return None
+        t = ref() if output.cache is None else output.cache[output.slot]
+        try:
+            # That of a former run may live on, in memory of its own, or given up.
+            return t if t is not None and output.has(t) else None
+        except RuntimeError:
+            return None
+
     def path_live_weakrefs(self) -> Iterator[StorageWeakRefWrapper]:
         return (r for r in self.live_after if not r.expired())
 

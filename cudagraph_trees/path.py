@@ -24,7 +24,15 @@ someone calls that, with every call of a function that ``torch.compile`` returne
 A generation that moved by itself does not end a step while a backward is pending:
 training calls several compiled functions before it calls backward once. Waiting for
 *every* backward would wait for ever where a forward is never followed by one, so the
-first backward releases the step. An explicit mark always ends it.
+first backward releases the step. An explicit mark ends it all the same.
+
+Inside of a backward no step begins, marked or not: the forwards that a checkpoint runs there again
+belong to the step whose gradients are under way, which only the engine of autograd holds.
+
+A backward may be pending for inference calls, too (``step_end.continues_step``): a reentrant
+checkpoint runs its function without gradients and makes what it returns part of a graph. Only what
+ran since the last backward counts (``settled``): what a program holds of a step that is over has a
+``grad_fn`` as well.
 """
 
 from __future__ import annotations
@@ -58,7 +66,9 @@ class TreePath:
         state: see Note [The four states].
         step: number of the step that runs, from 1.
         generation: torch's number of the generation in which something ran last.
-        pending_backward: a forward ran, and since then no backward in the tree or out of it.
+        pending_backward: a forward ran, and since then no backward in the tree or out of it; and
+            something of the path may be held.
+        settled: the node that was the last one when a backward ran, None if none has.
     """
 
     def __init__(self) -> None:
@@ -68,6 +78,7 @@ class TreePath:
         self.step = 0
         self.generation = -1
         self.pending_backward = False
+        self.settled: Node | None = None
 
     # ---- generations
 
@@ -82,8 +93,10 @@ class TreePath:
         """Whether a step may begin that overwrites what the last one left. Hot."""
         mark = self._mark.mark_step_counter
         if mark:
-            return bool(self.generation != mark)
-        return not self.pending_backward and self.generation != self._tracker.generation
+            moved = self.generation != mark
+        else:
+            moved = not self.pending_backward and self.generation != self._tracker.generation
+        return moved and compat.graph_task() == -1
 
     def ran_without_graph(self) -> None:
         """A function ran without a graph: it belongs to the step that runs, unless one may
@@ -95,7 +108,12 @@ class TreePath:
         if function.mode is _FORWARD:
             self.pending_backward = True
         elif function.mode is _BACKWARD:
-            self.pending_backward = False
+            self.backward_ran()
+
+    def backward_ran(self) -> None:
+        """A backward ran, in the tree or out of it: none is pending any more."""
+        self.pending_backward = False
+        self.settled = self.node
 
     # ---- what ran
 
@@ -128,6 +146,7 @@ class TreePath:
             self.pending_backward = True
         elif mode is _BACKWARD:
             self.pending_backward = False
+            self.settled = child
         return outputs
 
     def begin_run(self) -> None:
@@ -146,5 +165,11 @@ class TreePath:
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        self.node = None
+        """Nothing of it is held, or a step begins: there is nothing that a backward could need."""
+        self.pending_backward = False
+        self.leave()
+
+    def leave(self) -> None:
+        """Go on outside of the pool, in the same step."""
+        self.node = self.settled = None
         self.state = _NONE

@@ -293,7 +293,7 @@ class PoolOwner:
         for node in list(self.tree.nodes()):
             self._release(node, reason)
         self.tree.clear()
-        self.path.end()
+        self.path.leave()
         self.policy.forget_recordings()
         for f in self.functions:
             f.state.pool_growth = 0

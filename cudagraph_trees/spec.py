@@ -156,18 +156,26 @@ class GraphSpec:
         )
         mine["clone_outputs"] |= clone_outputs or makes_state
         static = tuple(static_input_idxs)
+        loose = {
+            i: x for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)
+        }
         what = self.mode.name.lower()
         named = f"{what} function {number}" if number >= 0 else f"{what} function"
+        label = f"{self.compile_id} {what}" if self.compile_id else named
         return FunctionSpec(
             **mine,
             number=number,
-            label=f"{self.compile_id} {what}" if self.compile_id else named,
+            label=label,
+            caller=label,
             key=tuple(x for x in inputs if isinstance(x, int)),
             makes_state=makes_state,
             static_input_idxs=static,
             alignment_checked=tuple(alignment_checked),
-            loose=tuple(
-                i for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)
+            loose=tuple(loose),
+            trains=self.mode is CompilationMode.FORWARD
+            or (
+                self.mode is CompilationMode.INFERENCE
+                and any(x.requires_grad for x in loose.values())
             ),
         )
 
@@ -247,6 +255,8 @@ class FunctionSpec(GraphSpec):
     Attributes:
         number: of the function in its manager, for messages; -1 if it is in none.
         label: its name in messages and in the ledger.
+        caller: that, and which part of torch ran it first, for messages.
+        called_at: ``file:line`` of the program's first call, "" if no line of it was on the stack.
         key: values of the integer inputs.
         makes_state: it updates parameters, so that what it returns is an optimizer's state, which
             lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
@@ -254,16 +264,21 @@ class FunctionSpec(GraphSpec):
         loose: tensors among the inputs that are not static, or turned out to keep moving.
         alignment_checked: inputs that the code takes for aligned and that may not be.
         leaves: ``loose`` ones that may be leaves, see ``ParameterRefs``.
+        trains: a call may be part of a training step: of a forward, or of an inference function
+            that takes activations which require gradients, as in a reentrant checkpoint.
     """
 
     number: int
     label: str
+    caller: str
+    called_at: str = ""
     key: tuple[int, ...] = ()
     makes_state: bool = False
     static_input_idxs: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     alignment_checked: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
+    trains: bool = False
     state: FunctionState = field(default_factory=FunctionState)
 
     def names_of_inputs(self, which: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ is a view of a holder is to be seen there.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -113,6 +114,10 @@ def end_quickly(
         ref, output_cache, k = node.live_after_slots[found]
         if ref.cache is None or output_cache.moves_out:
             return False
+        if output_cache.of_inference and (
+            next_function.trains or output_cache.slots[k].requires_grad  # type: ignore[union-attr]
+        ):
+            return False  # perhaps a backward is to come
         is_alone = ref.is_alone()
         if is_alone:
             # Nothing but the tensor itself is over the storage.
@@ -128,7 +133,7 @@ def end_quickly(
         ends.append((ref, output_cache, k, is_alone))
     for ref, output_cache, k, is_alone in ends:
         message = output_cache.messages[k] or output_cache.message(k)
-        text = message.text(step, next_function.label)
+        text = message.text(step, next_function.caller)
         output_cache.overwrite(k, ref, text, is_alone)
     return True
 
@@ -145,14 +150,43 @@ def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Se
     return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
 
 
-def takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
-    """Whether a call belongs to the step that runs, although one may begin: a compiled optimizer
-    reads the gradients that the step's backward has made where they are. Each function once a step,
-    so that steps do end; and not where the program marks them."""
-    if (
-        function.mode is not CompilationMode.INFERENCE
-        or compat.step_counters()[0].mark_step_counter
-    ):
+def continues_step(
+    node: Node, settled: Node | None, function: FunctionSpec, inputs: list[Input]
+) -> bool:
+    """Tells whether a call belongs to the step that runs, although one may begin. None does where
+    the program marks steps.
+
+    Args: ``node`` ran last, and ``settled`` when the last backward ran.
+    """
+    return not compat.step_counters()[0].mark_step_counter and (
+        _takes_gradients(node, function, inputs) or _awaits_backward(node, settled, function)
+    )
+
+
+def _awaits_backward(node: Node, settled: Node | None, function: FunctionSpec) -> bool:
+    """Tells whether something is held that inference calls have returned since the last backward,
+    and a backward is to come for it: it is part of a graph of autograd, as what a reentrant
+    checkpoint returns; or the call is a training one, as a student's after its teacher; or one that
+    the same checkpoint makes."""
+    since = itertools.takewhile(lambda n: n is not settled, reversed(path_to(node)))
+    is_held = [
+        n.handed_out(i)
+        for n in since
+        if n.wrapped_function.mode is CompilationMode.INFERENCE
+        for i, ref in enumerate(n.outputs_weakrefs)
+        if ref is not None and not ref.expired()
+    ]
+    if not is_held or function.mode is CompilationMode.FORWARD:
+        return bool(is_held)
+    if any(t is not None and t.grad_fn is not None for t in is_held):
+        return True
+    return function.trains and compat.checkpoint_runs()
+
+
+def _takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) -> bool:
+    """Tells whether a compiled optimizer reads the gradients that the step's backward has made
+    where they are. Each function once a step, so that steps do end."""
+    if function.mode is not CompilationMode.INFERENCE:
         return False
     path = path_to(node)
     if any(n.wrapped_function is function for n in path):
@@ -212,7 +246,7 @@ class StepEnd:
         node, index = outputs[-1]
         function = node.wrapped_function
         # No name in here keeps one of them alive.
-        handed_out = [t for t in (_take(n, i, pointer) for n, i in outputs) if t is not None]
+        handed_out = [t for t in (_take(n, i) for n, i in outputs) if t is not None]
         gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
         functions = [(n.wrapped_function, i) for n, i in outputs]
         clone = any(f.clone_outputs and f.is_visible(i) for f, i in functions)
@@ -252,7 +286,7 @@ class StepEnd:
         if _count(pointer) == 0:
             return
         message = OverwrittenMessage(function, index, node.number)
-        text = message.text(self.step, self.next_function.label)
+        text = message.text(self.step, self.next_function.caller)
         self.pool.release_storage(pointer)
         self.pool.invalidate(handed_out[0] if handed_out else None, pointer, text)
         reason = f"output {index} is held beyond its step; its use raises"
@@ -335,18 +369,10 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
     return begin * t.itemsize, (begin + n) * t.itemsize
 
 
-def _take(node: Node, index: int, pointer: int) -> torch.Tensor | None:
+def _take(node: Node, index: int) -> torch.Tensor | None:
     """The tensor that was handed out, if it exists, no longer cached."""
     if isinstance(node, CUDAGraphNode):
         cached = node.output_cache.drop_slot(index)
         if cached is not None:
             return cached
-    ref = node.tensor_weakrefs[index] if index < len(node.tensor_weakrefs) else None
-    t = None if ref is None else ref()
-    if t is None:
-        return None
-    try:
-        # That of a former run may live on, in memory of its own, or given up.
-        return t if t.untyped_storage()._cdata == pointer else None
-    except RuntimeError:
-        return None
+    return node.handed_out(index)

@@ -36,6 +36,8 @@ functorch_stack = _C._functorch.peek_interpreter_stack
 graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
 deterministic_is_asked = _C._get_deterministic_algorithms
 dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
+skip_code: Callable[[Any], None] = torch._dynamo.eval_frame.skip_code
+"""Has Dynamo look at no frame of some code; at those of what it calls it does."""
 increment_version = _C._increment_version
 unsafe_view = torch.ops.aten._unsafe_view
 _HAS_CONTEXT = not torch.__version__.startswith("2.11.")

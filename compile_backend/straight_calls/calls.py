@@ -308,4 +308,6 @@ def _backward(
         out = run(args) if context is None else context.run(run, args)
         return tuple(out) if type(out) in (list, tuple) else (out,)
 
+    # The engine may call it where Dynamo looks at every frame: a backward in a compiled function.
+    compat.skip_code(backward.__code__)
     return backward

@@ -109,6 +109,7 @@ class OutputCache:
         self.node = node
         self.pool = pool
         self.moves_out = function.clone_outputs or function.mode is CompilationMode.BACKWARD
+        self.of_inference = function.mode is CompilationMode.INFERENCE
         self.refs: OutputRefs = []
         self.alias: list[StorageWeakRefWrapper | int | None] = []
         self.specs: list[TensorSpec | int | None] = []

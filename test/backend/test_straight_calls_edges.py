@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from memprof.compile_backend.straight_calls import _torch_compat as compat
 
@@ -82,3 +84,28 @@ def test_the_order_of_execution_is_recorded() -> None:
         compiled(x).sum().backward()
         order: Any = debug.GRAPH_EXECUTION_ORDER
         assert len(order) == 2
+
+
+def test_dynamo_does_not_look_into_a_backward_that_runs_inside_of_a_compiled_function() -> None:
+    # GIVEN a function whose gradient is asked for where Dynamo looks at every frame
+    def seen(backend: str) -> tuple[list[str], dict[str, int]]:
+        torch._dynamo.reset()
+        counters.clear()
+        inner = torch.compile(lambda x: (x**4).sum(), backend=backend)
+
+        def outer(x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            (gradient,) = torch.autograd.grad(inner(x), x)
+            return gradient * 2
+
+        x = torch.tensor([0.5, 1.5], requires_grad=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                got = torch.compile(outer, backend=backend)(x)
+                torch.testing.assert_close(got, 8 * x.detach() ** 3)
+        told = [str(w.message) for w in caught if "Dynamo" in str(w.message)]
+        return told, dict(counters["graph_break"])
+
+    # THEN it sees what it sees with Inductor
+    assert seen("memprof") == seen("inductor")

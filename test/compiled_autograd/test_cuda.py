@@ -38,8 +38,11 @@ def train(options: dict[str, object] | None) -> tuple[Profile, list[Tensor]]:
     with memprof.profile() as session:
         for x in batches:
             model.zero_grad()
-            # Autograd saves the 3 as a CPU scalar.
-            (run(x).square().sum() / 3).backward()
+            # Held until the next step has begun, as in most loops. Autograd saves the 3 as a CPU
+            # scalar.
+            out = run(x)
+            loss = out.square().sum() / 3
+            loss.backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     torch._dynamo.reset()
     ca.reset()

@@ -48,6 +48,8 @@ tt.func public @largest(%x: !tt.ptr<i32>, %y: !tt.ptr<i32>) attributes {noinline
   %xs = tt.splat %x : !tt.ptr<i32> -> tensor<16x!tt.ptr<i32>>
   %xi = tt.addptr %xs, %range : tensor<16x!tt.ptr<i32>>, tensor<16xi32>
   %a = tt.load %xi : tensor<16x!tt.ptr<i32>>
+  gpu.barrier
+  ttg.barrier all loc(#loc1)
   %r:2 = "tt.reduce"(%a, %range) <{axis = 0 : i32}> ({
   ^bb0(%v: i32, %i: i32, %w: i32, %j: i32):
     %more = arith.cmpi sgt, %v, %w : i32
@@ -119,5 +121,5 @@ def test_a_reduction_combines_several_tensors(tmp_path: Path) -> None:
 
 
 def test_what_is_not_translated_has_a_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"^ttg\.barrier$"):
-        to_c(ADD.replace("tt.return", "ttg.barrier\n    tt.return"))
+    with pytest.raises(UnsupportedError, match=r"^ttg\.local_alloc$"):
+        to_c(ADD.replace("tt.return", "ttg.local_alloc\n    tt.return"))

@@ -218,6 +218,7 @@ def _nothing(t: Translator, op: Operation) -> list[View]:
 HANDLERS: Mapping[str, Handler] = {
     "arith.constant": _constant,
     "gpu.barrier": _nothing,
+    "ttg.barrier": _nothing,  # Triton 3.7's
     "llvm.intr.assume": _nothing,
     "tt.broadcast": _broadcast,
     "tt.cat": _concatenate,

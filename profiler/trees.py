@@ -208,12 +208,11 @@ REST = "(outputs still held)"
 
 
 def pool_rest(functions: Sequence[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool, where they lack any."""
-    rest = {
+    """By device, what the functions' bytes lack of the largest pool: never less than nothing."""
+    return {
         device: nbytes - sum(f.marginal_bytes for f in functions if f.device == device)
         for device, nbytes in pools.items()
     }
-    return {device: n for device, n in rest.items() if n > 0}
 
 
 @dataclass(slots=True)

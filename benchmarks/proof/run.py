@@ -41,7 +41,7 @@ def run(
     parts: Sequence[Part],
     out: Path,
     machine: dict[str, Any],
-    end: float,
+    seconds: float,
     workers: int = 2,
     patience: float = 1.0,
 ) -> bool:
@@ -51,13 +51,14 @@ def run(
     Args:
         out: the folder of results.
         machine: as ``common.machine`` says.
-        end: when all must have ended, by the monotonic clock.
+        seconds: from now on, in which all must have ended.
         workers: cases at a time, of those that may run side by side.
         patience: by which the limits of cases are multiplied.
 
     Returns:
         Whether all ended as they should.
     """
+    end = time.monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     for part in parts:
         begin = {
@@ -168,7 +169,8 @@ def main() -> int:
     parts = [import_module(f"proof.{module}").PART for module in args.only]
     workers = max(2, min(8, (os.cpu_count() or 1) // 2))
     patience = max(1.0, args.minutes / MINUTES)
-    fine = run(parts, args.out / name, machine, began + 60 * args.minutes, workers, patience)
+    left = began + 60 * args.minutes - time.monotonic()
+    fine = run(parts, args.out / name, machine, left, workers, patience)
     archive = shutil.make_archive(str(args.out / name), "gztar", args.out, name)
     shutil.rmtree(args.out / name)
     print(f"{time.monotonic() - began:.0f} s in all: {archive}")

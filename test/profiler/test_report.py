@@ -180,7 +180,7 @@ Linux-6.1 | Some CPU | 2 cores | 8.00 GiB memory
 taken 2023-11-14 22:13:20 UTC
 options: observe_runs=3
 
-Peak of known live memory on cpu: 22.0 MiB (23,068,672 B)
+Peak of known live memory on cpu: 23,068,672 B
   in call 2 of 6, 0/0 backward, 1.00 ms after the first call began
   after line 20 of the generated code
   for FX node mul, zoo/model.py:3

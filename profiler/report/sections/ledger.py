@@ -144,8 +144,8 @@ def _functions(s: Summary) -> Table:
     foot = tuple(
         (name, device, *("",) * 6, nbytes)
         for device, largest in s.pools.items()
-        for name, nbytes in ((REST, rest.get(device)), ("largest pool", largest))
-        if nbytes is not None
+        for name, nbytes in ((REST, rest[device]), ("largest pool", largest))
+        if nbytes or name != REST
     )
     return Table(columns, rows, foot, caption="Functions")
 

@@ -39,7 +39,10 @@ VENV := .venv$(addprefix -,$(OTHER_TORCH))
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.complete-$(TORCH)-$(KEY)
 SIMGPU_VENV := .venv-simgpu-$(SIMGPU_TORCH)
-SIMGPU_STAMP := $(SIMGPU_VENV)/.complete-$(SIMGPU_TORCH)-$(KEY)
+SIMGPU_SOURCES := $(wildcard $(addprefix $(SIMGPU)/,src/* build.py elf.py libraries.py))
+# A device built from older sources lacks what the newer Python code calls.
+SIMGPU_KEY := $(shell cat pyproject.toml constraints.txt $(SIMGPU_SOURCES) | cksum | cut -d' ' -f1)
+SIMGPU_STAMP := $(SIMGPU_VENV)/.complete-$(SIMGPU_TORCH)-$(SIMGPU_KEY)
 SIMGPU_PY := TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh $(SIMGPU_VENV)/bin/python
 
 ifneq ($(and $(OTHER_TORCH),$(SIMGPU_THERE)),)

@@ -191,7 +191,12 @@ def test_parameters_are_remembered_for_as_long_as_they_live() -> None:
     leaves = ParameterRefs()
     parameters = [torch.nn.Parameter(full(i)) for i in range(3)]
     function = FunctionSpec(
-        number=0, label="f", model=list, mode=CompilationMode.FORWARD, static_input_idxs=(0, 1, 2)
+        number=0,
+        label="f",
+        caller="f",
+        model=list,
+        mode=CompilationMode.FORWARD,
+        static_input_idxs=(0, 1, 2),
     )
     for _ in range(2):
         leaves.remember(function, list(parameters))

@@ -24,17 +24,29 @@ from memprof.profiler.host import installed_version
 from memprof.profiler.tracker.settings import SettingsError
 
 COMMANDS = (
-    *("report", "leaks", "top", "ledger", "diff", "merge", "gantt", "export", "enrich", "run"),
-    *("simulate", "fit", "advise", "config", "schema", "doctor"),
+    "report",
+    "top",
+    "diff",
+    "export",
+    "run",
+    "simulate",
+    "fit",
+    "advise",
+    "config",
+    "doctor",
 )
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``, but for
 those in ``_INSIDE``."""
-_INSIDE = {
-    **dict.fromkeys(("leaks", "ledger", "diff"), "report"),
-    **dict.fromkeys(("gantt", "merge", "schema", "enrich"), "export"),
-    "advise": "fit",
-    "config": "run",
+_INSIDE = {"diff": "report", "advise": "fit", "config": "run"}
+_GONE = {
+    "leaks": "memprof report FILE --section leaks",
+    "ledger": "memprof report FILE --section ledger",
+    "gantt": "memprof report FILE -o PAGE --calls FIRST:LAST",
+    "merge": "memprof export FILE... -f memprof -o OUT",
+    "enrich": "memprof export SNAPSHOT -f memory-viz --profile FILE -o OUT",
+    "schema": "memprof export --schema",
 }
+"""Commands of before, and what to type instead."""
 
 
 class BadFile(click.ClickException):
@@ -78,6 +90,8 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _GONE:
+            raise click.UsageError(f"memprof {name} is now: {_GONE[name]}", ctx)
         if name not in COMMANDS:
             if meant := get_close_matches(name, COMMANDS):
                 raise click.UsageError(f"No such command {name!r}. Did you mean {meant[0]!r}?", ctx)

@@ -179,7 +179,7 @@ def read_profile(path: StrPath) -> Profile:
 
 
 def read_profiles(path: StrPath) -> list[Profile]:
-    """Read and check a file of one profile or several (``memprof merge``).
+    """Read and check a file of one profile or several (``memprof export -f memprof``).
 
     Raises:
         ProfileError: as ``read_profile``, but for ``ProfileMergedError``.

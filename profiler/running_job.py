@@ -127,7 +127,8 @@ class JobFile:
                 self._document = Document(self.path, KEEP_CALLS)
             elif frame.process != self._process:
                 raise ProfileError(
-                    self.path, "it holds several profiles (memprof merge), of jobs that have ended"
+                    self.path,
+                    "it holds several profiles, of jobs that have ended",
                 )
             self._document.add(frame, None)
             self._profile = self._made = None

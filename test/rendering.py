@@ -20,7 +20,7 @@ def render_text(summary: Summary, style: Style = PLAIN) -> str:
 
 
 def render_ledger(profile: Profile, style: Style = PLAIN) -> str:
-    """As ``memprof ledger`` prints it."""
+    """The ledger as ``memprof report`` prints it."""
     return render([replace(sections.ledger.of_ledger(profile, style.show), title="")], style)
 
 

@@ -82,7 +82,7 @@ def file_argument(command: Command) -> Command:
 
 
 def rank_option(command: Command) -> Command:
-    """Add ``--rank``, for files that ``memprof merge`` made; ``read`` asks for the rank itself."""
+    """Add ``--rank``, for files of several ranks; ``read`` asks for the rank itself."""
     return click.option(
         "--rank",
         type=click.IntRange(min=0),
@@ -103,9 +103,9 @@ def chosen_rank() -> int | None:
 
 def _calls(
     _: click.Context, __: click.Parameter, value: str | None
-) -> tuple[int | None, int | None]:
+) -> tuple[int | None, int | None] | None:
     if value is None:
-        return None, None
+        return None
     found = re.fullmatch(r"([1-9]\d*)?:([1-9]\d*)?", value)
     if found is None:
         raise click.BadParameter(
@@ -123,11 +123,11 @@ def no_such_calls(*profiles: Profile) -> click.BadParameter:
     return click.BadParameter(f"the log has {has}", param_hint="--calls")
 
 
-def calls_option(command: Command) -> Command:
+def calls_option(help: str) -> Callable[[Command], Command]:
     """Add ``--calls FIRST:LAST``, from 1; the command gets a pair of indices, None for an end left
-    out."""
-    help = "Calls as reports number them, both included. Default: all."
-    return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)(command)
+    out, or None where the option is."""
+    help += " Calls as reports number them, both included."
+    return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)
 
 
 def output_option(help: str, *, required: bool = True) -> Callable[[Command], Command]:

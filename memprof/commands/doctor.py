@@ -181,7 +181,7 @@ def _torch() -> str:
     if release > TORCH_NEWEST:
         raise _Warn(
             f"{found} is newer than what memprof is tested with ({supported})",
-            "if graphs run unobserved, `memprof ledger FILE` says why; upgrade memprof",
+            "if graphs run unobserved, the ledger of a report says why; upgrade memprof",
         )
     return found
 

@@ -1,4 +1,4 @@
-"""``memprof export``, ``gantt``, ``merge``, ``schema``, ``enrich``: files made of profiles."""
+"""``memprof export``: files made of profiles."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.export import FORMATS, check_has_time, export_profile
-from memprof.profiler.export.walk import Part
+from memprof.profiler.export import FORMATS, export_profile
 from memprof.profiler.file import profile_schema, read_profiles, write_profiles
 from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
-from memprof.profiler.report.html import write_report
 from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
 from memprof.profiler.snapshot.named import read_names, replayed
@@ -24,28 +22,38 @@ from ._common import (
     BadFile,
     calls_option,
     chosen_rank,
-    file_argument,
     keep_apart,
     no_such_calls,
     output_option,
-    page_option,
-    page_path,
     print_json,
     print_line,
-    print_page,
+    rank_option,
     read,
 )
 
+_FORMATS = {
+    **FORMATS,
+    "mosaic": "of a snapshot: frames keep to name, file and line, as mosaic wants them",
+    "memprof": "profiles of several ranks, or runs, in one file for memprof report",
+}
+
+
+def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        print_json(profile_schema())
+        context.exit()
+
 
 @click.command()
-@file_argument
+@click.argument("files", type=click.Path(), nargs=-1, required=True)
+@rank_option
 @click.option(
     "--format",
     "-f",
     "format_",
-    type=click.Choice(list(FORMATS)),
+    type=click.Choice(list(_FORMATS)),
     required=True,
-    help="; ".join(f"{name}: {says}" for name, says in FORMATS.items()) + ".",
+    help="; ".join(f"{name}: {says}" for name, says in _FORMATS.items()) + ".",
 )
 @output_option("Where to; compressed if it ends in .gz.")
 @click.option(
@@ -54,65 +62,70 @@ from ._common import (
     multiple=True,
     help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
 )
-@calls_option
+@calls_option("Default: all.")
+@click.option(
+    "--profile",
+    "names",
+    type=click.Path(),
+    multiple=True,
+    help="Of a run of the same code: names what generated code allocated in a snapshot. May be "
+    "given again.",
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of profiles in the format json, and end.",
+)
 def export(
-    file: str,
+    files: tuple[str, ...],
     format_: str,
     output: str,
     devices: tuple[str, ...],
-    calls: tuple[int | None, int | None],
+    calls: tuple[int | None, int | None] | None,
+    names: tuple[str, ...],
 ) -> None:
-    """Write a profile in another tool's format.
+    """Write a profile in another tool's format, or several into one file.
 
-    FILE is a profile written by memprof. What the formats contain, in which units:
-    docs/exports.md.
+    FILES is a profile written by memprof; with -f memprof it is several, one a rank or run. What
+    the formats contain, in which units: docs/exports.md.
+
+    With --profile it is a snapshot that torch.cuda.memory._dump_snapshot wrote, in this run or
+    another, of which nothing is executed. Each of its frames of Inductor's code gets its FX node,
+    role, module and graph, in the places where memory_viz, mosaic and oomscope show them. Frames
+    that no profile knows stay as they are.
     """
-    keep_apart([output], [file], "--output")
+    keep_apart([output], [*files, *names], "--output")
+    if format_ == "memprof":
+        _merge(files, output)
+        return
+    if len(files) > 1:
+        raise click.UsageError(f"{format_} is of one file: -f memprof puts several into one")
+    if names:
+        _name(files[0], format_, names, output)
+        return
+    if format_ == "mosaic":
+        raise click.UsageError(
+            "mosaic is of a snapshot: memprof export SNAPSHOT -f mosaic --profile FILE -o OUT"
+        )
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
-    profiles = read_profiles(file) if several else [read(file)]
+    profiles = read_profiles(files[0]) if several else [read(files[0])]
     try:
         shown = devices_in(profiles, devices)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
     try:
-        export_profile(profiles, format_, output, shown, *calls)
+        export_profile(profiles, format_, output, shown, *(calls or ()))
     except IndexError as e:
         raise no_such_calls(*profiles) from e
     print_line(f"{output}: {FORMATS[format_]}")
 
 
-@click.command()
-@file_argument
-@page_option
-@calls_option
-def gantt(file: str, output: str | None, calls: tuple[int | None, int | None]) -> None:
-    """Write the page of a report, opened at operations and calls over time.
-
-    FILE is a profile written by memprof. Lanes are threads and asyncio tasks; bars are the
-    tracker's operations and calls of compiled code, replays of graphs among them. With --calls
-    these are in sight first.
-    """
-    page = page_path(output or "", file)
-    keep_apart([page], [file], "--output")
-    profile = read(file)
-    try:
-        check_has_time([profile], "bars are over time")
-        shown = Part((), *calls).calls(profile)
-        print_page(page, write_report(profile, page, source=file, calls=shown))
-    except IndexError as e:
-        raise no_such_calls(profile) from e
-
-
-@click.command()
-@click.argument("files", type=click.Path(), nargs=-1, required=True)
-@output_option("Where to, e.g. job.memprof.")
-def merge(files: tuple[str, ...], output: str) -> None:
-    """Put the profiles of several ranks, or runs, into one file.
-
-    `memprof report` then compares them; with --rank N it and the other commands look at one.
-    """
-    keep_apart([output], files, "--output")
+def _merge(files: tuple[str, ...], output: str) -> None:
+    """Put the profiles of several ranks, or runs, into one file."""
     profiles = [profile for path in files for profile in read_profiles(path)]
     profiles.sort(key=lambda p: p.process.rank if p.process else 0)
     ranks = Counter(p.process.rank for p in profiles if p.process)
@@ -124,49 +137,25 @@ def merge(files: tuple[str, ...], output: str) -> None:
     print_line(f"{output}: {_count(len(profiles), 'profile')} {of}")
 
 
-@click.command()
-def schema() -> None:
-    """Print the JSON Schema of exported profiles (memprof export -f json)."""
-    print_json(profile_schema())
-
-
-_FILES = 5
-"""Files of generated code that no profile knows, named one by one."""
-
-
-@click.command()
-@click.argument("snapshot", type=click.Path())
-@click.option(
-    "--profile",
-    "profiles",
-    type=click.Path(),
-    multiple=True,
-    required=True,
-    help="Of a run of the same code, by backend memprof; may be given again.",
-)
-@output_option("Where to, e.g. named.pickle; compressed if it ends in .gz.")
-@click.option(
-    "--mosaic",
-    is_flag=True,
-    help="Frames keep to name, file and line: mosaic's profiles take no other fields.",
-)
-def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) -> None:
-    """Name what generated code allocated in a snapshot of torch's allocator.
-
-    SNAPSHOT is what torch.cuda.memory._dump_snapshot wrote, in this run or another; nothing of it
-    is executed. In OUT each frame of Inductor's code has its FX node, role, module and graph, in
-    the places where memory_viz, mosaic and oomscope show them. Frames that no profile knows stay
-    as they are.
-    """
-    keep_apart([output], [snapshot, *profiles], "--output")
+def _name(snapshot: str, format_: str, names: tuple[str, ...], output: str) -> None:
+    """Write a snapshot whose frames have the names that profiles know."""
+    if format_ not in ("memory-viz", "mosaic"):
+        raise click.UsageError(
+            f"--profile names the frames of a snapshot, which {format_} is not: -f memory-viz or "
+            "-f mosaic"
+        )
     _keep_other_files(output)
     found = read_snapshot(snapshot)
-    known = read_names(profiles)
-    done = enrich_snapshot(found, CodeNames(known), fields=not mosaic)
+    known = read_names(names)
+    done = enrich_snapshot(found, CodeNames(known), fields=format_ == "memory-viz")
     write_snapshot(found, output)
     for line in [*_said(done), *(said for _, said in replayed(found, known))]:
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
+
+
+_FILES = 5
+"""Files of generated code that no profile knows, named one by one."""
 
 
 def _keep_other_files(output: str) -> None:

@@ -1,4 +1,4 @@
-"""``memprof report``, ``leaks``, ``ledger`` and ``diff``: what profiles say."""
+"""``memprof report`` and ``memprof diff``: what profiles say."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import click
 from memprof.profiler._text import parse_size, visible
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.diff_model import ProfileDiff
+from memprof.profiler.export import check_has_time
+from memprof.profiler.export.walk import Part
 from memprof.profiler.file import read_profiles
 from memprof.profiler.growth import growth, looked
 from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.page import style_of
+from memprof.profiler.report.page import Style, style_of
 from memprof.profiler.report.sections.about import of_growth
 from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.sections.ledger import of_ledger
 from memprof.profiler.report.text import render
+from memprof.profiler.snapshot.named import read_named_snapshot
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (
     BadFile,
+    calls_option,
     chosen_rank,
-    exact_option,
     file_argument,
     keep_apart,
+    no_such_calls,
     page_option,
     page_path,
     print_json,
@@ -48,25 +52,11 @@ def _check_output(output: str | None, as_json: bool, *read: str) -> None:
         keep_apart([output], read, "--output")
 
 
-@click.command()
-@file_argument
-@click.option("--json", "as_json", is_flag=True, help="As JSON, in bytes.")
-@exact_option
-@click.option(
-    "--fail", is_flag=True, help="Exit with 1 if memory grows, and with 2 if the file cannot tell."
-)
-def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
-    """Print what is held across steps and grows: by how much a step, since when, who made it and
-    who refers to it.
-
-    FILE is a profile written by memprof; one taken with eager=True tells most.
-    """
-    profile = read(file)
+def _print_leaks(profile: Profile, as_json: bool, style: Style) -> None:
     found, seen = growth(profile), looked(profile)
     if as_json:
         print_json(found)
     elif found:
-        style = replace(style_of(sys.stdout), exact=exact)
         print_text(render([of_growth(found, style.show, len(found))], style))
     elif seen:
         print_line(f"Nothing grows, by {', '.join(seen)}.")
@@ -75,16 +65,13 @@ def leaks(file: str, as_json: bool, exact: bool, fail: bool) -> None:
             "This file cannot tell what grows: take one with memprof.profile(PATH, eager=True) "
             "over at least 10 steps."
         )
-    if fail and (found or not seen):
+
+
+def _check_growth(profile: Profile) -> None:
+    """Exit with 1 if memory of a profile grows, and with 2 if it cannot tell."""
+    found = growth(profile)
+    if found or not looked(profile):
         raise click.exceptions.Exit(1 if found else 2)
-
-
-@click.command()
-@file_argument
-def ledger(file: str) -> None:
-    """Print what memprof did, declined and gave up on, and why, in order of time."""
-    style = style_of(sys.stdout)
-    print_text(render([replace(of_ledger(read(file), style.show), title="")], style))
 
 
 @click.command()
@@ -100,6 +87,18 @@ def ledger(file: str) -> None:
     multiple=True,
     help="Of a run of the same code: names the FX nodes of a snapshot. May be given again.",
 )
+@click.option(
+    "--section",
+    type=click.Choice(["leaks", "ledger"]),
+    help="This alone, and all of it: what grows from step to step, by how much, since when, who "
+    "made it and who refers to it; or what memprof did, declined and gave up on, and why.",
+)
+@click.option(
+    "--fail-on-leaks",
+    is_flag=True,
+    help="Exit with 1 if memory grows, and with 2 if the file cannot tell.",
+)
+@calls_option("With -o: open the page at operations and calls over time.")
 def report(
     file: str,
     full: bool,
@@ -109,6 +108,9 @@ def report(
     exact: bool,
     output: str | None,
     names: tuple[str, ...],
+    section: str | None,
+    fail_on_leaks: bool,
+    calls: tuple[int | None, int | None] | None,
 ) -> None:
     """Print what is in a profile: the peak, what it is made of and what to change.
 
@@ -120,25 +122,66 @@ def report(
     """
     output = page_path(output, file) if output is not None else None
     _check_output(output, as_json, file, *names)
+    if section is not None and (full or top or device or output or calls):
+        raise click.UsageError(f"--section {section} is all of it: leave the other options out")
+    style = replace(style_of(sys.stdout), exact=exact)
+    if section is not None or fail_on_leaks or calls is not None:
+        profile = read_named_snapshot(file, names) if names else read(file)
     try:
-        if names:
-            from memprof.profiler.snapshot.named import read_named_snapshot
-
-            profiles = [read_named_snapshot(file, names)]
+        if section == "ledger" and as_json:
+            print_json(profile.ledger)
+        elif section == "ledger":
+            print_text(render([replace(of_ledger(profile, style.show), title="")], style))
+        elif section == "leaks":
+            _print_leaks(profile, as_json, style)
+        elif calls is not None:
+            _print_page_at(calls, profile, output, file)
         else:
-            profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
-        if output is not None:
-            # Its assets are of no use to the terminal's report.
-            from memprof.profiler.report.html import write_report
-
-            print_page(output, write_report(profiles, output, device, file))
-        elif as_json:
-            print_json(report_json(profiles, device))
-        else:
-            style = replace(style_of(sys.stdout), exact=exact)
-            print_text(report_text(profiles, report_style(style, full, top), device))
+            _print_report(file, names, output, as_json, report_style(style, full, top), device)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
+    if fail_on_leaks:
+        _check_growth(profile)
+
+
+def _print_report(
+    file: str,
+    names: tuple[str, ...],
+    output: str | None,
+    as_json: bool,
+    style: Style,
+    device: str | None,
+) -> None:
+    if names:
+        profiles = [read_named_snapshot(file, names)]
+    else:
+        profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
+    if output is not None:
+        # Its assets are of no use to the terminal's report.
+        from memprof.profiler.report.html import write_report
+
+        print_page(output, write_report(profiles, output, device, file))
+    elif as_json:
+        print_json(report_json(profiles, device))
+    else:
+        print_text(report_text(profiles, style, device))
+
+
+def _print_page_at(
+    calls: tuple[int | None, int | None], profile: Profile, output: str | None, file: str
+) -> None:
+    """Write the page of a report that opens at operations and calls over time: bars are the
+    tracker's operations and calls of compiled code, replays of graphs among them."""
+    if output is None:
+        raise click.UsageError("--calls says where a page opens: give one with -o PAGE")
+    from memprof.profiler.report.html import write_report
+
+    check_has_time([profile], "bars are over time")
+    try:
+        shown = Part((), *calls).calls(profile)
+    except IndexError as e:
+        raise no_such_calls(profile) from e
+    print_page(output, write_report(profile, output, source=file, calls=shown))
 
 
 def _limit(value: str) -> tuple[float, bool]:

@@ -21,7 +21,7 @@ __all__ = ["FORMATS", "check_has_time", "devices_of", "export_profile"]
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
     "memory-viz": "snapshot for pytorch.org/memory_viz",
-    "json": "the whole profile as JSON, see memprof schema",
+    "json": "the whole profile as JSON, see --schema",
 }
 """What ``export_profile`` can write, and what it is."""
 

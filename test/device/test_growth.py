@@ -328,12 +328,12 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
     )
     # Terminal, JSON and page say the same, and the command says nothing else.
     report = CliRunner().invoke(main, ["report", "--full", path]).output
-    leaks = CliRunner().invoke(main, ["leaks", path]).output
+    leaks = CliRunner().invoke(main, ["report", path, "--section", "leaks"]).output
     assert report.startswith("Memory grows: ")
     assert report.startswith(leaks)
     assert "# one MiB" in leaks
     assert "errors[...], global of program.py" in " ".join(leaks.split())
-    assert CliRunner().invoke(main, ["leaks", path, "--fail"]).exit_code == 1
+    assert CliRunner().invoke(main, ["report", path, "--fail-on-leaks"]).exit_code == 1
 
 
 _CIRCLES = """
@@ -575,6 +575,8 @@ def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
     assert len(names) == 16
     for name in names:
         assert not _found(tmp_path, name), name
-        done = CliRunner().invoke(main, ["leaks", str(tmp_path / f"{name}.memprof"), "--fail"])
+        done = CliRunner().invoke(
+            main, ["report", str(tmp_path / f"{name}.memprof"), "--fail-on-leaks"]
+        )
         assert done.exit_code == 0, name
         assert done.output.startswith("Nothing grows, by every block of cuda:0 over "), name

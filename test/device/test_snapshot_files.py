@@ -128,7 +128,8 @@ with memprof.profile(f"{{folder}}/p.memprof"):
         model(torch.randn(64, 256, device="cuda")).sum().backward()
     kept = model(torch.randn(64, 256, device="cuda"))
 path, plain = dump("s")
-said = command("enrich", path, "--profile", f"{{folder}}/p.memprof", "-o", f"{{folder}}/o.pickle")
+named = ["--profile", f"{{folder}}/p.memprof", "-o", f"{{folder}}/o.pickle"]
+said = command("export", path, "-f", "memory-viz", *named)
 assert "0/0 forward: " in said and "0/0 backward: " in said, said
 assert "not known" not in said, said
 """

@@ -69,20 +69,14 @@ Options:
 
 Commands:
   report    Print what is in a profile: the peak, what it is made of and...
-  leaks     Print what is held across steps and grows: by how much a step,...
   top       Show what a running job does: its devices now and at most, what...
-  ledger    Print what memprof did, declined and gave up on, and why, in...
   diff      Print what grew from one profile to another, by category,...
-  merge     Put the profiles of several ranks, or runs, into one file.
-  gantt     Write the page of a report, opened at operations and calls over...
-  export    Write a profile in another tool's format.
-  enrich    Name what generated code allocated in a snapshot of torch's...
+  export    Write a profile in another tool's format, or several into one...
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
   fit       Find what fits: the largest batch, the smallest GPU, the...
   advise    Try what could save memory, and say what did.
   config    Show or change the settings of the memory tracker.
-  schema    Print the JSON Schema of exported profiles (memprof export -f...
   doctor    Say what is installed here, what works and what does not.
 """,
         )
@@ -108,19 +102,27 @@ Usage: memprof report [OPTIONS] FILE
   one.
 
 Options:
-  --rank INTEGER RANGE  Whose profile, in a file of several ranks.  [x>=0]
-  --full                All of it, not only what fits a screen.
-  --json                The whole report as JSON, in bytes and ns.
-  --top INTEGER RANGE   Rows in each table; the rest is added up. Default: 10,
-                        of a short report 5.  [x>=1]
-  --device TEXT         Whose memory, e.g. cuda:0. Default: the one with the
-                        most.
-  --bytes               Bytes with all digits.
-  -o, --output [PAGE]   Write a page for the browser here, or beside FILE: one
-                        file, no network.
-  --profile PATH        Of a run of the same code: names the FX nodes of a
-                        snapshot. May be given again.
-  -h, --help            Show this message and exit.
+  --rank INTEGER RANGE      Whose profile, in a file of several ranks.  [x>=0]
+  --full                    All of it, not only what fits a screen.
+  --json                    The whole report as JSON, in bytes and ns.
+  --top INTEGER RANGE       Rows in each table; the rest is added up. Default:
+                            10, of a short report 5.  [x>=1]
+  --device TEXT             Whose memory, e.g. cuda:0. Default: the one with the
+                            most.
+  --bytes                   Bytes with all digits.
+  -o, --output [PAGE]       Write a page for the browser here, or beside FILE:
+                            one file, no network.
+  --profile PATH            Of a run of the same code: names the FX nodes of a
+                            snapshot. May be given again.
+  --section [leaks|ledger]  This alone, and all of it: what grows from step to
+                            step, by how much, since when, who made it and who
+                            refers to it; or what memprof did, declined and gave
+                            up on, and why.
+  --fail-on-leaks           Exit with 1 if memory grows, and with 2 if the file
+                            cannot tell.
+  --calls FIRST:LAST        With -o: open the page at operations and calls over
+                            time. Calls as reports number them, both included.
+  -h, --help                Show this message and exit.
 """,
         )
 
@@ -192,15 +194,17 @@ def test_report_of_an_empty_profile(tmp_path: Path) -> None:
 
 
 def test_ledger(path: str) -> None:
-    result = invoke("ledger", path)
+    result = invoke("report", path, "--section", "ledger")
     assert result.exit_code == 0
     assert result.output.splitlines()[2].split() == [
         "00:00:01.000", "compiled", "0/0", "forward", "1", "first", "compilation",
     ]  # fmt: skip
+    (first, *_) = json.loads(invoke("report", path, "--section", "ledger", "--json").output)
+    assert first["kind"] == "compiled"
 
 
 def test_schema() -> None:
-    result = invoke("schema")
+    result = invoke("export", "--schema")
     assert result.exit_code == 0
     assert json.loads(result.output) == json.loads(json.dumps(profile_schema()))
 
@@ -208,7 +212,7 @@ def test_schema() -> None:
 # What can go wrong
 
 
-@pytest.mark.parametrize("command", ["report", "ledger"])
+@pytest.mark.parametrize("command", [["report"], ["report", "--section", "ledger"]])
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -230,12 +234,12 @@ def test_schema() -> None:
     ],
 )
 def test_bad_files_give_one_line_and_exit_2(
-    tmp_path: Path, command: str, content: bytes | None, says: str
+    tmp_path: Path, command: list[str], content: bytes | None, says: str
 ) -> None:
     file = tmp_path / "p.memprof"
     if content is not None:
         file.write_bytes(content)
-    result = invoke(command, str(file))
+    result = invoke(*command, str(file))
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"Error: {file}: ")
@@ -282,14 +286,19 @@ def test_bad_options(path: str) -> None:
 def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for args, says in (
-        (["gantt", path, "-o", "-"], "writes files only"),
-        (["gantt", path, "-o", out, "--calls", "2:1"], "'2:1' is empty: LAST comes before FIRST"),
-        (["gantt", path, "-o", out, "--calls", "900:"], "the log has calls 1 to "),
+        (["report", path, "-o", out, "--section", "leaks"], "leave the other options out"),
+        (["report", path, "--calls", "1:2"], "give one with -o PAGE"),
+        (["report", path, "-o", out, "--calls", "2:1"], "'2:1' is empty: LAST comes before FIRST"),
+        (["report", path, "-o", out, "--calls", "900:"], "the log has calls 1 to "),
         (["export", path, "-f", "json", "-o", "-"], "writes files only"),
         (["run", "--intervall=1", "train.py"], "--intervall"),
         (["top", path, "--interval", "nan"], "nan is no number of seconds"),
         (["top", path, "--interval", "inf"], "inf is not in the range"),
         (["reprot", path], "No such command 'reprot'. Did you mean 'report'?"),
+        (["export", path, path, "-f", "json", "-o", out], "-f memprof puts several into one"),
+        (["export", path, "-f", "mosaic", "-o", out], "export SNAPSHOT -f mosaic --profile FILE"),
+        (["export", path, "-f", "json", "--profile", path, "-o", out], "which json is not"),
+        (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE --calls"),
         (["xyz", path], "No such command 'xyz'.\n"),
     ):
         result = invoke(*args)
@@ -298,12 +307,12 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [os.path.basename(path)]
 
 
-@pytest.mark.parametrize("command", ["report", "diff", "gantt"])
+@pytest.mark.parametrize("command", ["report", "diff"])
 def test_a_page_without_a_path_lies_beside_the_file(command: str, tmp_path: Path) -> None:
     files = [str(tmp_path / "run.a.memprof"), str(tmp_path / "run.b.memprof")]
     for file in files:
         write_profile(training(), file)
-    given = {"report": [files[1], "-o"], "diff": [*files, "-o"], "gantt": [files[1]]}[command]
+    given = {"report": [files[1], "-o"], "diff": [*files, "-o"]}[command]
     result = invoke(command, *given)
     assert result.exit_code == 0, result.stderr
     page = tmp_path / "run.b.html"
@@ -333,7 +342,6 @@ def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
 @pytest.mark.parametrize(
     "command",
     [
-        ["gantt", "-o"],
         ["report", "-o"],
         ["export", "-f", "perfetto", "-o"],
         ["export", "-f", "memory-viz", "-o"],
@@ -356,7 +364,7 @@ def test_a_merged_file_does_not_take_the_place_of_what_is_read(tmp_path: Path) -
     write_profile(training(), tmp_path / "a.memprof")
     a = str(tmp_path / "a.memprof")
     before = (tmp_path / "a.memprof").read_bytes()
-    assert "is the file to read" in invoke("merge", a, a, "-o", a).stderr
+    assert "is the file to read" in invoke("export", a, a, "-f", "memprof", "-o", a).stderr
     assert (tmp_path / "a.memprof").read_bytes() == before
     assert os.listdir(tmp_path) == ["a.memprof"]
 

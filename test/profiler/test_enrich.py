@@ -1,4 +1,4 @@
-"""``memprof enrich``: names of a profile in the frames of a snapshot."""
+"""``memprof export --profile``: names of a profile in the frames of a snapshot."""
 
 from __future__ import annotations
 
@@ -224,7 +224,9 @@ def invoke(folder: Path, *args: str) -> Any:
 
 
 def test_the_command_says_what_was_named_and_what_was_not(files: Path) -> None:
-    result = invoke(files, "enrich", "s.pickle", "--profile", "p.memprof", "-o", "o.pickle")
+    result = invoke(
+        files, "export", "-f", "memory-viz", "s.pickle", "--profile", "p.memprof", "-o", "o.pickle"
+    )
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "0/0 forward: 2 frames named, in 1 block of 2.00 MiB and 4 events"
@@ -239,14 +241,34 @@ def test_the_command_says_what_was_named_and_what_was_not(files: Path) -> None:
     report = invoke(files, "report", "o.pickle").stdout
     assert "mm (aten.mm.default)" in report
     assert report == invoke(files, "report", "s.pickle", "--profile", "p.memprof").stdout
-    packed = invoke(files, "enrich", "s.pickle", "--profile", "p.memprof", "-o", "o.pickle.gz")
+    packed = invoke(
+        files,
+        "export",
+        "-f",
+        "memory-viz",
+        "s.pickle",
+        "--profile",
+        "p.memprof",
+        "-o",
+        "o.pickle.gz",
+    )
     assert packed.exit_code == 0
     assert invoke(files, "report", "o.pickle.gz").stdout == report
 
 
 def test_a_profile_that_knows_nothing_of_it(files: Path) -> None:
     write_profile(training(), files / "other.memprof")
-    result = invoke(files, "enrich", "s.pickle", "--profile", "other.memprof", "-o", "o.pickle")
+    result = invoke(
+        files,
+        "export",
+        "-f",
+        "memory-viz",
+        "s.pickle",
+        "--profile",
+        "other.memprof",
+        "-o",
+        "o.pickle",
+    )
     assert result.stdout.startswith("Nothing was named: ")
     assert pickle.loads((files / "o.pickle").read_bytes()) == snapshot()
 
@@ -260,14 +282,16 @@ def test_what_is_there_is_kept(files: Path) -> None:
         ("train.py", "is no snapshot"),
         ("no.folder/o.pickle", "the folder must exist"),
     ):
-        result = invoke(files, "enrich", "s.pickle", "--profile", "p.memprof", "-o", output)
+        result = invoke(
+            files, "export", "-f", "memory-viz", "s.pickle", "--profile", "p.memprof", "-o", output
+        )
         assert result.exit_code == 2
         assert words in " ".join(result.stderr.split())
     for args, words in (
         (["s.pickle", "--profile", "s.pickle"], "a snapshot, which names nothing"),
         (["p.memprof", "--profile", "p.memprof"], "no snapshot of torch's allocator"),
     ):
-        result = invoke(files, "enrich", *args, "-o", "o.pickle")
+        result = invoke(files, "export", "-f", "memory-viz", *args, "-o", "o.pickle")
         assert result.exit_code == 2
         assert words in result.stderr
     assert {p.name: p.read_bytes() for p in files.iterdir()} == before

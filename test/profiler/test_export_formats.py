@@ -172,7 +172,7 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
         write_profile(profile, tmp_path / f"{rank}.memprof")
     merged = str(tmp_path / "merged.memprof")
     files = [str(tmp_path / f"{rank}.memprof") for rank in (0, 1)]
-    result = CliRunner().invoke(main, ["merge", *files, "-o", merged])
+    result = CliRunner().invoke(main, ["export", *files, "-f", "memprof", "-o", merged])
     assert result.exit_code == 0, result.output
     # WHEN it is exported as one trace
     assert invoke(merged, "-f", "perfetto", "-o", str(tmp_path / "t.json")).exit_code == 0
@@ -273,7 +273,7 @@ def test_the_commands_in_the_documentation_work(
 ) -> None:
     docs = Path(__file__).parents[2] / "docs"
     text = (docs / "exports.md").read_text() + (docs / "gantt.md").read_text()
-    commands = re.findall(r"^memprof (?:export|gantt) .*", text, re.MULTILINE)
+    commands = re.findall(r"^memprof (?:export|report) .*", text, re.MULTILINE)
     assert len(commands) == 4
     monkeypatch.chdir(tmp_path)
     write_profile(training(102), "run.memprof")

@@ -162,8 +162,8 @@ def test_without_a_common_clock_nothing_is_claimed() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     write_profile(training_run(), tmp_path / "p.memprof")
-    args = ["gantt", str(tmp_path / "p.memprof"), "-o", str(tmp_path / "out.html")]
-    result = CliRunner().invoke(main, args)
+    args = ["report", str(tmp_path / "p.memprof"), "-o", str(tmp_path / "out.html")]
+    result = CliRunner().invoke(main, [*args, "--calls", ":"])
     assert result.exit_code == 0, result.output
     assert result.output.endswith("one file that any browser opens offline\n")
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")

@@ -199,12 +199,12 @@ Memory grows: 60.0 MiB are held that every step adds to
     60.0 MiB · 20 blocks · softmax · Net > Head · /home/me/train.py:12
 """
         )
-        assert text.startswith(_run("leaks", path).output)
+        assert text.startswith(_run("report", path, "--section", "leaks").output)
 
     def test_json_and_page_say_the_same(self, path: str, tmp_path: Path) -> None:
         found = json.loads(_run("report", "--json", path).output)
         (grown,) = found["growth"]
-        assert grown == json.loads(_run("leaks", "--json", path).output)[0]
+        assert grown == json.loads(_run("report", "--section", "leaks", "--json", path).output)[0]
         assert (grown["a_step"], grown["holder"]) == (3 * MIB, GROWTH.holder)
         done = CliRunner(env={"COLUMNS": "100"}).invoke(
             main, ["report", path, "-o", str(tmp_path / "page.html")]
@@ -223,9 +223,9 @@ Memory grows: 60.0 MiB are held that every step adds to
             (healthy, 0, "Nothing grows, by "),
             (empty, 2, "eager=True"),
         ):
-            done = _run("leaks", "--fail", file)
+            done = _run("report", "--section", "leaks", "--fail-on-leaks", file)
             assert (done.exit_code, said in done.output) == (code, True), done.output
-            assert _run("leaks", file).exit_code == 0
+            assert _run("report", file).exit_code == 0
         assert looked(Profile()) == []
 
 

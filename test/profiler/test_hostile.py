@@ -107,16 +107,16 @@ def hostile(tmp_path: Path) -> str:
         ["report", "FILE", "--top", "500", "--bytes"],
         ["report", "FILE", "-o", "OUT"],
         ["report", "FILE", "--device", ESCAPES],
-        ["ledger", "FILE"],
+        ["report", "FILE", "--section", "ledger"],
         ["diff", "FILE", "FILE"],
         ["diff", "FILE", "FILE", "--json"],
-        ["gantt", "FILE", "-o", "OUT"],
-        ["gantt", "FILE", "-o", "OUT", "--calls", "\x1b[2J"],
+        ["report", "FILE", "-o", "OUT", "--calls", ":"],
+        ["report", "FILE", "-o", "OUT", "--calls", "\x1b[2J"],
         *(["export", "FILE", "-f", f, "-o", "OUT"] for f in ("perfetto", "json")),
         ["export", "FILE", "-f", "perfetto", "-o", "OUT", "--device", "cuda:\x1b[2J"],
-        ["merge", "FILE", "-o", "OUT.memprof"],
+        ["export", "FILE", "-f", "memprof", "-o", "OUT.memprof"],
         ["report", "\x1b]0;title\x07.memprof"],
-        ["ledger", "FILE\x1b[2J\nforged"],
+        ["report", "FILE\x1b[2J\nforged", "--section", "ledger"],
         ["\x1b[2J"],
     ],
 )
@@ -139,13 +139,13 @@ def test_names_forge_no_rows(tmp_path: Path) -> None:
     (tmp_path / "p.memprof").write_bytes(with_every_text("\n99.9 GiB  100.0 %  forged"))
     plain = with_every_text(" 99.9 GiB  100.0 %  forged")
     (tmp_path / "plain.memprof").write_bytes(plain)
-    for command in ("report", "ledger"):
+    for section in ((), ("--section", "ledger")):
         lines = [
-            CliRunner().invoke(main, [command, str(tmp_path / f)]).stdout.splitlines()
+            CliRunner().invoke(main, ["report", str(tmp_path / f), *section]).stdout.splitlines()
             for f in ("p.memprof", "plain.memprof")
         ]
         assert not [line for line in lines[0] if line.startswith("99.9 GiB")]
-        if command == "report":
+        if not section:
             assert len(lines[0]) == pytest.approx(len(lines[1]), abs=12)  # lines are folded
 
 
@@ -292,7 +292,7 @@ def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
     write_profile(training(), path)
     assert mode(path) == 0o755
     # AND so do pages and exports
-    for args in (["gantt", str(path), "-o"], ["export", str(path), "-f", "perfetto", "-o"]):
+    for args in (["report", str(path), "-o"], ["export", str(path), "-f", "perfetto", "-o"]):
         out = tmp_path / args[0]
         out.write_bytes(b"")
         out.chmod(0o600)

@@ -34,12 +34,15 @@ def test_report_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "p.memprof"
     write_profile(training(), path)
     main = "from memprof.cli import main; main(prog_name='memprof')"
-    for command in (("report", "--full"), ("ledger",)):
+    for command in (("report", "--full"), ("report", "--section", "ledger")):
         done = run(BLOCK + main, *command, str(path))
         assert (done.returncode, done.stderr) == (0, "")
         assert "0/0 forward" in done.stdout
     merged = str(tmp_path / "all.memprof")
-    for command in (["diff", str(path), str(path)], ["merge", str(path), "-o", merged]):
+    for command in (
+        ["diff", str(path), str(path)],
+        ["export", str(path), "-f", "memprof", "-o", merged],
+    ):
         done = run(BLOCK + main, *command)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -58,7 +61,7 @@ def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
     code = (
         BLOCK + "import sys\nfrom memprof.cli import main\n"
         "file, out = sys.argv[1:]\n"
-        "main(['gantt', file, '-o', out], standalone_mode=False)\n"
+        "main(['report', file, '-o', out, '--calls', ':'], standalone_mode=False)\n"
         "for name in ('perfetto', 'memory-viz', 'json'):\n"
         "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
     )

@@ -181,7 +181,7 @@ def files(tmp_path: Path) -> list[str]:
 
 def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
-    result = invoke("merge", *files, "-o", out)
+    result = invoke("export", "-f", "memprof", *files, "-o", out)
     assert (result.exit_code, result.output) == (0, f"{out}: 4 profiles of a job of 4 ranks\n")
     assert read_profiles(out) == sorted(job(), key=lambda p: p.process.rank if p.process else 0)
     # AND the report compares ranks, or is one rank's
@@ -190,45 +190,54 @@ def test_merge_and_report(tmp_path: Path, files: list[str]) -> None:
     one = invoke("report", out, "--rank", "2")
     assert "rank 2 of 4 (local rank 2, host node1, process 102)" in one.output
     assert one.output == invoke("report", files[1]).output
-    assert invoke("ledger", out, "--rank", "0").exit_code == 0
+    assert invoke("report", out, "--section", "ledger", "--rank", "0").exit_code == 0
 
 
 def test_merged_files_merge_further(tmp_path: Path, files: list[str]) -> None:
     a, b, c = (str(tmp_path / f"{n}.all.memprof") for n in "abc")
-    invoke("merge", *files[:2], "-o", a)
-    invoke("merge", *files[2:], "-o", b)
-    assert invoke("merge", a, b, "-o", c).exit_code == 0
+    invoke("export", "-f", "memprof", *files[:2], "-o", a)
+    invoke("export", "-f", "memprof", *files[2:], "-o", b)
+    assert invoke("export", "-f", "memprof", a, b, "-o", c).exit_code == 0
     assert len(read_profiles(c)) == 4
 
 
 def test_merge_without_an_output_writes_nothing(tmp_path: Path, files: list[str]) -> None:
     before = {path: Path(path).read_bytes() for path in files}
-    result = invoke("merge", *files)
+    result = invoke("export", "-f", "memprof", *files)
     assert result.exit_code == 2
     assert "Missing option '--output' / '-o'" in result.stderr
     assert {str(path): path.read_bytes() for path in tmp_path.iterdir()} == before
     # Merging again, or more, is no loss.
     out = str(tmp_path / "all.memprof")
     for given in (files[:2], files, files):
-        assert invoke("merge", *given, "-o", out).exit_code == 0
+        assert invoke("export", "-f", "memprof", *given, "-o", out).exit_code == 0
 
 
 def test_what_can_go_wrong(tmp_path: Path, files: list[str]) -> None:
     out = str(tmp_path / "all.memprof")
     for args, says in (
-        (["merge", *files, "-o", str(tmp_path / "all.json")], "let its name end in .memprof"),
-        (["merge", files[0], files[0], "-o", out], "rank 3 comes from 2 files"),
-        (["merge", str(tmp_path / "no"), "-o", out], "No such file"),
-        (["merge", "-o", out], "Missing argument"),
-        (["merge", *files, "-o", str(tmp_path / "no" / "all.memprof")], "the folder must exist"),
+        (
+            ["export", "-f", "memprof", *files, "-o", str(tmp_path / "all.json")],
+            "let its name end in .memprof",
+        ),
+        (["export", "-f", "memprof", files[0], files[0], "-o", out], "rank 3 comes from 2 files"),
+        (["export", "-f", "memprof", str(tmp_path / "no"), "-o", out], "No such file"),
+        (["export", "-f", "memprof", "-o", out], "Missing argument"),
+        (
+            ["export", "-f", "memprof", *files, "-o", str(tmp_path / "no" / "all.memprof")],
+            "the folder must exist",
+        ),
     ):
         result = invoke(*args)
         assert result.exit_code == 2, args
         assert says in result.stderr
     assert not Path(out).exists()
-    invoke("merge", *files, "-o", out)
+    invoke("export", "-f", "memprof", *files, "-o", out)
     for args, says in (
-        (["ledger", out], "it holds 4 profiles, of ranks 0, 1, 2, 3: say whose is meant"),
+        (
+            ["report", out, "--section", "ledger"],
+            "it holds 4 profiles, of ranks 0, 1, 2, 3: say whose is meant",
+        ),
         (["report", out, "--rank", "7"], "it has no rank 7, but 0, 1, 2, 3"),
         (["report", out, "--device", "cuda:1"], "this profile has no memory on 'cuda:1'"),
     ):
@@ -243,7 +252,15 @@ def test_a_process_of_which_nothing_is_known_has_its_place_as_rank(tmp_path: Pat
         profile = larger(training(), nbytes) if nbytes else training()
         write_profile(dataclasses.replace(profile, process=None), tmp_path / f"{name}.memprof")
     out = str(tmp_path / "all.memprof")
-    invoke("merge", str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof"), "-o", out)
+    invoke(
+        "export",
+        "-f",
+        "memprof",
+        str(tmp_path / "a.memprof"),
+        str(tmp_path / "b.memprof"),
+        "-o",
+        out,
+    )
     # THEN the numbers of the comparison are those that --rank takes
     rows = json.loads(invoke("report", out, "--json").output)["rows"]
     assert [(r["rank"], r["peak"] // MIB) for r in rows] == [(0, 26), (1, 30)]

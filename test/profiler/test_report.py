@@ -519,7 +519,7 @@ def test_reasons_there_is_no_room_for_are_added_up() -> None:
     assert "83.3 % · 5 more reasons" in text  # of all programs
     assert "3 calls · 0/0 backward · " in text
     assert "3 calls · 1 more graphs" in text
-    assert "4 times · 4 more reasons: memprof ledger FILE" in text
+    assert "4 times · 4 more reasons: memprof report FILE --section ledger" in text
 
 
 def test_scratch_memory_that_was_not_measured_is_said_to_be_missing() -> None:

@@ -466,7 +466,7 @@ def test_the_command_line(path: str, tmp_path: Path) -> None:
     result = invoke("export", path, "-f", "memory-viz", "-o", str(tmp_path / "x"))
     assert result.exit_code == 2
     assert "the account of one instant" in result.stderr
-    assert "cannot tell what grows" in invoke("leaks", path).stdout
+    assert "cannot tell what grows" in invoke("report", path, "--section", "leaks").stdout
 
 
 @pytest.mark.parametrize("name", ["os.system by REDUCE", "half a file", "a number"])
@@ -475,7 +475,7 @@ def test_a_hostile_file_is_one_line_and_status_2(name: str, tmp_path: Path) -> N
     for args in (
         ["report", "H"],
         ["diff", "H", "H"],
-        ["enrich", "H", "--profile", "H", "-o", str(tmp_path / "o.pickle")],
+        ["export", "H", "-f", "memory-viz", "--profile", "H", "-o", str(tmp_path / "o.pickle")],
     ):
         result = invoke(*(str(tmp_path / "h.pickle") if a == "H" else a for a in args))
         assert result.exit_code == 2
@@ -553,7 +553,7 @@ def test_runs_that_are_no_ranks_are_merged_as_runs(tmp_path: Path) -> None:
         paths.append(str(tmp_path / f"{mib}.pickle"))
         Path(paths[-1]).write_bytes(pickle.dumps(_run(mib)))
     out = str(tmp_path / "both.memprof")
-    said = CliRunner().invoke(main, ["merge", *paths, "-o", out]).output
+    said = CliRunner().invoke(main, ["export", *paths, "-f", "memprof", "-o", out]).output
     assert said == f"{out}: 2 profiles of runs that are no ranks of a job\n"
     found = compare_ranks(read_profiles(out))
     assert [(r.device, r.peak) for r in found.rows] == [("cuda:0", 16 * MIB)] * 2

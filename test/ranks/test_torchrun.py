@@ -51,7 +51,10 @@ def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
     assert len({p.process.pid for p in profiles if p.process}) == processes
     # AND they merge and compare
     out = str(tmp_path / "all.memprof")
-    assert CliRunner().invoke(main, ["merge", *map(str, paths), "-o", out]).exit_code == 0
+    assert (
+        CliRunner().invoke(main, ["export", *map(str, paths), "-f", "memprof", "-o", out]).exit_code
+        == 0
+    )
     found = compare_ranks(read_profiles(out))
     assert found.warnings == []
     assert [row.rank for row in found.rows] == list(range(processes))

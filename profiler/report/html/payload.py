@@ -27,7 +27,7 @@ from ..summary import Summary, on_device, summarize
 from .payload_gantt import gantt_payload
 from .payload_live import Each, Sites, live_payload, placement_payload
 
-MAX_LEDGER = 5_000  # entries of the ledger, the latest; ``memprof ledger`` prints all
+MAX_LEDGER = 5_000  # entries of the ledger, the latest; ``--section ledger`` prints all
 MAX_RANKS = 16  # with all their views: of more, those with the highest peaks; all are compared
 MAX_POINTS = 2_000  # of a curve, more than it has pixels
 _SNAPSHOTS = 12  # of the tracker in the table; its curve has more

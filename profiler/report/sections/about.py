@@ -55,7 +55,7 @@ _WORDS = (
 _SHORT = 3
 """Findings of a short text."""
 _MOST_GROWTH = 5
-"""Findings of a report; ``memprof leaks`` has all."""
+"""Findings of a report; ``--section leaks`` has all."""
 _REASON = (col.Bytes("", adds=True), col.TEXT)
 
 
@@ -165,7 +165,7 @@ def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> 
     parts = tuple(
         replace(_grows(n, g, show), detail=n > _SHORT) for n, g in enumerate(found[:most], 1)
     )
-    more = f"{len(found) - most:,} more: memprof leaks FILE"
+    more = f"{len(found) - most:,} more: memprof report FILE --section leaks"
     notes = (Note(more, Tone.DIM),) if len(found) > most else ()
     total = sum(g.nbytes for g in found)
     title = f"Memory grows: {show(total)} are held that every step adds to"

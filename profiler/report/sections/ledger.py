@@ -14,7 +14,7 @@ from ..summary import Summary
 
 _NAMED = 3
 """Graphs that a reason names, and reasons that stand in for trees where there are none."""
-_MORE_REASONS = "more reasons: memprof ledger FILE"
+_MORE_REASONS = "more reasons: memprof report FILE --section ledger"
 
 
 def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
@@ -32,7 +32,7 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
     empty = "The ledger is empty: nothing was compiled."
     table = Table(columns, rows, least=EVERY, empty=empty, filtered=1)
     left = len(profile.ledger) - len(rows)
-    said = f"{left:,} earlier entries are left out here; memprof ledger prints them."
+    said = f"{left:,} earlier entries are left out here; --section ledger prints them."
     return Section("ledger", "Ledger", (Note(said),) if left else (), (table,))
 
 

@@ -19,27 +19,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .environment import simulated_environment
     from .errors import SimulationError
-    from .gpus import GPUS, Gpu, find_gpu, parse_size
+    from .gpus import Gpu, find_gpu, known_gpus, parse_size
     from .torch_build import TorchBuild, find_torch
 
 __all__ = [
-    "GPUS",
     "Gpu",
     "SimulationError",
     "TorchBuild",
     "find_gpu",
     "find_torch",
+    "known_gpus",
     "parse_size",
     "simulated_environment",
 ]
 
 _PLACES = {
-    "GPUS": "gpus",
     "Gpu": "gpus",
     "SimulationError": "errors",
     "TorchBuild": "torch_build",
     "find_gpu": "gpus",
     "find_torch": "torch_build",
+    "known_gpus": "gpus",
     "parse_size": "gpus",
     "simulated_environment": "environment",
 }

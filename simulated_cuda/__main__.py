@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .environment import MAX_DEVICES, simulated_environment
 from .errors import SimulationError
-from .gpus import DEFAULT_GPU, GPUS, find_gpu, parse_size
+from .gpus import DEFAULT_GPU, find_gpu, parse_size
 from .torch_build import find_torch
 
 __all__ = ["main"]
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--gpu",
         default=DEFAULT_GPU,
         metavar="NAME",
-        help=f"one of {', '.join(gpu.key for gpu in GPUS)}; {DEFAULT_GPU} without",
+        help=f"one that `memprof simulate --list-gpus` names; {DEFAULT_GPU} without",
     )
     parser.add_argument("--memory", metavar="SIZE", help="another size of its memory: 40GiB")
     parser.add_argument(

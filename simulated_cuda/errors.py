@@ -43,4 +43,4 @@ class BuildFailedError(SimulationError):
 
 
 class UnknownGpuError(SimulationError, ValueError):
-    """No GPU of the data sheet has this name, or several have, or a size cannot be read."""
+    """No known GPU has this name, or several have, or a size cannot be read."""

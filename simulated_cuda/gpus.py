@@ -1,18 +1,28 @@
-"""Names of GPUs and sizes of memory, read the way people write them."""
+"""GPUs by name, as ``gpus.toml`` describes them, and sizes of memory, as people write both."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import re
+import sys
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from .data_sheet import GPUS, Gpu, Limits
 from .errors import UnknownGpuError
 
-__all__ = ["DEFAULT_GPU", "GPUS", "Gpu", "Limits", "find_gpu", "parse_size"]
+__all__ = ["DEFAULT_GPU", "Gpu", "Limits", "find_gpu", "known_gpus", "parse_size"]
 
 DEFAULT_GPU = "h100-80gb"
 """What is simulated where nobody says which."""
 
+_ROWS = Path(__file__).resolve().parent / "gpus.toml"
+_CODE_SEARCH = "https://github.com/search?type=code&q="
+_MAKERS = frozenset({"nvidia", "tesla", "geforce", "rtx"})
+_KIB = 1 << 10
 _UNITS = {
     "": 1,
     "b": 1,
@@ -21,43 +31,166 @@ _UNITS = {
 }
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a compute capability fixes, from the CUDA programming guide's technical specifications.
+
+    https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
+    """
+
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    shared_per_multiprocessor: int
+    """In bytes."""
+    shared_per_block: int
+    """In bytes, for a kernel that opts in."""
+    shared_reserved: int
+    """In bytes of each block, for the system."""
+
+
+_LIMITS = {
+    (7, 0): Limits(2048, 32, 96 * _KIB, 96 * _KIB, 0),
+    (7, 5): Limits(1024, 16, 64 * _KIB, 64 * _KIB, 0),
+    (8, 0): Limits(2048, 32, 164 * _KIB, 163 * _KIB, _KIB),
+    (8, 6): Limits(1536, 16, 100 * _KIB, 99 * _KIB, _KIB),
+    (8, 9): Limits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB),
+    (9, 0): Limits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB),
+    (10, 0): Limits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB),
+    (10, 3): Limits(2048, 32, 228 * _KIB, 227 * _KIB, _KIB),
+    (12, 0): Limits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB),
+    (12, 1): Limits(1536, 24, 100 * _KIB, 99 * _KIB, _KIB),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One kind of GPU."""
+
+    key: str
+    """What users call it: ``h100-80gb``."""
+    name: str
+    """What the driver calls it: ``NVIDIA H100 80GB HBM3``. GPUs of two sizes may share it."""
+    memory: int
+    """Total device memory in bytes, as torch reports it."""
+    capability: tuple[int, int]
+    """Compute capability: ``(9, 0)``."""
+    multiprocessors: int
+    l2_cache: int
+    """In bytes."""
+    source: str
+    """Where the size of the memory was published, a URL."""
+    memory_is_nominal: bool = False
+    """Whether ``memory`` is nvidia-smi's number, some per cent more than torch would report."""
+    aliases: tuple[str, ...] = ()
+    """Other names that mean this GPU."""
+
+    @property
+    def limits(self) -> Limits:
+        """What its compute capability fixes."""
+        return _LIMITS[self.capability]
+
+    def with_memory(self, memory: int) -> Gpu:
+        """The same GPU with another total of device memory, in bytes."""
+        if memory <= 0:
+            raise UnknownGpuError(f"a GPU has more than {memory} bytes of memory")
+        return dataclasses.replace(self, memory=memory, memory_is_nominal=False)
+
+
+@functools.cache
+def known_gpus() -> tuple[Gpu, ...]:
+    """All GPUs that can be simulated: those of ``gpus.toml``, in its order.
+
+    They are read at the first call, as that takes some 20 ms, which most imports of this module
+    need not spend.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
+    return tuple(_from_row(key, row) for key, row in rows.items())
+
+
+def _from_row(key: str, row: dict[str, Any]) -> Gpu:
+    """The GPU that a table of ``gpus.toml`` describes; raises ValueError, which names the table."""
+    try:
+        gpu = Gpu(
+            **{
+                **row,
+                "key": key,
+                "memory": parse_size(str(row["memory"])),
+                "l2_cache": parse_size(str(row["l2_cache"])),
+                "capability": tuple(row["capability"]),
+                "aliases": tuple(row.get("aliases", ())),
+                "source": _url(row["source"]),
+            }
+        )
+        if gpu.capability not in _LIMITS:
+            raise ValueError("no limits of compute capability {}.{}".format(*gpu.capability))
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{_ROWS.name}: [{key}]: {e!r}") from e
+    return gpu
+
+
+def _url(source: str) -> str:
+    """Where a source is: itself, or a search for what was published word for word."""
+    if source.startswith("https://"):
+        return source
+    return _CODE_SEARCH + urllib.parse.quote(f'"{source}"', safe="")
+
+
 def find_gpu(name: str = DEFAULT_GPU) -> Gpu:
     """The GPU of this name.
 
-    Case, blanks and punctuation do not count, the driver's name will do as well, and so does the
-    beginning of a name that no other GPU shares: ``H100 80GB``, ``h200``, ``RTX4090``. Raises
-    UnknownGpuError, which lists the nearest names and all of them.
+    Case, blanks and punctuation do not count, and the driver's name will do as well, with or
+    without the words that many names begin with: ``H100 80GB``, ``h200``, ``4090``. So does the
+    beginning of a name that no other GPU shares, if it cuts no number: ``l2`` is no beginning of
+    ``l20``. Raises UnknownGpuError, which lists the nearest names, or all if none is near.
     """
-    wanted = _plain(name)
-    names = {_plain(alias): gpu for gpu in GPUS for alias in (gpu.key, gpu.name)}
-    if wanted in names:
-        return names[wanted]
-    short = [g for plain, g in names.items() if wanted and _without_maker(plain, wanted)]
-    begun = list(dict.fromkeys(short))
-    if len(begun) == 1:
-        return begun[0]
-    everything = ", ".join(gpu.key for gpu in GPUS)
-    if begun:
-        some = ", ".join(gpu.key for gpu in begun)
+    wanted = _words(name)
+    names = [(form, gpu) for gpu in known_gpus() for form in _forms(gpu)]
+    exact = [gpu for form, gpu in names if "".join(form) == "".join(wanted)]
+    begun = [gpu for form, gpu in names if _begins(form, wanted)]
+    found = list(dict.fromkeys(exact or begun))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(gpu.key for gpu in found)
         raise UnknownGpuError(f"{name!r} may be any of {some}: say which")
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
-    nearest = ", ".join(dict.fromkeys(names[plain].key for plain in near))
+    keys = {"".join(form): gpu.key for form, gpu in names}
+    near = difflib.get_close_matches("".join(wanted), keys, n=5, cutoff=0.4)
+    listed = list(dict.fromkeys(keys[form] for form in near))
+    what = "the nearest are" if listed else "there are"
+    every = ", ".join(listed or [gpu.key for gpu in known_gpus()])
     raise UnknownGpuError(
-        f"there is no data sheet of a GPU {name!r}"
-        + (f"; the nearest: {nearest}" if nearest else "")
-        + f". There are {everything}"
+        f"no GPU {name!r} is known; {what} {every}. `memprof simulate --list-gpus` lists all"
     )
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[a-z]+|\d+", name.lower()))
 
 
-def _without_maker(name: str, wanted: str) -> bool:
-    """Whether a name begins as wanted, whatever family of products it is said to be of."""
-    return any(
-        part.startswith(wanted)
-        for part in (name, re.sub(r"^(nvidia|tesla|geforce|rtx)+", "", name))
+def _forms(gpu: Gpu) -> list[tuple[str, ...]]:
+    """The GPU's names in words, and what is left of each without its first words."""
+    forms = []
+    for name in (gpu.key, *gpu.aliases, gpu.name):
+        words = _words(name)
+        forms.append(words)
+        while words[0] in _MAKERS and words[1:]:
+            words = words[1:]
+            forms.append(words)
+    return forms
+
+
+def _begins(form: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether a name begins as wanted, whose last word may be the beginning of one."""
+    if not wanted or len(form) < len(wanted):
+        return False
+    *whole, last = wanted
+    word = form[len(whole)]
+    return form[: len(whole)] == tuple(whole) and (
+        word == last or (last.isalpha() and word.startswith(last))
     )
 
 

@@ -24,7 +24,7 @@ from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import parse_pretence
 from memprof.simulate.result import as_json, render, write_profile_of
 from memprof.simulated_cuda.errors import SimulationError
-from memprof.simulated_cuda.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, parse_size
+from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
 
 from ._common import (
     BadFile,
@@ -130,10 +130,11 @@ TOO_MUCH = 1
 
 def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        for gpu in GPUS:
+        width = max(len(gpu.key) for gpu in known_gpus())
+        for gpu in known_gpus():
             major, minor = gpu.capability
             size = format_bytes(gpu.memory)
-            click.echo(f"{gpu.key:14} {size:>9}  {major}.{minor}  {gpu.name}")
+            click.echo(f"{gpu.key:{width}} {size:>9}  {major:2}.{minor}  {gpu.name}")
         ctx.exit()
 
 
@@ -152,7 +153,7 @@ size_option = read_by(_size, SimulationError)
 
 
 def _capability(value: str) -> tuple[int, int]:
-    known = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in GPUS})}
+    known = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in known_gpus()})}
     if value not in known:
         raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(known)}")
     return known[value]

@@ -17,56 +17,10 @@ from memprof.simulated_cuda.errors import (
     CompilerMissingError,
     TorchBuildError,
     TorchMissingError,
-    UnknownGpuError,
 )
-from memprof.simulated_cuda.gpus import GPUS, find_gpu, parse_size
+from memprof.simulated_cuda.gpus import find_gpu
 from memprof.simulated_cuda.libraries import KINDS, Library, stubs
 from memprof.simulated_cuda.torch_build import TorchBuild, read_torch
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("H100 80GB", "h100-80gb"),
-        ("h200", "h200-141gb"),
-        ("RTX4090", "rtx-4090"),
-        ("4090", "rtx-4090"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("a10", "a10"),
-        ("L40_S", "l40s"),
-    ],
-)
-def test_a_gpu_is_found_as_people_write_its_name(name: str, key: str) -> None:
-    assert find_gpu(name).key == key
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("h100", "h100-80gb, h100-pcie"), ("rtx-4080", "rtx-4090"), ("", "t4")]
-)
-def test_an_unknown_gpu_lists_what_there_is(name: str, says: str) -> None:
-    with pytest.raises(UnknownGpuError, match=says):
-        find_gpu(name)
-
-
-def test_every_gpu_has_its_limits_and_a_source() -> None:
-    for gpu in GPUS:
-        assert gpu.limits.shared_per_block <= gpu.limits.shared_per_multiprocessor
-        assert gpu.source.startswith("https://")
-        assert find_gpu(gpu.key) is gpu is find_gpu(gpu.name)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("81559MiB", 81559 << 20), ("1.5kib", 1536)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0GB", "-1GiB", "80 apples", "GiB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no size"):
-        parse_size(text)
 
 
 def installed(root: Path, version: str, cuda: str | None, *, hip: str | None = None) -> Path:

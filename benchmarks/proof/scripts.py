@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from memprof.simulated_cuda.gpus import GPUS
+from memprof.simulated_cuda.gpus import known_gpus
 from proof.common import Part, Rows
 from proof.subjects import ROOT
 
@@ -45,7 +45,12 @@ def measure(rows: Rows, name: str) -> None:
         "reserved": torch.cuda.max_memory_reserved(),
         "allocated": torch.cuda.max_memory_allocated(),
     }
-    card = next((g.key for g in GPUS if g.name == torch.cuda.get_device_name()), "")
+    device = torch.cuda.get_device_properties(0)
+    # Of several cards of one name the sizes differ, and the driver takes some of it.
+    named = {
+        abs(g.memory - device.total_memory): g.key for g in known_gpus() if g.name == device.name
+    }
+    card = named[min(named)] if named else ""
     cards = json.loads(SIMULATED.read_text(encoding="utf-8"))["cards"] if SIMULATED.exists() else {}
     said = cards.get(card, {}).get(name) or dict.fromkeys(found)
     off = {f"{k}_off": 100 * (n / found[k] - 1) if n else None for k, n in said.items()}

@@ -55,7 +55,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench-session bench bench-autograd bench-ranks bench-profile bench-tracker bench-suite doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench bench-autograd bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -149,26 +149,14 @@ bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside red
 bench-call-cpu: $(ENVIRONMENT) ## the same on the CPU, beside inductor
 	$(PY) benchmarks/call_budget.py --device cpu $(ARGS)
 
-bench-session: $(SIMGPU_STAMP) ## a step in a session of memprof beside Inductor and reduce-overhead (simulated)
-	$(SIMGPU_PY) benchmarks/session_cost.py $(ARGS)
-
 bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
-
-bench-ranks: $(ENVIRONMENT) ## measure a step of a job of four ranks beside inductor
-	$(PY) benchmarks/ranks_overhead.py $(ARGS)
 
 bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state, live peak
 	$(PY) benchmarks/autograd_overhead.py $(ARGS)
 
-bench-profile: $(ENVIRONMENT) ## measure the data-flow memory profile beside torch's
-	$(PY) benchmarks/dataflow_speed.py $(ARGS)
-
 bench-tracker: $(ENVIRONMENT) ## measure the run-time tracker: a snapshot, an operation, a training loop
 	$(PY) benchmarks/tracker_cost.py $(ARGS)
-
-bench-suite: $(ENVIRONMENT) ## CPU time of the CPU tests: ARGS='--against COMMIT' to compare, half an hour each
-	$(PY) benchmarks/suite_cost.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

@@ -20,7 +20,7 @@ CLOCKS = {
 MAY_READ_A_CLOCK = {"dataflow/ground_truth.py", "dataflow/test_plain.py"}
 LIMITS = {"deadline", "timeout"}
 # Commands that run for as long as they are told to, or print how far they are.
-TOOLS = {"fuzz.py", "sabotages.py", "fuzz"}
+TOOLS = {"fuzz.py", "fuzz"}
 
 
 def judged_by_the_clock(path: Path) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Runs random programs (``programs``) from seeds, and shrinks one that fails.
+"""Runs random programs (``programs``) from seeds until one fails.
+
+Hypothesis shrinks those that ``test_model.py`` draws; here a failing program is printed whole.
 
 python -m trees.fuzz --help          # with test/ on PYTHONPATH; or make fuzz-trees
 """
@@ -6,7 +8,6 @@ python -m trees.fuzz --help          # with test/ on PYTHONPATH; or make fuzz-tr
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import logging
 import random
@@ -14,7 +15,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,22 +55,6 @@ def random_program(rng: random.Random, operations: int) -> Program:
     return [(rng.randrange(1 << 10), rng.randrange(1 << 16)) for _ in range(operations)]
 
 
-def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """A part of a failing program that still fails, from which no operation can be taken."""
-    size = max(len(program) // 2, 1)
-    while True:
-        i = 0
-        while i < len(program):
-            less = [*program[:i], *program[i + size :]]
-            if fails(less):
-                program = less
-            else:
-                i += size
-        if size == 1:
-            return program
-        size = max(size // 2, 1)
-
-
 def run_all(program: Program, *, again: str, **how: Any) -> tuple[Machine, int]:
     """Run a program, and perhaps once more, which must come to the same.
 
@@ -107,7 +92,7 @@ def one(seed: int, length: int, without: Sequence[str]) -> tuple[Program, dict[s
 
 
 def fuzz(operations: int, seed: int = 0, length: int = 200, without: Sequence[str] = ()) -> Counts:
-    """Run programs until so many operations are done; shrink one that fails.
+    """Run programs until so many operations are done.
 
     Raises:
         AssertionError: one failed.
@@ -122,9 +107,7 @@ def fuzz(operations: int, seed: int = 0, length: int = 200, without: Sequence[st
         except AssertionError as e:
             traceback.print_exception(e.__cause__)
             sys.stderr.write(f"after {counts}: seed {seed}, {how}: {e}\n")
-            _let_go(e)
-            shortest = shrink(program, functools.partial(_fails, how))
-            sys.stderr.write(f"run_all({shortest!r}, **{how!r})\n")
+            sys.stderr.write(f"run_all({program!r}, **{how!r})\n")
             raise
         if seed == first:
             gc.freeze()  # imports are done: what programs leave behind is collected in no time
@@ -155,18 +138,8 @@ def main() -> None:
         metavar="NAME,...",
         help="functions, pairs, operations and faults to leave out",
     )
-    parser.add_argument(
-        "--sabotage",
-        metavar="NAME",
-        help="break the trees on purpose and say whether that is noticed; 'all' does so with each "
-        "sabotage in turn, 'list' names them",
-    )
     options = parser.parse_args()
     quiet()
-    if options.sabotage:
-        from .sabotages import report
-
-        sys.exit(report(options.sabotage, options.operations))
     begin = time.monotonic()
     without = [w for w in options.without.split(",") if w]
     counts = fuzz(options.operations, options.seed, options.length, without)
@@ -174,28 +147,6 @@ def main() -> None:
         f"torch {torch.__version__}, values {VALUES}: {counts} from seed {options.seed}, "
         f"{time.monotonic() - begin:.0f} s: no overlap, no wrong value, no leak"
     )
-
-
-def _fails(how: dict[str, Any], program: Program) -> bool:
-    try:
-        run_all(program, **how)
-    except AssertionError as e:
-        _let_go(e)
-        failed = True
-    else:
-        failed = False
-    gc.collect()
-    return failed
-
-
-def _let_go(error: BaseException) -> None:
-    """Frames of a failure hold its tensors."""
-    e: BaseException | None = error
-    while e is not None:
-        traceback.clear_frames(e.__traceback__)
-        e = e.__context__
-    error.__cause__ = error.__context__ = None
-    gc.collect()
 
 
 if __name__ == "__main__":

@@ -131,6 +131,8 @@ class Machine:
         self.calls = 0
         self.moved = False
         self.pending = False
+        # What forwards returned since the last backward.
+        self.awaited: list[Tensor] = []
         # Cycles and graphs of autograd may hold what the program does not.
         self.garbage = False
         self.weight = torch.full((N,), 0.5)
@@ -278,11 +280,29 @@ class Machine:
     def begin_call(self, is_backward: bool = False) -> None:
         """What the rules of generations say about a call that comes now."""
         self.calls += 1
+        if self.pending and not self.backward_is_pending():
+            self.pending = False
         if self.moved and (self.marks or not self.pending):
             self.step += 1
         self.moved = False
         if is_backward:
             self.pending = False
+        if not self.pending:
+            self.awaited.clear()
+
+    def backward_is_pending(self) -> bool:
+        """Tells whether trees still wait for a backward: they do not once they have noticed that
+        nothing of the step is held."""
+        manager = get_manager(self.device, create_if_none_exists=False)
+        if manager is None or manager.path.pending_backward:
+            return True
+        awaited = {storage_of(m) for m in self.awaited}
+        assert not [
+            h
+            for h in self.held
+            if storage_of(h.mirror) in awaited and not (h.kept or h.shared) and h.step == self.step
+        ], "no backward is pending of a forward whose output is held"
+        return False
 
     def count_call(self) -> None:
         """A call came back."""
@@ -345,6 +365,7 @@ class Machine:
             assert torch.equal(g.get_state(), state), "other random numbers were drawn"
         if spec is FORWARD:
             self.pending = True
+            self.awaited += [m for m in expected if isinstance(m, Tensor)]
         pairs = list(zip(out, expected, strict=True))
         kept = self.keeps_all or ((spec.clones or spec.backward) and self.moves_out)
         for i, (t, m) in enumerate(pairs):
@@ -570,6 +591,7 @@ class Machine:
                 h.step = None
         self.step += 1
         self.moved = self.pending = False
+        self.awaited.clear()
         self.script.clear()
 
     # ---- checks

@@ -225,7 +225,7 @@ def find_smallest(
     """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
     was simulated with these settings; nothing where the script failed for another reason."""
     outcome = simulation.outcome
-    if simulation.account is None or outcome.failure is not None or outcome.undecided:
+    if simulation.account is None or not _ran(outcome):
         return
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
@@ -234,8 +234,7 @@ def find_smallest(
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
-        outcome = _run(command, replace(quiet, gpu=device), environment)
-        return outcome.failure is None and not outcome.undecided
+        return _ran(_run(command, replace(quiet, gpu=device), environment))
 
     while not runs(high):
         low, high = high, int(high * 1.02)
@@ -246,6 +245,11 @@ def find_smallest(
         else:
             low = middle
     simulation.smallest = high
+
+
+def _ran(outcome: Outcome) -> bool:
+    """Whether a script was seen to run: not where it has caught an error and said so as it left."""
+    return outcome.failure is None and not outcome.status and not outcome.undecided
 
 
 def _run(

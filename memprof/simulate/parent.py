@@ -146,8 +146,8 @@ class Simulation:
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
-            allocator has room too; None where it failed otherwise, or was not seen for long enough
-            to tell, which ``outcome.undecided`` says.
+            allocator has room too; None where it failed otherwise, used no device, or was not seen
+            for long enough to tell, which ``outcome.undecided`` says.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
         smallest: bytes of the smallest device on which it ran, if that was looked for.
@@ -212,7 +212,7 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
     """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
-    if outcome.failure is None and outcome.status == 0:
+    if found.account is not None and outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
         if found.fits and outcome.undecided:
             found.fits = None

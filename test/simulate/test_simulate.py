@@ -273,8 +273,9 @@ weight.sum().backward()"""
 def test_every_way_to_end(
     tmp_path: Path, source: str, options: tuple[str, ...], status: int, says: str
 ) -> None:
-    found, _, errors = simulate(tmp_path, source, *options)
+    found, result, errors = simulate(tmp_path, source, *options)
     assert found == status, errors
+    assert status == 1 or result["fits"] is None
     assert says in errors
     assert "launch.py" not in errors
 

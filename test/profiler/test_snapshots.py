@@ -276,6 +276,30 @@ def test_the_peak_within_a_history() -> None:
     assert any("contradict" in n for n in told.notes)
 
 
+def test_what_another_stream_still_uses_at_the_peak_is_not_free() -> None:
+    first, second = 0, 64 * MIB
+    events = [
+        event("segment_alloc", first, 20 * MIB),
+        event("alloc", first, 20 * MIB),
+        event("free_requested", first, 20 * MIB),
+        event("segment_alloc", second, 20 * MIB),
+        event("alloc", second, 20 * MIB),
+        event("free_completed", first, 20 * MIB),
+    ]
+    value = {
+        "segments": [
+            segment(first, [block(first, 20 * MIB)]),
+            segment(second, [block(second, 20 * MIB, [frame("f", "/p/a.py", 5)])]),
+        ],
+        "device_traces": [events],
+        "allocator_settings": settings(),
+    }
+    peak = accounts(value)["cuda:0"].peak
+    assert peak is not None
+    assert (peak.reserved, peak.allocated) == (40 * MIB, 20 * MIB)
+    assert (peak.awaiting, peak.free) == (20 * MIB, 0)
+
+
 def _used(rnd: random.Random) -> Allocator:
     """An allocator that a random program uses, with the history from somewhere in the midst on."""
     allocator = Allocator(rnd.choice([0, 0, 2, 4, 8, 16]))

@@ -36,7 +36,7 @@ from rendering import render_accounts
 import memprof
 from memprof.cli import main
 from memprof.profiler.device.where import user_lines
-from memprof.profiler.diff import compare
+from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.errors import (
     ProfileTooLargeError,
     ProfileUnreadableError,
@@ -44,7 +44,7 @@ from memprof.profiler.errors import (
     SnapshotRefusedError,
 )
 from memprof.profiler.file import decode_profile, read_profile, read_profiles, write_profile
-from memprof.profiler.model import DeviceAccount, NodeProvenance, Purpose, SourceFrame
+from memprof.profiler.model import DeviceAccount, NodeProvenance, Profile, Purpose, SourceFrame
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
@@ -569,6 +569,17 @@ def test_a_difference_is_one_of_the_fullest_instants(tmp_path: Path) -> None:
     paths = str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof")
     said = CliRunner().invoke(main, ["diff", *paths, "--fail-over", "5%"])
     assert (said.exit_code, "the peak of cuda:0: only before" in said.stderr) == (2, True)
+
+
+def test_a_peak_is_not_compared_with_the_end_of_another_run() -> None:
+    # GIVEN the account of a run's fullest instant, and a snapshot that knows none
+    peak, end = (DeviceAccount("cuda:0", reserved=n * MIB) for n in (80, 10))
+    end.snapshot = True
+    # WHEN they are compared, in either order
+    for first, second in ((peak, end), (end, peak)):
+        # THEN there are no figures, and it is said why
+        with pytest.raises(NothingToCompare, match="the peak of cuda:0: only"):
+            compare(Profile(accounts=[first]), Profile(accounts=[second]))
 
 
 def test_runs_that_are_no_ranks_are_merged_as_runs(tmp_path: Path) -> None:

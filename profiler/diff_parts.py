@@ -196,7 +196,7 @@ def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], li
             found.append(_reserved("reserved", name, was, now))
         elif was is not now:
             notes.append(f"the peak of {name}: only {'after' if was is None else 'before'}")
-        if now is None or was is None or all(a.peak is not None for a in pair):
+        if all(a.present or a.snapshot for a in pair):
             found.append(_reserved("reserved end", name, *pair))
     return found, notes
 

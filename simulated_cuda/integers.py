@@ -6,7 +6,7 @@ Without values a kernel does nothing, and what it would write reads as zero. But
 itself put on the device is known: copies of the host's tensors, constants, the gradient that a
 backward begins with. An eager operator all of whose arguments are known and small runs as always
 (checks, allocations, launches that do nothing), and then once more on CPU tensors over the device's
-memory: its results are known too. What any other operator writes to is known no longer, and reads
+memory: its results are known too. What any other operator writes to, or returns, is not, and reads
 as zero: the device keeps count of that by address (core_contents.cpp), as it does for kernels of
 Triton and for those of extensions, whose pointers it sees. Random numbers are never known.
 
@@ -94,6 +94,11 @@ _LEFT_ALONE = ("record_stream", "resize_", "set_", "zero_")
 sets memory or calls ``fill_``."""
 _HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|pool|softmax)")
 """Operators that no program decides anything by. Each that is left alone saves 5 µs a call."""
+_BEGINS = re.compile(r"b?add.*mm|.*backward")
+"""Of these those that copy or set to zero what they then add to."""
+_KEPT = ("copy_", "_foreach_copy_", "linalg_", "_linalg_")
+"""Begin operators whose results stay as they are: copies of memory, of which the device itself
+keeps count, and what says by zeros that there was no error."""
 _found = threading.local()
 
 Special = Callable[[Any, tuple[Any, ...]], None]
@@ -116,9 +121,12 @@ def compute_known(special: Mapping[str, Special] | None = None) -> None:
     wrappers = {}
     for name in operators.device_operators():
         op = operators.operator(name)
+        left_alone = name.startswith(_LEFT_ALONE)
         useful = _written(op._schema) or (_may_compute(name, op) and not _HEAVY.match(name))
-        if name in (special or ()) or (useful and not name.startswith(_LEFT_ALONE)):
+        if name in (special or ()) or (useful and not left_alone):
             wrappers[name] = functools.partial(_wrapped, name, op, special)
+        elif _BEGINS.match(name):
+            wrappers[name] = functools.partial(_unknown, op)
     wrap_kernels("aten", wrappers)
     kernels.tell_writes()
     control.on_host_read(_read)
@@ -173,6 +181,18 @@ def _may_compute(name: str, op: Any) -> bool:
     return operators.writes(schema) or not any(r.alias_info for r in schema.returns)
 
 
+def _unknown(op: Any, run: Kernel) -> Kernel:
+    """A kernel for the device whose results nobody knows."""
+    places = operators.tensor_places(op._schema)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        result = run(keys, *wrap_numbers(places, args), **kwargs)
+        forget(_tensors(result if isinstance(result, (list, tuple)) else (result,)))
+        return result
+
+    return kernel
+
+
 def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Kernel) -> Kernel:
     """A kernel for the device that computes what is known."""
     places = operators.tensor_places(op._schema)
@@ -199,13 +219,15 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
                 and (known or (special is not None and _integers(tensors)))
                 and not _captures(device)
             )
-        if not (computes or written or after):
-            return run(keys, *args, **kwargs)
         targets = (args[x] if isinstance(x, int) else kwargs.get(x) for x in written)
         changed = [t for t in _tensors(targets) if t.is_cuda]
         if not computes:
-            forget(changed)  # First: what it copies, or operators inside of it make, is known.
+            forget(changed)  # First: what it copies is known.
             result = run(keys, *args, **kwargs)
+            if not name.startswith(_KEPT):
+                # It may have begun with a copy, or with zeros, or in a graph where others lay.
+                made = result if isinstance(result, (list, tuple)) else (result,)
+                forget([*changed, *_tensors(made)])
             if after is not None and not torch.cuda.is_current_stream_capturing():
                 after(result, args)
             return result

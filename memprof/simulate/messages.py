@@ -77,6 +77,7 @@ class Messages:
             {
                 "send": functools.partial(_following, self._send),
                 "recv_": functools.partial(_following, self._receive),
+                "broadcast_": _broadcasting,
                 **{name: functools.partial(_forgetting, "reduce" in name) for name in _BRING},
             },
         )
@@ -161,6 +162,24 @@ def _forgetting(reduces: bool, run: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return forgotten
+
+
+def _broadcasting(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A broadcast. Zeros where another rank's values would come are a place for these, and nobody
+    knows what comes there; anything else is what every rank has."""
+
+    def broadcast(keys: Any, tensors: list[Any], group: Any, root: int, *args: Any) -> Any:
+        import torch.distributed as distributed
+
+        from memprof.simulated_cuda.integers import SMALL, contents, forget, is_known
+
+        work = run(keys, tensors, group, root, *args)
+        if distributed.ProcessGroup.unbox(group).rank() != root:
+            small = [t for t in tensors if t.nbytes <= SMALL and is_known(t)]
+            forget(t for t in small if not contents(t).any())
+        return work
+
+    return broadcast
 
 
 def _following(follow: Callable[[Any, int], None], run: Callable[..., Any]) -> Callable[..., Any]:

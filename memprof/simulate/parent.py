@@ -146,8 +146,8 @@ class Simulation:
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
-            allocator has room too; None where it failed otherwise, or was not seen for long enough
-            to tell, which ``outcome.undecided`` says.
+            allocator has room too; None where it failed otherwise, used no device, or was not seen
+            for long enough to tell, which ``outcome.undecided`` says.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
         smallest: bytes of the smallest device on which it ran, if that was looked for.
@@ -212,7 +212,7 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
     """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
-    if outcome.failure is None and outcome.status == 0:
+    if found.account is not None and outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
         if found.fits and outcome.undecided:
             found.fits = None
@@ -225,7 +225,7 @@ def find_smallest(
     """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
     was simulated with these settings; nothing where the script failed for another reason."""
     outcome = simulation.outcome
-    if simulation.account is None or outcome.failure is not None or outcome.undecided:
+    if simulation.account is None or not _ran(outcome):
         return
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
@@ -234,8 +234,7 @@ def find_smallest(
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
-        outcome = _run(command, replace(quiet, gpu=device), environment)
-        return outcome.failure is None and not outcome.undecided
+        return _ran(_run(command, replace(quiet, gpu=device), environment))
 
     while not runs(high):
         low, high = high, int(high * 1.02)
@@ -246,6 +245,11 @@ def find_smallest(
         else:
             low = middle
     simulation.smallest = high
+
+
+def _ran(outcome: Outcome) -> bool:
+    """Whether a script was seen to run: not where it has caught an error and said so as it left."""
+    return outcome.failure is None and not outcome.status and not outcome.undecided
 
 
 def _run(

@@ -48,6 +48,8 @@ _FORMATS = {
     "torch.bool": "?",
 }
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}
+_NO_INTEGERS = ("float", "complex")
+"""Are in the names of types that no size or branch is made of."""
 _LINES_SAID = 3
 _READS = ("_local_scalar_dense", "copy_")
 """Operators that bring a tensor to the host, whose first argument has the type of the copy."""
@@ -149,9 +151,9 @@ class HostReads:
             counted = self._found.setdefault(line, [0, 0])
             counted[0] += 1
             counted[1] += nbytes
-            form = _FORMATS.get(getattr(self._reading, "dtype", ""), "")
-            if line is not None and form not in ("d", "f", "e"):
-                self._decides[line] = form
+            dtype = getattr(self._reading, "dtype", None) or ""
+            if line is not None and not any(kind in dtype for kind in _NO_INTEGERS):
+                self._decides[line] = _FORMATS.get(dtype, "")
         return known
 
     def hangs_on(self) -> list[str]:

@@ -78,12 +78,16 @@ def present_accounts() -> list[DeviceAccount]:
 
 def optimizer_state() -> dict[str, int]:
     """Bytes of tensors that optimizers of this process keep as their state, by device."""
-    found: Counter[str] = Counter()
+    storages: dict[tuple[str, int], int] = {}  # each once: states may be views of one
     for optimizer in compat.existing(torch.optim.Optimizer):
         for state in list(optimizer.state.values()):
             for tensor in list(state.values()) if isinstance(state, dict) else ():
                 if isinstance(tensor, torch.Tensor):
-                    found[str(tensor.device)] += sum(n for _, n in compat.memory_of(tensor, ""))
+                    for address, nbytes in compat.memory_of(tensor, ""):
+                        storages[str(tensor.device), address] = nbytes
+    found: Counter[str] = Counter()
+    for (device, _), nbytes in storages.items():
+        found[device] += nbytes
     return dict(found)
 
 

@@ -489,7 +489,8 @@ class Watch:
 
     @_hook
     def _ends(self, cut: bool) -> None:
-        if self._backwards:
+        # The last one that was looked at may be of a step before.
+        if self._backwards and not self._backwards[-1].ended:
             self._backwards[-1].ended = self._asked_of_each()
         self._mark(Phase.FORWARD, cut=cut)
         self.drain(DRAIN)

@@ -129,9 +129,11 @@ def _add_history(
     stacks: bool,
 ) -> None:
     begin = _beginning(segments, trace, Replay(snapshot.settings))
+    kinds = {e["action"] for e in trace}
+    completes = "free_completed" not in kinds
     # In two passes: what is there at a peak that a later one surpasses is of no use.
-    whole = _followed(snapshot, begin, trace)
-    until = _followed(snapshot, begin, trace[: whole.peak.event])
+    whole = _followed(snapshot, begin, trace, completes)
+    until = _followed(snapshot, begin, trace[: whole.peak.event], completes)
     until.assign_pools(segments)
     peak = _of_peak(account.device, until.now(), stacks)
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
@@ -141,7 +143,7 @@ def _add_history(
     most = max(followed, peak.allocated, account.allocated)
     account.most_allocated = peak.most_allocated = most
     account.failed = failed_requests(whole, lambda raw: ("", _lines(raw)[0]))
-    peak.notes += _doubts(account, whole, {e["action"] for e in trace})
+    peak.notes += _doubts(account, whole, kinds)
     account.peak = peak
 
 
@@ -165,8 +167,9 @@ def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[
         )
 
 
-def _followed(snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json]) -> Replay:
-    completes = "free_completed" not in {e["action"] for e in trace}
+def _followed(
+    snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json], completes: bool
+) -> Replay:
     replay = Replay(snapshot.settings, take_down=False, completes=completes)
     replay.take_over(begin)
     replay.feed(trace)

@@ -15,7 +15,7 @@ from rendering import render_accounts
 from torch.torch_version import TorchVersion
 
 from memprof.profiler.device.holders import Holders
-from memprof.profiler.device.present import present_accounts
+from memprof.profiler.device.present import optimizer_state, present_accounts
 from memprof.profiler.model import (
     AccountRow,
     Category,
@@ -243,3 +243,13 @@ def test_who_has_it_is_asked_of_what_is_allocated_alone(monkeypatch: pytest.Monk
     spans = [(b["address"], b["size"]) for b in blocks if b["state"] != "inactive"]
     assert all(any(0 <= a - begin < size for begin, size in spans) for a in asked)
     assert account.unexplained == 0
+
+
+def test_state_that_is_views_of_one_tensor_counts_once() -> None:
+    before = optimizer_state()
+    parameters = [torch.nn.Parameter(torch.zeros(256)) for _ in range(4)]
+    optimizer = torch.optim.SGD(parameters)
+    flat = torch.zeros(4 * 256)
+    for p, moment in zip(parameters, flat.split(256), strict=True):
+        optimizer.state[p]["momentum_buffer"] = moment
+    assert optimizer_state().get("cpu", 0) - before.get("cpu", 0) == flat.nbytes

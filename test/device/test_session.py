@@ -591,3 +591,29 @@ for purpose, times in ((Purpose.PARAMETER, 1), (Purpose.OPTIMIZER_STATE, 2)):
     assert head - 4 * times * VOCABULARY * WIDTH in (0, 4)  # AdamW counts steps.
 """
     _script(tmp_path, program)
+
+
+@simgpu
+def test_a_backward_that_is_not_looked_at_is_nobody_elses(tmp_path: Path) -> None:
+    # GIVEN a training whose fullest step comes when graphs are no longer walked at each
+    program = """
+LAST = 27
+layers = nn.Sequential(nn.Linear(N, 8, bias=False), nn.Sigmoid()).cuda()
+optimizer = torch.optim.SGD(layers.parameters())
+with memprof.profile(eager=True) as session:
+    for step in range(LAST + 1):
+        y = layers(torch.rand(16 * N if step == LAST else 8, N, device="cuda"))
+        loss = (y.expand(32, *y.shape) * 2).square().sum()
+        del y
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+(account,) = session.profile().accounts
+assert (account.step, account.phase) == (LAST + 1, "backward")
+# WHEN it is asked what its memory was for
+waiting = [r for r in account.rows if r.waits]
+# THEN it is that of a backward, and not of an operation of an earlier one
+assert sum(r.nbytes for r in waiting) > 16 * MIB
+assert {r.nodes for r in waiting} == {""}, waiting
+"""
+    _script(tmp_path, program)

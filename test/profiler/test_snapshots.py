@@ -36,7 +36,7 @@ from rendering import render_accounts
 import memprof
 from memprof.cli import main
 from memprof.profiler.device.where import user_lines
-from memprof.profiler.diff import compare
+from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.errors import (
     ProfileTooLargeError,
     ProfileUnreadableError,
@@ -44,7 +44,7 @@ from memprof.profiler.errors import (
     SnapshotRefusedError,
 )
 from memprof.profiler.file import decode_profile, read_profile, read_profiles, write_profile
-from memprof.profiler.model import DeviceAccount, NodeProvenance, Purpose, SourceFrame
+from memprof.profiler.model import DeviceAccount, NodeProvenance, Profile, Purpose, SourceFrame
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.snapshot import names, reading, to_model
 from memprof.profiler.snapshot.reading import Refused, Unpickler, check, read_snapshot
@@ -274,6 +274,30 @@ def test_the_peak_within_a_history() -> None:
     told = accounts(value)["cuda:0"].peak
     assert told is not None
     assert any("contradict" in n for n in told.notes)
+
+
+def test_what_another_stream_still_uses_at_the_peak_is_not_free() -> None:
+    first, second = 0, 64 * MIB
+    events = [
+        event("segment_alloc", first, 20 * MIB),
+        event("alloc", first, 20 * MIB),
+        event("free_requested", first, 20 * MIB),
+        event("segment_alloc", second, 20 * MIB),
+        event("alloc", second, 20 * MIB),
+        event("free_completed", first, 20 * MIB),
+    ]
+    value = {
+        "segments": [
+            segment(first, [block(first, 20 * MIB)]),
+            segment(second, [block(second, 20 * MIB, [frame("f", "/p/a.py", 5)])]),
+        ],
+        "device_traces": [events],
+        "allocator_settings": settings(),
+    }
+    peak = accounts(value)["cuda:0"].peak
+    assert peak is not None
+    assert (peak.reserved, peak.allocated) == (40 * MIB, 20 * MIB)
+    assert (peak.awaiting, peak.free) == (20 * MIB, 0)
 
 
 def _used(rnd: random.Random) -> Allocator:
@@ -545,6 +569,17 @@ def test_a_difference_is_one_of_the_fullest_instants(tmp_path: Path) -> None:
     paths = str(tmp_path / "a.memprof"), str(tmp_path / "b.memprof")
     said = CliRunner().invoke(main, ["diff", *paths, "--fail-over", "5%"])
     assert (said.exit_code, "the peak of cuda:0: only before" in said.stderr) == (2, True)
+
+
+def test_a_peak_is_not_compared_with_the_end_of_another_run() -> None:
+    # GIVEN the account of a run's fullest instant, and a snapshot that knows none
+    peak, end = (DeviceAccount("cuda:0", reserved=n * MIB) for n in (80, 10))
+    end.snapshot = True
+    # WHEN they are compared, in either order
+    for first, second in ((peak, end), (end, peak)):
+        # THEN there are no figures, and it is said why
+        with pytest.raises(NothingToCompare, match="the peak of cuda:0: only"):
+            compare(Profile(accounts=[first]), Profile(accounts=[second]))
 
 
 def test_runs_that_are_no_ranks_are_merged_as_runs(tmp_path: Path) -> None:

@@ -105,6 +105,30 @@ def test_what_nobody_answers_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.simgpu
+def test_zeros_are_a_place_for_what_a_broadcast_brings(tmp_path: Path) -> None:
+    # GIVEN a size that rank 0 knows, and another that all ranks know
+    source = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+size = torch.tensor([dist.get_rank() == 0], device="cuda") * 1024
+dist.broadcast(size, 0)
+torch.empty(size.item(), device="cuda")
+again = torch.tensor([512], device="cuda")
+dist.broadcast(again, 0)
+assert torch.empty(again.item(), device="cuda").numel() == 512
+"""
+    # WHEN both ranks are simulated
+    status, result, errors = simulate(tmp_path, source, "--world-size=2", "--ranks=0,1")
+    # THEN of the first size alone rank 1 knows nothing, and says so
+    assert status == 0, errors
+    assert notes(result, 0) == []
+    (said,) = notes(result, 1)
+    assert said.startswith("it may hang on script.py:8, which looked at a value")
+
+
+@pytest.mark.simgpu
 def test_values_that_come_again_and_again(tmp_path: Path) -> None:
     source = """
 import torch

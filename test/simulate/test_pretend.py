@@ -272,3 +272,16 @@ def test_a_figure_that_hangs_on_a_value(tmp_path: Path) -> None:
     status, result, error = simulate(tmp_path, LAST_LAYER, f"--pretend={where}=true")
     assert result["ranks"][0]["notes"] == []
     assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 2
+
+
+@pytest.mark.simgpu
+def test_a_loss_that_is_looked_at_decides_nothing(tmp_path: Path) -> None:
+    source = """
+import torch
+
+for dtype in (torch.float32, torch.bfloat16):
+    print(torch.rand(4, device="cuda", dtype=dtype).sum().item())
+"""
+    status, result, error = simulate(tmp_path, source)
+    assert status == 0, error
+    assert result["ranks"][0]["notes"] == []

@@ -165,6 +165,31 @@ second = torch.empty(768, 1024, 1024, dtype=torch.int8, device="cuda")
     assert least <= rank["smallest_bytes"] <= 1.01 * least
 
 
+def test_a_script_that_gives_up_has_not_run_on_the_smallest_device(tmp_path: Path) -> None:
+    # GIVEN 256 MiB for which the pieces that are free are too small, and a script that catches that
+    source = """
+import sys
+import torch
+def empty(mib):
+    return torch.empty(mib << 20, dtype=torch.int8, device="cuda")
+segments = [empty(64) for _ in range(8)]
+del segments
+pieces = [empty(16) for _ in range(32)]
+del pieces[1::4], pieces[1::3], pieces[1::2]
+try:
+    empty(256)
+except torch.OutOfMemoryError:
+    sys.exit(1)
+"""
+    # WHEN the smallest device is looked for
+    status, result, errors = simulate(tmp_path, source, "--smallest", "-q")
+    # THEN it has all that is reserved, though at most 512 MiB are ever allocated
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert rank["allocated_bytes"] == 512 * MIB
+    assert rank["smallest_bytes"] >= 0.99 * rank["needed_bytes"] > 768 * MIB
+
+
 def test_inference_ends_when_its_peak_stands_still(tmp_path: Path) -> None:
     source = f"""
 import torch
@@ -248,8 +273,9 @@ weight.sum().backward()"""
 def test_every_way_to_end(
     tmp_path: Path, source: str, options: tuple[str, ...], status: int, says: str
 ) -> None:
-    found, _, errors = simulate(tmp_path, source, *options)
+    found, result, errors = simulate(tmp_path, source, *options)
     assert found == status, errors
+    assert status == 1 or result["fits"] is None
     assert says in errors
     assert "launch.py" not in errors
 

@@ -138,6 +138,43 @@ assert scales == [1024.0, 2048.0, 2048.0], scales
 
 
 @pytest.mark.simgpu
+def test_what_an_operator_began_with_is_not_its_result(tmp_path: Path) -> None:
+    _run(
+        tmp_path,
+        """
+def ones(*shape):
+    return torch.ones(*shape, device="cuda")
+index, square = torch.randint(4, (4,), device="cuda"), torch.rand(4, 4, device="cuda")
+weight = torch.rand(4, 4, device="cuda", requires_grad=True)
+found = [
+    torch.bincount(index, minlength=4),  # of tokens by expert, as is the next
+    torch.histc(unknown, 4, min=0, max=3),
+    ones(4).scatter_add(0, index, unknown),
+    torch.index_add(ones(4), 0, index, unknown, out=torch.empty(4, device="cuda")),
+    unknown.sort().indices,
+    torch.addmm(ones(4, 4), square, square),
+    torch.baddbmm(ones(1, 4, 4), square[None], square[None]),
+    torch.autograd.grad(torch.nn.functional.embedding(index, weight).sum(), weight)[0],
+]
+for t in found:
+    assert not known(t) and not t.cpu().any(), t
+# in each launch of a graph, whatever lay there before in that launch
+x = torch.tensor([5.0, 6.0, 7.0, 8.0]).cuda()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    copy = x.clone()
+    address = copy.data_ptr()
+    del copy
+    result = -unknown
+    following = result + 1
+assert result.data_ptr() == address
+graph.replay()
+assert not known(result) and result.tolist() == [0.0] * 4
+""",
+    )
+
+
+@pytest.mark.simgpu
 def test_graphs_forget_at_each_launch(tmp_path: Path) -> None:
     _run(
         tmp_path,

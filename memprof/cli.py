@@ -25,16 +25,21 @@ from memprof.profiler.tracker.settings import SettingsError
 
 COMMANDS = (
     *("report", "leaks", "top", "ledger", "diff", "merge", "gantt", "export", "enrich", "run"),
-    *("simulate", "fit", "advise", "config", "schema", "doctor"),
+    *("simulate", "fit", "config", "schema", "doctor"),
 )
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``, but for
 those in ``_INSIDE``."""
 _INSIDE = {
     **dict.fromkeys(("leaks", "ledger", "diff"), "report"),
     **dict.fromkeys(("gantt", "merge", "schema", "enrich"), "export"),
-    "advise": "fit",
     "config": "run",
 }
+
+_GONE = {
+    "advise": "memprof advise is gone: memprof fit --try -- python train.py measures what saves "
+    "memory"
+}
+"""Commands that there are no more, with what to do instead."""
 
 
 class BadFile(click.ClickException):
@@ -78,6 +83,8 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _GONE:
+            raise click.UsageError(_GONE[name], ctx)
         if name not in COMMANDS:
             if meant := get_close_matches(name, COMMANDS):
                 raise click.UsageError(f"No such command {name!r}. Did you mean {meant[0]!r}?", ctx)

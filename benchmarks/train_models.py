@@ -1,11 +1,10 @@
-"""Trains a model at real size as plain scripts do: what `bench-advise` and `bench-what-if` run.
+"""Trains a model at real size as plain scripts do: what `bench-what-if` runs.
 
     python benchmarks/train_models.py gpt2 --batch 8 --backend memprof
 
 It knows nothing of the simulated device. GPT-2 124M (1,024 tokens), Llama 3.2 1B with LoRA of rank
-16 on queries and values (2,048 tokens, weights in bf16), ResNet-50 (224 x 224) and BERT-large (512
-tokens, dropout); bf16 autocast, AdamW (ResNet-50: SGD with momentum). To float16 there is a
-gradient scaler.
+16 on queries and values (2,048 tokens, weights in bf16) and ResNet-50 (224 x 224); bf16 autocast,
+AdamW (ResNet-50: SGD with momentum). To float16 there is a gradient scaler.
 """
 
 from __future__ import annotations
@@ -59,32 +58,10 @@ def resnet50(layers: int) -> nn.Module:
     return ResNet50()
 
 
-class Bert(nn.Module):
-    """BERT-large of transformers: words in, logits of words out."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        import transformers
-
-        config = transformers.BertConfig(
-            vocab_size=30592,
-            hidden_size=1024,
-            num_hidden_layers=layers,
-            num_attention_heads=16,
-            intermediate_size=4096,
-        )
-        self.model = transformers.BertForMaskedLM(config)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.model(tokens).logits
-        return result
-
-
 MODELS: dict[str, tuple[Callable[[int], nn.Module], int, int, int]] = {
     "gpt2": (models.GPT2, 12, 8, 1024),
     "llama-lora": (Llama, 16, 2, 2048),
     "resnet50": (resnet50, 0, 64, 0),
-    "bert-large": (Bert, 24, 16, 512),
 }
 """How each is built, its layers, batch and tokens of a sequence."""
 
@@ -109,7 +86,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--backend", help="of torch.compile; by default none")
     parser.add_argument("--dtype", default="bfloat16", help="of autocast; float32 for none")
-    parser.add_argument("--late", action="store_true", help="clear gradients before the backward")
     parser.add_argument("--fused", action="store_true", help="AdamW in one kernel")
     parser.add_argument("--checkpoint", action="store_true", help="each block (not resnet50)")
     parser.add_argument("--grow", action="store_true", help="sequences that grow from step to step")
@@ -127,8 +103,6 @@ def main() -> None:
         nn.init.normal_(parameter, std=0.02)
     for block in module.model.blocks if args.checkpoint else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if args.model == "bert-large":
-        module.model.model.tie_weights()
     trained = [p for p in module.parameters() if p.requires_grad]
     if args.model == "resnet50":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
@@ -141,13 +115,10 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     scaler = torch.amp.GradScaler(enabled=dtype is torch.float16)
     for i in range(args.steps):
-        if not args.late:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         n = tokens * (i + 1) // args.steps if args.grow else None
         with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
             loss = step(x[:, :n], labels[:, :n]) if args.grow else step(x, labels)
-        if args.late:
-            optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

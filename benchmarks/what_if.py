@@ -1,4 +1,4 @@
-"""What `memprof fit`, its budgets, the gates and advice promise, run as a user runs them.
+"""What `memprof fit`, its budgets and the gates promise, run as a user runs them.
 
     make bench-what-if                      # everything: half an hour on two idle cores
     make bench-what-if ARGS=--quick         # one model on one GPU, three runs of a gate
@@ -11,8 +11,7 @@ Each part runs `memprof` or `pytest` in processes of their own and prints a figu
 * *budget*: a compiled Llama 3.2 1B with LoRA on devices between what it needs with all recomputed
   and with nothing: how far below the device's memory the chosen setting stays;
 * *gate*: GPT-2 124M under `limit_device_memory`: seconds with a warm cache, equal figures in a
-  hundred runs, and whether some 3 % more in one module fails with that module's name;
-* *advise*: what findings of reports were estimated to save, and accounts, beside what they saved.
+  hundred runs, and whether some 3 % more in one module fails with that module's name.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-import advised
 from lines import Lines
 
 HERE = Path(__file__).parent
@@ -215,7 +213,7 @@ def gate(runs: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="fit,budget,gate,advise", help="some of these parts")
+    parser.add_argument("--only", default="fit,budget,gate", help="some of these parts")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--gpus", default=",".join(GPUS))
     parser.add_argument("--layers", type=int, default=16, help="of the Llama whose budget varies")
@@ -230,9 +228,6 @@ def main() -> None:
         "fit": lambda: fit(models, gpus),
         "budget": lambda: budget(args.layers),
         "gate": lambda: gate(args.runs),
-        "advise": lambda: advised.advised(
-            advised.MODELS if args.models == ",".join(MODELS) else models, memprof
-        ),
     }
     found = {}
     for name in args.only.split(","):

@@ -15,6 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from memprof.cudagraph_trees.settings import TreeSettings, parse_bytes
 
+from ._torch_compat import inductor_option_names, inductor_option_type, mode_options
+
 
 class OptionError(ValueError):
     """An option that does not exist or has a value it cannot have."""
@@ -95,9 +97,6 @@ def split_options(
         OptionError: an unknown key (the message names the nearest valid ones) or a value
             of the wrong type.
     """
-    # Here: whoever only checks ``Options`` (``memprof advise``) must not import torch.
-    from ._torch_compat import inductor_option_names, inductor_option_type, mode_options
-
     own_names = {f.name for f in dataclasses.fields(Options)}
     own: dict[str, Any] = {}
     inductor: dict[str, Any] = {}

@@ -31,14 +31,14 @@ COMMANDS = (
     "run",
     "simulate",
     "fit",
-    "advise",
     "config",
     "doctor",
 )
 """Subcommands in the order of ``memprof --help``; ``name`` stands in ``commands/name.py``, but for
 those in ``_INSIDE``."""
-_INSIDE = {"diff": "report", "advise": "fit", "config": "run"}
+_INSIDE = {"diff": "report", "config": "run"}
 _GONE = {
+    "advise": "memprof fit --try -- python SCRIPT",
     "leaks": "memprof report FILE --section leaks",
     "ledger": "memprof report FILE --section ledger",
     "gantt": "memprof report FILE -o PAGE --calls FIRST:LAST",

@@ -1,19 +1,18 @@
-"""``memprof fit -- python SCRIPT``, and ``memprof advise -- python SCRIPT``."""
+"""``memprof fit -- python SCRIPT``."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import click
 
-from memprof.fit.advice import Trial, render_advice, trials_of
-from memprof.fit.advice import advise as try_changes
 from memprof.fit.table import (
     BUDGET,
-    BUDGET_SETTING,
     Row,
     budget_row,
     combinations,
@@ -22,18 +21,15 @@ from memprof.fit.table import (
     render_budget,
 )
 from memprof.fit.table import rows as search_rows
-from memprof.fit.tries import Plan, Tried, Tries
+from memprof.fit.trials import Trial, render_trials, try_changes
+from memprof.fit.tries import BadStore, Plan, Store, Tried, Tries
 from memprof.fit.variables import Variable, check_places, parse_variable
 from memprof.profiler._text import visible
-from memprof.profiler.advice import Finding
-from memprof.profiler.advice import advise as find
-from memprof.profiler.frames import MAGIC
-from memprof.profiler.model import Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import style_of
 from memprof.simulate.changes import (
+    BUDGET_SETTING,
     CHANGES,
-    GENERAL,
     WITHOUT_TIMING,
     change_of,
     parse_setting,
@@ -43,18 +39,24 @@ from memprof.simulate.parent import Settings, StandardInput, exits_on_signals
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 
-from ._common import BadFile, print_json, print_text, read, read_by
+from ._common import (
+    BadFile,
+    exact_option,
+    keep_apart,
+    output_option,
+    print_json,
+    print_text,
+    read_by,
+)
 from .simulate import (
+    SCRIPT_COMMAND,
     TOO_MUCH,
     failures_in_words,
     list_gpus,
-    one_gpu,
     other_memory,
-    refused_before,
-    script_command,
     size_option,
-    store_at,
-    tries_options,
+    steps_option,
+    timeout_option,
 )
 
 _NAME_AND_VALUE = "NAME=VALUE"
@@ -76,7 +78,34 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     return _pairs(texts)
 
 
-@script_command()
+def _changes(value: str) -> tuple[str, ...]:
+    texts = tuple(dict.fromkeys(value.split(",")))
+    for text in texts:
+        change_of(text)
+    return texts
+
+
+@contextmanager
+def _refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
+    """Refuse bad options and files before anything runs; ``example`` is what to write."""
+    try:
+        if not command:
+            raise BadInput(f"there is no script: {example}")
+        yield
+    except BadInput as e:
+        raise click.UsageError(visible(str(e))) from e
+    except BadStore as e:
+        raise BadFile(str(e)) from e
+
+
+def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
+    """The tries in a file, which must not be one that the command names."""
+    if output is not None:
+        keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
+    return Store(output)
+
+
+@click.command(context_settings=SCRIPT_COMMAND)
 @click.option(
     "--gpu",
     "gpus",
@@ -121,7 +150,23 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
 )
 @click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
-@tries_options("rows")
+@click.option(
+    "--try",
+    "changes",
+    callback=read_by(_changes, BadInput),
+    is_flag=False,
+    flag_value=",".join(CHANGES),
+    metavar="[CHANGE,...]",
+    help=f"Measure what saves memory: {', '.join(CHANGES)}, or those that are given, also "
+    "checkpoint=CLASS and torch.….config.NAME=VALUE.",
+)
+@steps_option("End a try after so many optimizer steps.")
+@timeout_option("Give up on a try then.")
+@output_option("Keep tries there, as JSON, and go on from them.", required=False)
+@click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
+@exact_option
+@click.option("-q", "--quiet", is_flag=True, help="Without progress.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def fit(
     command: tuple[str, ...],
     gpus: tuple[Gpu, ...],
@@ -133,6 +178,7 @@ def fit(
     world_size: str,
     ranks_per_host: int | None,
     budget: bool,
+    changes: tuple[str, ...] | None,
     steps: int | None,
     timeout: float | None,
     output: str | None,
@@ -150,31 +196,52 @@ def fit(
     also stand in --env, --torch-config and --world-size. No value is reported that was not run on
     the simulated device, and the next larger one was seen not to fit.
 
-    Exit status: 0 if there is an answer in every row, 1 if in some row nothing fits, 2 if it cannot
-    be simulated here, 3 if the script failed, 4 if too little was seen of it to say.
+        memprof fit --try -- python train.py
+
+    runs the script as it is, then once with each change that could save memory, then with all that
+    helped together, and says what each saved. Ended by a signal, it prints the rows that it has.
+
+    Exit status: 0 if there is an answer in every row, or changes were tried, 1 if in some row
+    nothing fits, 2 if it cannot be simulated here, 3 if the script failed, 4 if too little was seen
+    of it to say.
     """
     settings = Settings(
         gpu=gpus[0],
         steps=steps,
         timeout_s=timeout,
         quiet=True,
-        count_flops=budget or BUDGET_SETTING in torch_config,
+        count_flops=budget or changes is not None or BUDGET_SETTING in torch_config,
         input=StandardInput(),
     )
     if budget:
         if any(v.is_range or v.name == BUDGET for v in variables):
             raise click.UsageError("--budget is a range already: give other variables as lists")
         torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
-    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole=budget)
+    if changes is not None:
+        _check_try(gpus, variables, budget)
+        torch_config = {**WITHOUT_TIMING, **torch_config}
+    whole = budget or changes is not None
+    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole)
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
-    with refused_before(command, example):
+    if changes is not None:
+        example = "memprof fit --try -- python train.py"
+    with _refused_before(command, example):
         check_places(variables, plan.texts)
-        store = store_at(output, command)
+        store = _store_at(output, command)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
     tries = Tries(plan, store, os.environ)
+    style = replace(style_of(sys.stdout), exact=exact)
+    if changes is not None:
+        before, trials, ended = _tried(gpus[0], changes, tries, output, quiet)
+        if as_data:
+            results = [_result(trial) for trial in trials]
+            print_json({"gpu": gpus[0], "before": before, "results": results})
+        else:
+            print_text(render_trials(gpus[0], before, trials, tries, style))
+        raise SystemExit(ended)
 
     def said(row: Row, tried: Tried) -> None:
         if not quiet:
@@ -186,7 +253,6 @@ def fit(
             found = [budget_row(gpu, values, tries, said) for gpu, values in rows]
         else:
             found = search_rows(variables, gpus, tries, said)
-    style = replace(style_of(sys.stdout), exact=exact)
     counts = tries.made, tries.known
     if as_data:
         print_json({"rows": [_row(row, budget) for row in found]})
@@ -212,151 +278,53 @@ def _row(row: Row, budget: bool) -> dict[str, object]:
     return shown
 
 
-_FINDINGS = "findings"
-"""What ``--try`` alone means with a profile; without one, every general change."""
+def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...], budget: bool) -> None:
+    if variables:
+        name = variables[0].name
+        raise click.UsageError(
+            f"--try is of one program: write a value into the command in place of {{{name}}}, and "
+            "leave --vary out"
+        )
+    if budget:
+        raise click.UsageError("--try and --budget are two questions: ask one after the other")
+    if len(gpus) > 1:
+        keys = ", ".join(gpu.key for gpu in gpus)
+        raise click.UsageError(f"--try is on one GPU: give one of {keys}")
 
 
-class _WithProfile(click.Command):
-    """``advise [OPTION...] [PROFILE [OPTION...]] -- COMMAND``: the first word may be a profile."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        rest = values.get("command")
-        # Where there is no word, click has a value of its own.
-        if isinstance(rest, (tuple, list)) and rest and _is_profile(rest[0]):
-            ctx.meta["profile"] = rest[0]
-            args = [*args[: len(args) - len(rest)], *rest[1:]]
-        return super().parse_args(ctx, args)
-
-
-def _is_profile(word: str) -> bool:
-    try:
-        with open(word, "rb") as f:
-            return f.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
-def _changes(value: str) -> tuple[str, ...]:
-    texts = () if value == _FINDINGS else tuple(dict.fromkeys(value.split(",")))
-    for text in texts:
-        change_of(text)
-    return texts
-
-
-@script_command(_WithProfile)
-@one_gpu
-@list_gpus
-@other_memory
-@click.option(
-    "--try",
-    "changes",
-    callback=read_by(_changes, BadInput),
-    is_flag=False,
-    flag_value=_FINDINGS,
-    metavar="[CHANGE,...]",
-    help=f"Some of them: {', '.join(CHANGES)}. With a profile, alone: its findings.",
-)
-@tries_options("results")
-def advise(
-    command: tuple[str, ...],
-    gpu: Gpu,
-    memory: int | None,
-    changes: tuple[str, ...] | None,
-    steps: int | None,
-    timeout: float | None,
-    output: str | None,
-    as_data: bool,
-    exact: bool,
-    quiet: bool,
-) -> None:
-    """Try what could save memory, and say what did.
-
-    COMMAND is as for memprof simulate. The script runs as it is, then once with each change, made
-    from outside by hooks and settings, then with all that helped together.
-
-        memprof advise run.memprof --try -- python train.py
-
-    tries what the report of a profile finds: the estimate of each finding stands beside what it
-    saved. Without COMMAND it is what the run-time tracker has recorded in the profile.
-
-    Exit status: 0 if it was tried, 2 if it cannot be simulated here, 3 if the script failed as it
-    is, 4 if too little was seen of it. Ended by a signal, it prints what it has.
-    """
-    settings = Settings(
-        gpu=gpu, steps=steps, timeout_s=timeout, quiet=True, count_flops=True, input=StandardInput()
-    )
-    wanted = [Trial((text,)) for text in changes or ()]
-    untried: list[Finding] = []
-    path = click.get_current_context().meta.get("profile")
-    if path is not None:
-        profile = read(path)
-        command = command or _recorded(path, profile)
-        of_findings, untried = trials_of(find(profile))
-        wanted = [
-            *of_findings,
-            *(t for t in wanted if all(t.changes != f.changes for f in of_findings)),
-        ]
-        if not wanted:
-            for finding in untried:
-                click.echo(visible(f"not to be tried from outside: {finding.title}"), err=True)
-            raise BadFile(f"{path}: its report finds nothing that memprof could try")
-    plan = Plan(command, {}, WITHOUT_TIMING, "", None, settings, whole=True)
-    with refused_before(command, "memprof advise -- python train.py"):
-        tries = Tries(plan, store_at(output, command), os.environ)
-    if memory is not None:
-        gpu = gpu.with_memory(memory)
+def _tried(
+    gpu: Gpu, changes: tuple[str, ...], tries: Tries, output: str | None, quiet: bool
+) -> tuple[Tried, list[Trial], int]:
+    """The program as it is, what came of each change, and the exit status: where a signal or a
+    failure ended it early, these are the trials until then."""
 
     def said(name: str, tried: Tried | None) -> None:
         if not quiet:
             what = "failed" if tried is None else f"needs {format_bytes(tried.needed)}"
-            click.echo(visible(f"memprof advise: {name}: {what}"), err=True)
+            click.echo(visible(f"memprof fit: {name}: {what}"), err=True)
 
-    wanted = wanted or [Trial((key,)) for key in GENERAL]
-    runs = try_changes(gpu, wanted, tries, said)
+    runs = try_changes(gpu, changes, tries, said)
     ended = 0
     with exits_on_signals():
-        with failures_in_words("advise", output):
+        with failures_in_words("fit", output):
             before, trials = next(runs)
         try:
-            with failures_in_words("advise", output):
+            with failures_in_words("fit", output):
                 for _ in runs:
                     pass
         except SystemExit as e:
             ended = int(e.code or 0)
-            click.echo("memprof advise: it ended early; this is what was tried", err=True)
-    if as_data:
-        rows = [
-            {
-                "changes": r.changes,
-                "finding": r.title,
-                "estimate": r.estimate,
-                "at_most": r.at_most,
-                "saved": r.saved,
-                "saved_allocated": r.saved_allocated,
-                "recomputed": r.recomputed,
-                "idle": r.idle,
-                "problem": r.problem,
-                "tried": r.tried,
-            }
-            for r in trials
-        ]
-        print_json({"gpu": gpu, "before": before, "results": rows, "untried": untried})
-    else:
-        style = replace(style_of(sys.stdout), exact=exact)
-        print_text(render_advice(gpu, before, trials, untried, tries, style))
-    raise SystemExit(ended)
+            click.echo("memprof fit: it ended early; this is what was tried", err=True)
+    return before, trials, ended
 
 
-def _recorded(path: str, profile: Profile) -> tuple[str, ...]:
-    """The command of a profile.
-
-    Raises:
-        click.UsageError: it has none.
-    """
-    recorded = profile.tracker.metadata.command if profile.tracker is not None else ()
-    if not recorded:
-        raise click.UsageError(
-            visible(f"{path} has no command: memprof advise {path} --try -- python train.py")
-        )
-    return recorded
+def _result(trial: Trial) -> dict[str, object]:
+    return {
+        "changes": trial.changes,
+        "saved": trial.saved,
+        "saved_allocated": trial.saved_allocated,
+        "recomputed": trial.recomputed,
+        "idle": trial.idle,
+        "problem": trial.problem,
+        "tried": trial.tried,
+    }

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import click
 
-from memprof.fit.tries import BadStore, ScriptFailed, Store, Undecided
+from memprof.fit.tries import BadStore, ScriptFailed, Undecided
 from memprof.profiler._text import visible
 from memprof.profiler.file import check_name
 from memprof.profiler.report.format import format_bytes
@@ -52,45 +51,6 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
 
 def steps_option(help: str) -> Callable[[Command], Command]:
     return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or 4 if it takes it]")
-
-
-def tries_options(what: str) -> Callable[[Command], Command]:
-    """Add when a try ends, where tries are kept and how they are printed, and the COMMAND."""
-
-    def add(command: Command) -> Command:
-        for option in (
-            click.argument("command", nargs=-1, type=click.UNPROCESSED),
-            click.option("-q", "--quiet", is_flag=True, help="Without progress."),
-            exact_option,
-            click.option("--json", "as_data", is_flag=True, help=f"The {what} as JSON, in bytes."),
-            output_option("Keep tries there, as JSON, and go on from them.", required=False),
-            timeout_option("Give up on a try then."),
-            steps_option("End a try after so many optimizer steps."),
-        ):
-            command = option(command)
-        return command
-
-    return add
-
-
-def store_at(output: str | None, command: tuple[str, ...]) -> Store:
-    """The tries in a file, which must not be one that the command names."""
-    if output is not None:
-        keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
-    return Store(output)
-
-
-@contextmanager
-def refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
-    """Refuse bad options and files before anything runs; ``example`` is what to write."""
-    try:
-        if not command:
-            raise BadInput(f"there is no script: {example}")
-        yield
-    except BadInput as e:
-        raise click.UsageError(visible(str(e))) from e
-    except BadStore as e:
-        raise BadFile(str(e)) from e
 
 
 def _say(text: str) -> None:
@@ -172,29 +132,23 @@ def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-one_gpu = click.option(
+other_memory = click.option(
+    "--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB."
+)
+
+
+SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Settings of a command whose arguments are a script's command, with options of its own."""
+
+
+@click.command(context_settings=SCRIPT_COMMAND)
+@click.option(
     "--gpu",
     default=DEFAULT_GPU,
     show_default=True,
     callback=read_by(find_gpu, SimulationError),
     help="Which GPU, by a name like a100-40gb.",
 )
-other_memory = click.option(
-    "--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB."
-)
-
-
-def script_command(
-    kind: type[click.Command] = click.Command,
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose arguments are a script's command, with options of its own."""
-    # Anew for each: what ``click.command`` returns keeps the help of the first it is put on.
-    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    return click.command(cls=kind, context_settings=settings)
-
-
-@script_command()
-@one_gpu
 @list_gpus
 @other_memory
 @click.option(

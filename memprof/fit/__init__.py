@@ -3,5 +3,5 @@
 The order of reading: ``memprof/commands/fit.py`` is where it starts. ``variables`` reads what may
 be varied, ``tries`` runs one try on the simulated device and keeps what came out of it, ``table``
 goes through the rows, finds the largest value of a range in few tries and prints what fits,
-``advice`` tries changes of a program.
+``trials`` tries changes of a program.
 """

@@ -118,8 +118,6 @@ def largest(
 
 
 BUDGET = "BUDGET"
-BUDGET_SETTING = "torch._functorch.config.activation_memory_budget"
-
 _COARSE, _FINE, _FINEST = 100, 10, 1
 """Steps in which a budget is looked for, in thousandths."""
 

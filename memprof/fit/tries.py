@@ -1,19 +1,5 @@
 """One try of ``memprof fit``: a command with values filled in, on a simulated device, and a file of
 tries, so that what was interrupted goes on from there.
-
-Note [What a change is expected to save]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-All is of the instant at which most was reserved; that another instant may then be the fullest is
-not known from one account.
-
-* *expandable-segments*: what was reserved beyond the most that was ever allocated, at most: what
-  lies in pieces then, too, nobody knows.
-* *fused-optimizer*, *optimizer-one-by-one*, *checkpoint*: only where that instant lies in the
-  optimizer's step, or does not, respectively.
-* *checkpoint*: activations of the class of modules that saves most, all but those of one of its
-  instances being gone; of how many there are no line of theirs can have made fewer blocks. At most:
-  what an instance hands on is kept, and an account does not tell it from the rest of its line.
-* *bf16-state*: half of the optimizer's state.
 """
 
 from __future__ import annotations
@@ -21,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -29,14 +14,13 @@ import msgspec
 
 from memprof.profiler._json import to_json
 from memprof.profiler.host import installed_version
-from memprof.profiler.model import RECOMPUTED, DeviceAccount, Purpose
 from memprof.profiler.reading import read_file
 from memprof.profiler.report.failure import asked, asker
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.writing import check_writable, write_whole
-from memprof.simulate.applied import DRAWN_ANEW, UNCACHED
 from memprof.simulate.command_line import Command, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, attempt, simulate
+from memprof.simulate.partitions import DRAWN_ANEW, UNCACHED
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
@@ -61,7 +45,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         limit, short: the request that did not fit and who made it, empty where all did; and bytes
             more that the device must have had free for it.
         flops, changed, idle, notes: as of an ``Outcome``.
-        expected: bytes that changes should save, by key.
     """
 
     values: dict[str, str]
@@ -78,7 +61,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     idle: list[str]
     notes: list[str]
     seconds: float
-    expected: dict[str, int] = {}
     short: int = 0
 
     @property
@@ -139,39 +121,6 @@ def _read(path: str) -> dict[str, Tried]:
     if found.memprof_fit != FORMAT:
         raise BadStore(f"{path} was written by another memprof: give another path")
     return found.tries
-
-
-def expected(account: DeviceAccount) -> dict[str, int]:
-    """Bytes that changes of a program with this account should save, by key."""
-    by_purpose = account.by_purpose()
-    in_step = account.phase == "optimizer"
-    temporary = by_purpose.get(Purpose.TEMPORARY, 0) if in_step else 0
-    return {
-        "expandable-segments": max(account.reserved - account.most_allocated, 0),
-        "fused-optimizer": temporary,
-        "optimizer-one-by-one": temporary,
-        "bf16-state": by_purpose.get(Purpose.OPTIMIZER_STATE, 0) // 2,
-        "checkpoint": 0 if in_step else _recomputed_blocks(account),
-    }
-
-
-def _recomputed_blocks(account: DeviceAccount) -> int:
-    """Activations of the class of blocks that saves most when they are not kept."""
-    inside: Counter[str] = Counter()
-    instances: dict[str, int] = {}
-    composed: set[str] = set()
-    for row in account.rows:
-        if row.purpose is not Purpose.ACTIVATION or row.detail == RECOMPUTED or not row.modules:
-            continue
-        # The outermost module is the model, and what has nothing inside is no block.
-        classes = tuple(dict.fromkeys(row.modules.split(" > ")[1:]))
-        composed.update(classes[:-1])
-        for name in classes:
-            inside[name] += row.nbytes
-            instances[name] = min(instances.get(name, row.count), row.count)
-    blocks = [name for name in composed if instances[name] > 1]
-    best = max(blocks, key=lambda n: inside[n] * (1 - 1 / instances[n]), default=None)
-    return inside[best] if best is not None else 0
 
 
 _READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
@@ -333,7 +282,6 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         idle=s.outcome.idle,
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
-        expected=expected(account),
         short=short,
     )
 

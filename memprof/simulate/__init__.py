@@ -5,6 +5,7 @@ says what is to be run, ``parent`` starts it on the simulated device (``simulate
 twice where it does not fit. ``launch`` is the other side, in the script's process: it watches the
 devices (``profiler/device/``), turns process groups into fake ones (``ranks``), counts looks at
 values and invents some of them where that is asked for (``pretend``, ``experts``), makes changes
-that are tried (``applied``), and ends the run.
+that are tried (``changes``, ``checkpointed``), counts operations (``partitions``), and ends the
+run.
 What goes from one side to the other is in ``request``; ``result`` has what comes out.
 """

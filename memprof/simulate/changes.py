@@ -1,22 +1,19 @@
-"""Changes of a program that can be tried without touching it (``memprof advise``), and settings of
-torch that a run is given from outside: ``torch._functorch.config.name=value``.
-
-A change is written as its key, or as ``key=argument`` where it is about some modules or operators:
-that is what a finding of a report names as its remedy. ``applied.py`` makes them.
+"""Settings of torch that a run is given from outside, ``torch._functorch.config.name=value``, and
+the changes that ``memprof fit --try`` measures: such settings, and blocks that are checkpointed.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
 
-from memprof.compile_backend.options import OptionError, Options
+from memprof._torch_compat import allocate_by
 from memprof.profiler.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
 
@@ -25,6 +22,8 @@ from .command_line import BadInput
 WITHOUT_TIMING = {"torch._inductor.config.triton.autotune_pointwise": "False"}
 """Inductor tries configurations of a kernel on copies of what the kernel updates, once a cache: the
 first of two runs would need more than the second."""
+
+BUDGET_SETTING = "torch._functorch.config.activation_memory_budget"
 
 _SETTING = re.compile(r"(torch(?:\.\w+)*\.\w*config)\.(\w+(?:\.\w+)*)=(.*)", re.DOTALL)
 
@@ -105,27 +104,27 @@ _CONFS = (_OLD_CONF, _CONF)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that can be tried.
+    """A change that can be tried, as it was written.
 
     Attributes:
         how: what to write to have it for good.
-        costs: what it costs, in words.
+        costs: what it costs, in words; empty if nobody can say.
         setting: of torch, ``torch.module.config.name=value``; empty if it is none.
         allocator: an option of torch's allocator, ``name:value``; empty if it is none.
-        argument: what stands behind ``=``, in a word; empty if nothing may.
+        blocks: the class of modules to checkpoint, empty for a model's repeated blocks; None if it
+            checkpoints none.
     """
 
-    key: str
+    text: str
     how: str
-    costs: str
+    costs: str = ""
     setting: str = ""
     allocator: str = ""
-    argument: str = ""
-    required: bool = False
+    blocks: str | None = None
 
 
 CHANGES: Mapping[str, Change] = {
-    change.key: change
+    change.text: change
     for change in (
         Change(
             "expandable-segments",
@@ -137,108 +136,54 @@ CHANGES: Mapping[str, Change] = {
             "checkpoint",
             "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block",
             "the forward of these blocks once more: about a third of the step's operations",
-            argument="MODULES",
-        ),
-        Change(
-            "recompute",
-            "torch.utils.checkpoint.checkpoint(use_reentrant=False) around what computes them",
-            "these operators once more",
-            argument="OPERATOR+OPERATOR@FILE:LINE[@MODULE][;...]",
-            required=True,
-        ),
-        Change(
-            "fused-optimizer",
-            "fused=True for the optimizer",
-            "nothing",
-        ),
-        Change(
-            "optimizer-one-by-one",
-            "foreach=False for the optimizer",
-            "more kernels in the optimizer's step",
+            blocks="",
         ),
         Change(
             "memory-budget",
-            "torch._functorch.config.activation_memory_budget = 0.5",
+            f"{BUDGET_SETTING} = 0.5",
             "operations that are recomputed: memprof fit --budget counts them",
-            setting="torch._functorch.config.activation_memory_budget=0.5",
-        ),
-        Change(
-            "bf16-state",
-            "an optimizer that keeps its state in fewer bits",
-            "precision of the moments, and kernels to convert them",
-        ),
-        Change(
-            "drop-gradients",
-            "optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
-            "nothing",
-        ),
-        Change(
-            "chunked-loss",
-            "torch.utils.checkpoint.checkpoint around the loss of each chunk of rows",
-            "the loss once more",
-        ),
-        Change(
-            "static-inputs",
-            "torch._dynamo.mark_static_address(tensor) before the first call",
-            "a recording for each place where they lie",
-            argument="NAME+NAME",
-            required=True,
-        ),
-        Change(
-            "option",
-            'options={NAME: VALUE} of torch.compile(backend="memprof")',
-            "what docs/options.md says of it",
-            argument="NAME:VALUE",
-            required=True,
+            setting=f"{BUDGET_SETTING}=0.5",
         ),
     )
 }
-"""What can be tried, by key."""
-
-GENERAL = tuple(key for key, change in CHANGES.items() if not change.required)
-"""What is tried where nobody names changes."""
+"""What is tried where nobody names changes, by name."""
 
 
-def change_of(text: str) -> tuple[Change, str]:
-    """A change and its argument, empty if it has none, of ``key`` or ``key=argument``.
+def change_of(text: str) -> Change:
+    """The change of that name, of ``checkpoint=CLASS``, or that a setting of torch is.
 
     Raises:
-        BadInput: there is none of that name, or it has another form.
+        BadInput: it is none of these.
     """
-    key, equals, argument = text.partition("=")
-    change = CHANGES.get(key)
-    if change is None:
-        raise BadInput(f"{key!r} is none of {', '.join(CHANGES)}")
-    if equals and not (change.argument and argument):
-        raise BadInput(f"{text!r}: write {key}" + (f"={change.argument}" * bool(change.argument)))
-    if change.required and not argument:
-        raise BadInput(f"{key} of what? Write {key}={change.argument}")
-    if key == "option":
-        option_of(argument)
-    return change, argument
+    name, _, argument = text.partition("=")
+    if text.startswith("torch."):
+        parse_setting(text)
+        return Change(text, f"{name} = {argument}", setting=text)
+    if name == "checkpoint" and argument.isidentifier():
+        costs = f"the forward of each {argument} once more"
+        return replace(CHANGES[name], text=text, costs=costs, blocks=argument)
+    if text not in CHANGES:
+        raise BadInput(
+            f"{text!r} is nothing to try: give {', '.join(CHANGES)}, checkpoint=CLASS with the "
+            "name of a class of modules, or torch.….config.NAME=VALUE"
+        )
+    return CHANGES[text]
 
 
-def option_of(argument: str) -> dict[str, Any]:
-    """``NAME:VALUE`` as an option of ``backend="memprof"``.
-
-    Raises:
-        BadInput: it has another form, there is no such option, or it cannot have this value.
-    """
-    name, _, value = argument.partition(":")
-    names = [f.name for f in fields(Options)]
-    if name not in names or not value:
-        raise BadInput(f"{argument!r}: write option=NAME:VALUE, NAME one of {', '.join(names)}")
-    option = {name: literal(value)}
-    try:
-        Options(**option)  # type: ignore[arg-type]
-    except OptionError as error:
-        raise BadInput(str(error)) from None
-    return option
+def is_idle(text: str, changed: Collection[str], partitions: int) -> bool:
+    """Whether a change found nothing to change in this process, which ``changed`` these: without a
+    graph that was partitioned into forward and backward a budget has changed nothing."""
+    change = change_of(text)
+    if not change.setting:
+        return not change.allocator and text not in changed
+    if change.setting.startswith(f"{BUDGET_SETTING}="):
+        return partitions == 0
+    return parse_setting(change.setting).module not in sys.modules
 
 
 def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[str, str]:
     """Variables of the environment that changes are made of, beside options in ``base``."""
-    options = [c.allocator for c, _ in map(change_of, changes) if c.allocator]
+    options = [c.allocator for c in map(change_of, changes) if c.allocator]
     if not options:
         return {}
     names = {option.partition(":")[0] for option in options}
@@ -257,6 +202,21 @@ def environment_again(
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 
 
+def keep_allocating(text: str, said: Callable[[str], None]) -> None:
+    """See to a change of the allocator's settings where the script sets some itself before CUDA
+    starts, and tell ``said`` of it; before torch is imported."""
+    given = dict(os.environ)
+
+    def settings() -> str:
+        name, variables = environment_again((text,), given, os.environ)
+        os.environ.update(variables)
+        if name:
+            said(f"in {name}, which the program sets itself")
+        return variables.get(name, "")
+
+    after_import("torch", lambda torch: allocate_by(settings))
+
+
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:
     """Settings of torch that changes are made of."""
-    return tuple(c.setting for c, _ in map(change_of, changes) if c.setting)
+    return tuple(c.setting for c in map(change_of, changes) if c.setting)

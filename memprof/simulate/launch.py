@@ -25,10 +25,18 @@ from memprof.profiler.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .applied import DRAWN_ANEW, Applied, PartitionFlops
-from .changes import parse_setting, put_settings, unused_settings
+from .changes import (
+    change_of,
+    is_idle,
+    keep_allocating,
+    parse_setting,
+    put_settings,
+    unused_settings,
+)
+from .checkpointed import Checkpointed
 from .leaving import BY_ITSELF, Leaving, of_accumulation, why_undecided
 from .messages import Messages
+from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Failure, Outcome, Request
@@ -112,7 +120,7 @@ class _Run:
         self._messages = Messages(request.heard)
         self._settings = list(map(parse_setting, request.torch_config))
         self._flops = PartitionFlops() if request.count_flops else None
-        self._changes = Applied(request.changes)
+        self._changed: dict[str, str] = {}
         self._leaving = Leaving(request.steps)
         self._finishing = False
         self._stderr = os.dup(2)
@@ -124,7 +132,7 @@ class _Run:
 
     def begin(self) -> None:
         signal.signal(signal.SIGTERM, self._terminated)
-        self._changes.install()  # Before the allocator's settings are looked at.
+        self._make_changes()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
         put_settings(self._settings)
         if self._flops is not None:
@@ -142,6 +150,18 @@ class _Run:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
 
         after_import("memprof.compile_backend.runtime", backend_is_there)
+
+    def _make_changes(self) -> None:
+        """Make those that are none of torch's settings, which ``put_settings`` makes."""
+        classes = {}
+        for text in self._request.changes:
+            change = change_of(text)
+            if change.allocator:
+                keep_allocating(text, functools.partial(self._changed.__setitem__, text))
+            elif change.blocks is not None:
+                classes[text] = change.blocks
+        if classes:
+            Checkpointed(classes, self._changed.__setitem__).install()
 
     def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
         """Write the outcome and leave the process, without the script's own end: stopped in a step
@@ -202,11 +222,13 @@ class _Run:
             *of_accumulation(steps, backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
-        outcome.changed = self._changes.sentences()
+        outcome.changed = [f"{text}: {said}" for text, said in self._changed.items()]
         if self._flops is not None:
             outcome.flops = self._flops.total
             outcome.notes += [DRAWN_ANEW] if self._flops.drawn_anew else []
-            outcome.idle = self._changes.idle(self._flops.graphs)
+            for text in self._request.changes:
+                if is_idle(text, self._changed, self._flops.graphs):
+                    outcome.idle.append(text)
         outcome.profile = self._profile()
 
     def _profile(self) -> Profile:

@@ -149,7 +149,7 @@ def _why_not(page: Page, s: Simulation) -> None:
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
     elif s.account is not None and s.failed_at:
         page.line("  what follows is of a run on a device of 1 TiB")
-    page.line("  to make it fit: memprof advise tries what saves memory, memprof fit the sizes")
+    page.line("  to make it fit: memprof fit --try measures what saves memory, --vary the sizes")
 
 
 _WHY_NOTHING = (

@@ -113,7 +113,7 @@ def test_segments_grow_too_where_the_script_sets_the_allocator_itself(tmp_path: 
     script = tmp_path / "script.py"
     script.write_text(SETS_ITS_OWN)
     words = ("--json", "--try", "expandable-segments", "--", "python", str(script))
-    done = memprof("advise", *words)
+    done = memprof("fit", *words)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
     # Without, there are segments for each size; with, nothing but what is there at once.
@@ -145,8 +145,45 @@ def test_blocks_of_a_student_are_recomputed_where_a_teacher_comes_first(tmp_path
     script = tmp_path / "script.py"
     script.write_text(TEACHER)
     words = ("--json", "--try", "checkpoint", "--", "python", str(script))
-    done = memprof("advise", *words)
+    done = memprof("fit", *words)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert result["tried"]["changed"] == ["checkpoint: 9 Sequential"]
     assert result["saved_allocated"] >= 4 << 26  # 64 MiB between the two of each block
+
+
+BLOCKS = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+with torch.device("cuda"):
+    model = torch.nn.Sequential(*[Block() for _ in range(4)])
+compiled = torch.compile(model, backend="aot_eager_decomp_partition")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    compiled(torch.zeros(1 << 14, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_class_of_compiled_modules_is_recomputed_beside_torchs_settings(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BLOCKS)
+    changes = "checkpoint=Block,checkpoint=Nobody,memory-budget"
+    done = memprof("fit", "-q", "--json", "--try", changes, "--", "python", str(script))
+    assert done.returncode == 0, done.stderr
+    block, nobody, budget, *_ = json.loads(done.stdout)["results"]
+    assert block["tried"]["changed"] == ["checkpoint=Block: 4 Block"]
+    assert block["recomputed"] > 0
+    # Of what the gelus of four blocks have read, one is there at a time.
+    assert block["saved_allocated"] >= 3 * (1 << 14) * 1024 * 4
+    assert nobody["idle"] is True
+    assert (budget["idle"], budget["problem"]) == (False, "")

@@ -7,7 +7,7 @@ import pytest
 
 from memprof.fit.table import BUDGET, Row, budget_row, render_budget
 from memprof.fit.tries import Tried
-from memprof.simulate.applied import DRAWN_ANEW
+from memprof.simulate.partitions import DRAWN_ANEW
 from memprof.simulated_cuda.gpus import Gpu, find_gpu
 
 

@@ -75,7 +75,6 @@ Commands:
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
   fit       Find what fits: the largest batch, the smallest GPU, the...
-  advise    Try what could save memory, and say what did.
   config    Show or change the settings of the memory tracker.
   doctor    Say what is installed here, what works and what does not.
 """,

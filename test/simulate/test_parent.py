@@ -86,7 +86,7 @@ def test_fragmentation_is_the_reason_only_where_all_of_it_would_fit(
     fragmented = allocated < 24 * GIB
     assert failure.why is (WhyNot.PIECES if fragmented else WhyNot.FULL)
     assert ("fragmentation" in " ".join(more)) is fragmented
-    assert any("memprof advise" in line and "memprof fit" in line for line in more)
+    assert any("memprof fit --try" in line and "--vary" in line for line in more)
 
 
 def test_too_little_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:

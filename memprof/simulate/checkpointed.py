@@ -1,0 +1,140 @@
+"""Has blocks of a model computed again in the backward, by ``torch.utils.checkpoint``: the one
+change of a script's own objects that ``memprof fit --try`` makes.
+
+Dynamo does not look into memprof's functions, so none of them may stand between a compiled model
+and its blocks: a block's ``forward`` becomes one of torch's, and models are looked at before they
+are called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+from memprof.simulated_cuda.after_import import after_import
+
+
+class Checkpointed:
+    """Recomputes blocks of each model that is moved to a device or whose optimizer is made.
+
+    A program may have several models. What later becomes a part of something larger is looked at
+    again as a part of it.
+
+    Args:
+        classes: of each change the name of a class, whose modules and those of classes derived from
+            it, as FSDP2's, are recomputed; empty for ``repeated_blocks``.
+        said: is told of a change and of all that it has changed so far, in words.
+    """
+
+    def __init__(self, classes: Mapping[str, str], said: Callable[[str, str], None]) -> None:
+        self._classes = classes
+        self._said = said
+        self._made: WeakSet[Any] = WeakSet()
+        self._seen: WeakSet[Any] = WeakSet()
+        self._counts: dict[str, Counter[str]] = {text: Counter() for text in classes}
+
+    def install(self) -> None:
+        """See modules and optimizers from now on; before torch is imported."""
+        after_import("torch.nn.modules.module", self._see_modules)
+        after_import("torch.optim.optimizer", self._see_optimizers)
+
+    def _see_modules(self, module: ModuleType) -> None:
+        _after(module.Module, "__init__", self._made.add)
+        for name in ("to", "to_empty", "cuda"):
+            _after(module.Module, name, self._look)
+
+    def _see_optimizers(self, module: ModuleType) -> None:
+        _after(module.Optimizer, "__init__", lambda optimizer: self._look_at_all())
+
+    def _look_at_all(self) -> None:
+        made = [module for module in self._made if "_modules" in module.__dict__]
+        self._made.clear()
+        inside = {child for module in made for child in module.children()}
+        for module in made:
+            if module not in inside:
+                self._look(module)
+
+    def _look(self, root: Any) -> None:
+        if root in self._seen:
+            return
+        inside = list(root.modules())
+        self._seen.update(inside)
+        blocks = self._blocks(root)
+        if not blocks:
+            return
+        for module in inside:
+            recomputed = module.__dict__.get("forward")
+            if isinstance(recomputed, _Recomputed):
+                module.forward = recomputed.args[0]
+                self._counts[recomputed.change][type(module).__name__] -= 1
+        for block, text in blocks.items():
+            block.forward = _recomputed(text, block.forward)
+            self._counts[text][type(block).__name__] += 1
+        for text in set(blocks.values()):
+            counts = self._counts[text]
+            self._said(text, ", ".join(f"{n} {name}" for name, n in counts.items() if n))
+
+    def _blocks(self, root: Any) -> dict[Any, str]:
+        found: dict[Any, str] = {}
+        for text, name in self._classes.items():
+            for block in _of_class(root, name) if name else repeated_blocks(root):
+                found.setdefault(block, text)
+        return found
+
+
+class _Recomputed(partial):  # type: ignore[type-arg]
+    """A block's forward through torch's ``checkpoint``, and the change that it is of."""
+
+    change: str
+
+
+def _recomputed(text: str, forward: Callable[..., Any]) -> _Recomputed:
+    from torch.utils.checkpoint import checkpoint
+
+    found = _Recomputed(checkpoint, forward, use_reentrant=False)
+    found.change = text
+    return found
+
+
+def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
+    method: Callable[..., Any] = getattr(owner, name)
+
+    @wraps(method)
+    def looked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        look(self)
+        return result
+
+    setattr(owner, name, looked)
+
+
+def _of_class(root: Any, name: str) -> list[Any]:
+    found = []
+    for module in root.modules():
+        if any(kind.__name__ == name for kind in type(module).__mro__):
+            found.append(module)
+    return found
+
+
+def repeated_blocks(root: Any) -> list[Any]:
+    """The siblings of one class, in a list or a sequence of modules, with most parameters."""
+    from torch.nn import ModuleList
+
+    best: list[Any] = []
+    most = 0
+    for parent in root.modules():
+        groups: dict[Any, list[Any]] = {}
+        for child in parent.children():
+            groups.setdefault(type(child), []).append(child)
+        for kind, group in groups.items():
+            size = sum(p.numel() for block in group for p in block.parameters())
+            # A leaf has nothing inside that could be recomputed, a list is not called.
+            inside = next(group[0].children(), None) is not None
+            worth = inside and kind.forward is not ModuleList.forward
+            if len(group) > 1 and size > most and worth:
+                best, most = group, size
+    return best

@@ -1,0 +1,76 @@
+"""Operations of compiled code, counted where AOTAutograd makes a forward and a backward of it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from memprof.simulated_cuda.after_import import after_import
+
+UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+"""The environment in which every graph is partitioned."""
+
+
+class PartitionFlops:
+    """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
+    backward in this process, by the formulas of ``torch.utils.flop_counter``; and those
+    (``drawn_anew``) whose backward draws random numbers of the forward once more.
+
+    What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
+    of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
+    is not partitioned: that cache has to be off, as in ``UNCACHED``.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.graphs = 0
+        self.drawn_anew = 0
+
+    def install(self) -> None:
+        """Count from now on; before torch is imported."""
+        after_import("torch._functorch.partitioners", self._wrap)
+
+    def _wrap(self, partitioners: ModuleType) -> None:
+        partition = partitioners.min_cut_rematerialization_partition
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            halves = partition(*args, **kwargs)
+            self.graphs += 1
+            self.total += sum(_flops(half.graph) for half in halves)
+            self.drawn_anew += _draws_anew(*halves)
+            return halves
+
+        partitioners.min_cut_rematerialization_partition = counted  # type: ignore[attr-defined]
+
+
+DRAWN_ANEW = (
+    "gradients are wrong: a backward draws new random numbers where its forward drew some for "
+    "dropout. activation_memory_budget does that (pytorch/pytorch#190758), and "
+    "torch.utils.checkpoint does not"
+)
+"""A note of what ``activation_memory_budget`` below 1 does to dropout in torch 2.11 to 2.15."""
+
+
+def _draws_anew(*halves: Any) -> bool:
+    """Whether a forward and its backward draw random numbers of the same node of the joint graph,
+    whose name it keeps in both."""
+    from memprof.compile_backend._torch_compat import draws_random_numbers
+
+    forward, backward = (
+        {n.name for n in half.graph.nodes if draws_random_numbers(n)} for half in halves
+    )
+    return not forward.isdisjoint(backward)
+
+
+def _flops(graph: Any) -> int:
+    from torch.fx.node import map_arg
+    from torch.utils.flop_counter import flop_registry
+
+    total = 0
+    for node in graph.nodes:
+        formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        if node.op != "call_function" or formula is None:
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+        total += int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+    return total

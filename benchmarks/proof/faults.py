@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 from proof.common import Part
@@ -56,7 +57,9 @@ def run(compiler: Compiler, simulated: bool, how: str = "") -> Values:
         layers.insert(4, Trouble(how))
     inputs = {"x": torch.randn(256 if how else 65536, WIDTH)}
     case = zoo.Case(Net(*layers), inputs, lambda loss: loss)
-    found = training(case, compiler, steps=6)
+    # Inductor tries kernels on copies of what they update: that would need more than its reserved.
+    with torch._inductor.config.patch("triton.autotune_pointwise", False):
+        found = training(case, compiler, steps=6)
     if not how:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(torch.cuda.max_memory_reserved() / total)

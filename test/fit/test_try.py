@@ -165,7 +165,7 @@ def test_the_old_name_says_where_it_went() -> None:
     for arguments in (["advise"], ["advise", "--try", "--", "train.py"]):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 2
-        assert "memprof fit --try -- python train.py measures what saves" in done.output
+        assert "memprof fit --try -- python SCRIPT" in done.output
 
 
 @pytest.mark.parametrize("as_data", [False, True])

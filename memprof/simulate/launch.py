@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -122,6 +123,7 @@ class _Run:
         self._flops = PartitionFlops() if request.count_flops else None
         self._changed: dict[str, str] = {}
         self._leaving = Leaving(request.steps)
+        self._of_thread: Failure | None = None
         self._finishing = False
         self._stderr = os.dup(2)
 
@@ -132,6 +134,7 @@ class _Run:
 
     def begin(self) -> None:
         signal.signal(signal.SIGTERM, self._terminated)
+        threading.excepthook = functools.partial(self._thread_died, threading.excepthook)
         self._make_changes()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
         put_settings(self._settings)
@@ -167,6 +170,7 @@ class _Run:
         """Write the outcome and leave the process, without the script's own end: stopped in a step
         it must not go on to save what it has."""
         self._finishing = True
+        failure = failure or self._of_thread
         outcome = Outcome(ended=ended, failure=failure, status=status)
         describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
         if dynamo is not None:  # which may be compiling the frames that are called from a step
@@ -239,6 +243,14 @@ class _Run:
         from memprof.compile_backend.environment import new_profile
 
         return new_profile()
+
+    def _thread_died(self, say: Callable[[Any], Any], args: Any) -> None:
+        """A thread of the script's did not catch an exception, which Python says and no more: the
+        script may end as if nothing had been."""
+        found = _failure(args.exc_value or args.exc_type())
+        if found.out_of_memory:
+            self._of_thread = found
+        say(args)
 
     def _terminated(self, number: int, frame: object) -> None:
         """``memprof simulate`` has waited long enough."""

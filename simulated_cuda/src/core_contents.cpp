@@ -123,8 +123,17 @@ void contents_copy(void* dst, const void* src, size_t size) {
   bool to_device = is_device(dst);
   bool disjoint = to + size <= from || from + size <= to;
   if (!in_arena(src) || !disjoint || (to_device && !in_arena(dst))) {
+    CONTENTS_LOCK;
+    // What is known of a device's memory is known of its copy, and the rest of the copy is not.
+    std::map<uintptr_t, uintptr_t> parts;
+    if (is_device(src))
+      each_written(from, from + size, [&](uintptr_t begin, uintptr_t end) { parts[begin] = end; });
+    else
+      parts[from] = from + size;
     memmove(dst, src, size);
-    if (to_device) contents_written(dst, size);
+    if (!to_device) return;
+    forget(to, to + size);
+    for (auto& [begin, end] : parts) mark(to + (begin - from), to + (end - from));
     return;
   }
   // From memory whose written parts are known: all of the rest is zeros.
@@ -146,10 +155,16 @@ void contents_set(void* dst, unsigned value, unsigned element_size, size_t count
   size_t size = count * element_size;
   if (!size) return;
   bool known = !values_mode() && is_device(dst);
-  if (known && value == 0 && in_arena(dst)) {
+  if (known && value == 0) {
     CONTENTS_LOCK;
-    wipe((uintptr_t)dst, (uintptr_t)dst + size);
-    if (size <= KNOWN_ZEROS) mark((uintptr_t)dst, (uintptr_t)dst + size);
+    uintptr_t begin = (uintptr_t)dst, end = begin + size;
+    if (in_arena(dst)) {
+      wipe(begin, end);
+    } else {
+      memset(dst, 0, size);
+      forget(begin, end);
+    }
+    if (size <= KNOWN_ZEROS) mark(begin, end);
     return;
   }
   if (element_size == 1) {

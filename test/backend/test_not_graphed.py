@@ -92,7 +92,7 @@ def test_where_nothing_can_be_captured_the_report_says_why_and_an_error_is_raise
     assert "no part of it that can be captured: device_put: a tensor on the CPU (" in entry.reason
     assert f"{Path(__file__).name}:{line})" in entry.reason
     text = " ".join(render_text(summarize(session.profile())).split())
-    assert "without CUDA graph or arena: 1" in text
+    assert "without CUDA graph: 1" in text
     assert "no part of it that can be captured: device_put" in text
     # AND every call raises where graphs or errors are asked for
     options = {"triton.cudagraph_or_error": True}

@@ -147,6 +147,26 @@ kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(8)]
     assert rank["failure"] is None
 
 
+def test_what_does_not_fit_in_a_thread_does_not_fit(tmp_path: Path) -> None:
+    # GIVEN a script whose threads need 8 GiB and 1, and which ends well whatever becomes of them
+    source = """
+import threading
+import torch
+def hold(gib):
+    kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(gib)]
+for gib in (8, 1):
+    thread = threading.Thread(target=hold, args=(gib,))
+    thread.start()
+    thread.join()
+"""
+    # WHEN it is simulated on 6 GiB
+    status, result, errors = simulate(tmp_path, source, "--memory", "6GiB", "-q")
+    # THEN it does not fit
+    assert status == 1, errors
+    assert result["fits"] is False
+    assert result["ranks"][0]["reserved_bytes"] == 8 << 30
+
+
 def test_the_smallest_device_is_found(tmp_path: Path) -> None:
     """Half of what is reserved in the end is free: a smaller device makes the allocator give it
     back."""

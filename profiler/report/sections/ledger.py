@@ -56,7 +56,7 @@ def ledger_counts(s: Summary) -> Section:
     for title, reasons, tone in (
         ("not observed", s.ledger.not_observed, Tone.WARN),
         ("compiled again past a cache", s.ledger.recompiled, Tone.PLAIN),
-        ("without CUDA graph or arena", s.ledger.not_graphed, Tone.PLAIN),
+        ("without CUDA graph", s.ledger.not_graphed, Tone.PLAIN),
         ("fallbacks to plain Inductor", s.ledger.fallbacks, Tone.ERROR),
     ):
         rows = [

@@ -88,6 +88,27 @@ assert leaf.grad.tolist() == [3.0] * 4  # 2 and 1
 
 
 @pytest.mark.simgpu
+def test_copies_within_segments_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    _run(
+        tmp_path,
+        """
+x = torch.tensor([1.5, -2.0, 4.0, 8.0]).cuda()
+both = torch.cat([x, x])
+assert known(x.clone()) and x.clone().tolist() == [1.5, -2.0, 4.0, 8.0]
+assert not known(unknown.clone())
+both[:4].copy_(unknown)
+assert known(both[4:]) and not known(both) and not known(both[:4])
+both[1:].copy_(both[:-1].clone())
+assert known(both[5:]) and not known(both[4:])
+assert known(torch.zeros(4, device="cuda")) and not known(torch.rand(4, device="cuda"))
+assert not known(torch.zeros(1 << 19, device="cuda"))  # too much to keep
+""",
+    )
+
+
+@pytest.mark.simgpu
 def test_what_an_operator_may_have_written_to_is_unknown(tmp_path: Path) -> None:
     _run(
         tmp_path,

@@ -64,12 +64,6 @@ def without_numbers(module: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
-def is_inside(path: str | None, pattern: str | None) -> bool:
-    """Whether a module's path is ``pattern``, as ``without_numbers`` writes it, or below it; every
-    one is where there is no pattern."""
-    return not pattern or f"{without_numbers(path or '')}.".startswith(f"{pattern}.")
-
-
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from memprof.simulated_cuda.after_import import after_import
 
@@ -35,7 +35,8 @@ class Checkpointed:
         self._said = said
         self._made: WeakSet[Any] = WeakSet()
         self._seen: WeakSet[Any] = WeakSet()
-        self._counts: dict[str, Counter[str]] = {text: Counter() for text in classes}
+        self._changes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        """Of each block that is recomputed the change that it is of."""
 
     def install(self) -> None:
         """See modules and optimizers from now on; before torch is imported."""
@@ -70,13 +71,13 @@ class Checkpointed:
             recomputed = module.__dict__.get("forward")
             if isinstance(recomputed, _Recomputed):
                 module.forward = recomputed.args[0]
-                self._counts[recomputed.change][type(module).__name__] -= 1
-        for block, text in blocks.items():
-            block.forward = _recomputed(text, block.forward)
-            self._counts[text][type(block).__name__] += 1
+                self._changes.pop(module, None)
+        for block in blocks:
+            block.forward = _recomputed(block.forward)
+        self._changes.update(blocks)
         for text in set(blocks.values()):
-            counts = self._counts[text]
-            self._said(text, ", ".join(f"{n} {name}" for name, n in counts.items() if n))
+            counts = Counter(type(b).__name__ for b, of in self._changes.items() if of == text)
+            self._said(text, ", ".join(f"{n} {name}" for name, n in counts.items()))
 
     def _blocks(self, root: Any) -> dict[Any, str]:
         found: dict[Any, str] = {}
@@ -87,17 +88,13 @@ class Checkpointed:
 
 
 class _Recomputed(partial):  # type: ignore[type-arg]
-    """A block's forward through torch's ``checkpoint``, and the change that it is of."""
-
-    change: str
+    """A block's forward through torch's ``checkpoint``."""
 
 
-def _recomputed(text: str, forward: Callable[..., Any]) -> _Recomputed:
+def _recomputed(forward: Callable[..., Any]) -> _Recomputed:
     from torch.utils.checkpoint import checkpoint
 
-    found = _Recomputed(checkpoint, forward, use_reentrant=False)
-    found.change = text
-    return found
+    return _Recomputed(checkpoint, forward, use_reentrant=False)
 
 
 def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:

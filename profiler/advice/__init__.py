@@ -8,12 +8,10 @@ save, at least ``MIN_SHARE`` (2 %) of the peak, or of the pool where it is about
 at most ``PER_KIND`` findings and all together at most ``MOST``, largest first. Where nothing is
 worth it there are none.
 
-* **recompute**: activations in the live set of the peak, grouped by source line and by module with
-  layer numbers left out. What counts is bytes × cheapness of the operator that made them: 1 for
-  elementwise operators and copies, 0.7 for reductions and normalisations, 0.2 for matrix products,
-  convolutions, attention, solvers and sorts, 0 for custom operators, which may have effects.
-  Within the kind, groups rank by that × calls until the backward. The bytes of the finding are
-  those by which the peak goes down: Note [What recomputing saves] in ``recomputed_peak.py``.
+* **recompute**: activations in the live set of the peak, by the module to checkpoint for them, with
+  layer numbers left out, or by source line. Bytes are those that are kept: what a checkpoint keeps
+  all the same, its inputs, and whether another instant is the fullest then, nobody looks at. A
+  module whose matrix products a backward computes again is checkpointed already.
 * **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
   ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although

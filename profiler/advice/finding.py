@@ -61,8 +61,16 @@ class Finding:
     whose: str  # what these bytes are part of, e.g. ``at the peak``
     change: str  # what to do
     evidence: tuple[Evidence, ...]  # largest first
-    remedy: str = ""  # what ``memprof advise --try`` changes to try this; empty if it cannot
     ways: tuple[Relief, ...] = ()  # of several ways to do it what each can save at most
+
+
+Made = tuple[int, str | None, int]
+"""A storage by who made it: graph, name in its code and line."""
+
+
+def made(item: LiveItem) -> Made:
+    """Who made a live storage."""
+    return item.graph, item.owner, item.line
 
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
@@ -78,10 +86,9 @@ def together(
     title: str,
     whose: str,
     change: str,
-    remedy: str = "",
 ) -> Iterator[Finding]:
     """One finding of all the evidence, if it adds up to ``threshold``."""
     nbytes = sum(e.nbytes for e in evidence)
     if nbytes >= threshold:
         ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))
-        yield Finding(kind, title, nbytes, whose, change, ordered, remedy)
+        yield Finding(kind, title, nbytes, whose, change, ordered)

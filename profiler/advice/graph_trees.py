@@ -52,7 +52,6 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
         "outside the pool",
         "let go of them before the next step begins (del, or keep loss.item() and "
         "detached copies of the part you need), or copy them once into a buffer of your own",
-        "option=outputs:error",
     )
 
 
@@ -77,7 +76,6 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
             times[entry.graph] += entry.count
             skipped.add(entry.graph)
     evidence = []
-    names = []
     for graph in profile.graphs:
         if times[graph.id] < finding.MIN_TIMES:
             continue
@@ -97,7 +95,6 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 why = "the same memory at calls with other sizes" if again else ""
             if not why:
                 continue
-            names += [v.fqn for v in values if v.fqn and "+" not in v.fqn]
             text = f"{value.fqn or value.name}: {why}"
             nbytes, count = storage.nbytes, times[graph.id]
             evidence.append(Evidence(text, nbytes, count, graph.label, value.name))
@@ -109,7 +106,6 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         "in such inputs",
         "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
         "or make them parameters or buffers of the compiled module",
-        f"static-inputs={'+'.join(dict.fromkeys(names))}" if names else "",
     )
 
 
@@ -229,10 +225,7 @@ def shapes(profile: Profile) -> Iterator[Finding]:
         nbytes = min(nbytes, pools.get(device, nbytes))  # What made other pools grow is gone.
         if len(costs) >= finding.MIN_SIZES and nbytes >= threshold:
             found.append((nbytes, device, function, costs))
-    found = sorted(found, reverse=True)[: finding.PER_KIND]
-    for nbytes, device, function, costs in found:
-        # One limit holds for a device's pool, so it is that without the bytes of all of these.
-        left = pools.get(device, 0) - sum(n for n, where, _, _ in found if where == device)
+    for nbytes, device, function, costs in sorted(found, reverse=True):
         yield Finding(
             FindingKind.SHAPES,
             f"{function} has recordings for {len(costs)} combinations of sizes on {device}",
@@ -244,7 +237,6 @@ def shapes(profile: Profile) -> Iterator[Finding]:
                 Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
                 for marginal, key, count in costs
             ),
-            f"option=pool_budget:{left}" if left > 0 else "",
         )
 
 

@@ -31,7 +31,6 @@ def gradients(timeline: Timeline, attribution: Attribution, threshold: int) -> I
         "call optimizer.zero_grad(set_to_none=True) right after optimizer.step(), before the next "
         "forward; where gradients are accumulated over several backwards on purpose this is their "
         "price",
-        "drop-gradients",
     )
 
 

@@ -16,6 +16,7 @@ chunks leaves at least the smallest of the copies.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,18 +25,23 @@ from ..live import LiveItem
 from ..model import LOGITS, Category, DeviceAccount, GraphRecord, Relief, Role
 from ..timeline import Timeline
 from . import finding
-from .cheapness import cheapness
-from .finding import Evidence, Finding, FindingKind, at_peak
-from .recomputed_peak import Made, made
+from .finding import Evidence, Finding, FindingKind, Made, at_peak, made
 
 CHUNKS = 8
-"""Into which ``memprof advise`` cuts the rows of a loss."""
+"""Into which the rows of a loss are cut, where a finding says what that saves."""
 
 _LOSS = "aten._log_softmax."
-_PRODUCT = 0.2
-"""Cheapness of matrix products."""
+_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution"))
+"""Words of operators' names, as in ``_scaled_mm``."""
 
 _NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE})
+
+
+def is_product(op: str) -> bool:
+    """Whether an operator multiplies matrices or convolves, by its name: ``aten.mm.default``."""
+    namespace, _, rest = op.partition(".")
+    words = re.findall("[a-z]+", rest.partition(".")[0])
+    return namespace == "aten" and not _PRODUCTS.isdisjoint(words)
 
 
 def of_accounts(accounts: Sequence[DeviceAccount]) -> Iterator[Finding]:
@@ -102,7 +108,7 @@ def _heads(
     for graph in graphs.values():
         nodes = list(graph.nodes.values())
         losses = [i for i, n in enumerate(nodes) if (n.original_aten or "").startswith(_LOSS)]
-        products = [n for n in nodes[: min(losses, default=0)] if cheapness(n.target) == _PRODUCT]
+        products = [n for n in nodes[: min(losses, default=0)] if is_product(n.target)]
         for product in products[-1:]:
             shapes = [b.shape for b in graph.buffers.values() if b.primary == product.name]
             for shape in filter(None, map(_sizes, shapes)):
@@ -155,6 +161,5 @@ def _finding(
         "compute the loss without ever having all of them; where code is compiled it needs the "
         "last matrix product and the loss in it. At most, that saves",
         tuple(sorted(evidence, key=lambda e: -e.nbytes)),
-        "chunked-loss",
         tuple(Relief(saved, way) for saved, way in ways if saved),
     )

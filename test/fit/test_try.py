@@ -359,7 +359,7 @@ print(said)
 part = torch.nn.Sequential(model(4).to("cpu"), torch.nn.Linear(8, 8))
 whole = torch.nn.Sequential(*(torch.nn.Sequential(part) for _ in range(2)))
 optimizer(whole)
-print(said[2:], sum(hasattr(m.forward, "change") for m in whole.modules()))
+print(said[2:], sum(hasattr(m.forward, "args") for m in whole.modules()))
 """
 
 

@@ -21,8 +21,8 @@ from profile_builder import (
 from test_attribution import with_tangent
 
 from memprof.profiler.advice import FindingKind, advise
-from memprof.profiler.advice.cheapness import cheapness
 from memprof.profiler.advice.finding import MOST
+from memprof.profiler.advice.logits import is_product
 from memprof.profiler.model import (
     AccountRow,
     CallColumns,
@@ -39,8 +39,6 @@ from memprof.profiler.model import (
     Profile,
     Purpose,
     Role,
-    Statement,
-    StatementKind,
     TreeCause,
     TreeDetail,
 )
@@ -123,7 +121,7 @@ def head(vocabulary: str = "8192") -> Profile:
 
 
 def test_logits_are_one_finding_and_nothing_else() -> None:
-    # GIVEN logits of 4 MiB and a copy of 8 MiB, cheap to compute again
+    # GIVEN logits of 4 MiB and a copy of 8 MiB
     (found,) = advise(head())
     assert found.kind is FindingKind.LARGE_OUTPUT
     assert found.title == "logits of head, 4 x 64 x 8,192, and what the loss makes of them"
@@ -131,7 +129,6 @@ def test_logits_are_one_finding_and_nothing_else() -> None:
     assert [(e.nbytes, e.module) for e in found.evidence] == [(8 * MIB, ""), (4 * MIB, "head")]
     # THEN eight chunks leave an eighth, and the loss alone in chunks leaves the logits, too
     assert [w.nbytes for w in found.ways] == [12 * MIB, 12 * MIB * 7 // 8, 8 * MIB * 7 // 8]
-    assert found.remedy == "chunked-loss"
     # AND where sizes are not known when the code is generated there is none
     assert FindingKind.LARGE_OUTPUT not in kinds(head("s0"))
 
@@ -178,9 +175,8 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB]))
     assert found.kind is FindingKind.RECOMPUTE
     assert found.nbytes == 15 * MIB
-    assert found.remedy == "recompute=aten.gelu.default@model.py:55@blocks.*.mlp"
     assert found.whose == "at the peak"
-    assert found.title == "gelu in blocks.*.mlp: kept for the backward, cheap to compute again"
+    assert found.title == "gelu in blocks.*.mlp: kept for the backward"
     # mlp has no module inside: what it returns would be saved by the module that takes it
     assert "call blocks.* through torch.utils.checkpoint" in found.change
     assert [(e.nbytes, e.graph, e.node, e.module) for e in found.evidence] == [
@@ -191,15 +187,7 @@ def test_layers_of_one_kind_are_one_finding() -> None:
     frame = found.evidence[0].frame
     assert frame is not None
     assert frame.line == 55
-    assert found.evidence[0].text == "gelu, kept for 1 call"
-
-
-def test_another_instant_may_be_the_peak_without_them() -> None:
-    # With nothing else alive, the largest is there while it is computed again.
-    (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB], logits=0))
-    assert found.nbytes == 9 * MIB
-    # A single one is as much at once, whenever it is computed: nothing is saved.
-    assert advise(layers("aten.gelu.default", [4 * MIB], logits=0)) == []
+    assert found.evidence[0].text == "gelu"
 
 
 @pytest.mark.parametrize(
@@ -229,33 +217,21 @@ def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "cheap"),
+    ("op", "is_one"),
     [
-        ("aten.gelu.default", 1.0),
-        ("aten.add.Tensor", 1.0),
-        ("prims.convert_element_type.default", 1.0),
-        ("aten._softmax.default", 0.7),
-        ("aten.native_layer_norm.default", 0.7),
-        ("aten.mean.dim", 0.7),
-        ("aten.addmm.default", 0.2),
-        ("aten.convolution.default", 0.2),
-        ("aten.conv2d.default", 0.2),
-        ("aten.linalg_solve_ex.default", 0.2),
-        ("aten.lgamma.default", 1.0),
-        ("aten.maximum.default", 1.0),
-        ("aten.clamp_max.default", 1.0),
-        ("aten.upsample_bilinear2d.vec", 1.0),
-        ("aten.max.dim", 0.7),
-        ("aten.max_pool2d_with_indices.default", 0.7),
-        ("aten.linalg_vector_norm.default", 0.7),
-        ("aten._safe_softmax.default", 0.7),
-        ("aten._scaled_dot_product_flash_attention_for_cpu.default", 0.2),
-        ("mylib.effect.default", 0.0),
-        (None, 0.0),
+        ("aten.mm.default", True),
+        ("aten.addmm.default", True),
+        ("aten._scaled_mm.default", True),
+        ("aten.convolution.default", True),
+        ("aten.conv_tbc.default", False),
+        ("aten.max.dim", False),
+        ("aten.clone.default", False),
+        ("mylib.mm.default", False),
+        ("getitem", False),
     ],
 )
-def test_cheapness(op: str | None, cheap: float) -> None:
-    assert cheapness(op) == cheap
+def test_products(op: str, is_one: bool) -> None:
+    assert is_product(op) is is_one
 
 
 def test_an_unknown_module_is_not_called_the_root() -> None:
@@ -268,18 +244,15 @@ def test_an_unknown_module_is_not_called_the_root() -> None:
     assert [f.title.partition(":")[0] for f in advise(profile)] == ["gelu in the root module"]
 
 
-def test_expensive_operators_need_more_bytes_to_be_worth_it() -> None:
-    # 4 MiB at a fifth is less than a mebibyte; custom operators are never run again
-    assert kinds(layers("aten.gelu.default", [4 * MIB])) == [FindingKind.RECOMPUTE]
-    assert kinds(layers("aten.mm.default", [4 * MIB])) == []
-    assert kinds(layers("aten.mm.default", [8 * MIB])) == [FindingKind.RECOMPUTE]
-    assert kinds(layers("mylib.effect.default", [800 * MIB])) == []
+def test_all_that_is_kept_counts_whatever_made_it() -> None:
+    for op in ("aten.gelu.default", "aten.mm.default", "mylib.effect.default"):
+        (found,) = advise(layers(op, [4 * MIB, 2 * MIB]))
+        assert (found.kind, found.nbytes) == (FindingKind.RECOMPUTE, 6 * MIB)
     assert kinds(layers("aten.gelu.default", [1000 * KIB])) == []
 
 
-def test_long_lifetimes_rank_first() -> None:
-    # GIVEN as many bytes in two forwards, the first of which waits for the other's backward
-    one, two = layers("aten.gelu.default", [4 * MIB]), layers("aten.relu.default", [4 * MIB])
+def test_the_most_bytes_rank_first() -> None:
+    one, two = layers("aten.gelu.default", [4 * MIB]), layers("aten.relu.default", [5 * MIB])
     for graph in two.graphs:
         graph.id += 2
         graph.graph_id = 1
@@ -289,8 +262,38 @@ def test_long_lifetimes_rank_first() -> None:
         graphs=[*one.graphs, *two.graphs], calls=calls(*[(0, 0), (2, 0), (3, 0), (1, 0)] * 3)
     )
     found = advise(profile)
-    assert [f.title.partition(":")[0] for f in found] == ["gelu in blocks.*.mlp", "relu in tail"]
-    assert found[0].evidence[0].text == "gelu, kept for 3 calls"
+    assert [f.title.partition(":")[0] for f in found] == ["relu in tail", "gelu in blocks.*.mlp"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "is_again", "left"), [(1, True, 4 * MIB), (1, False, 8 * MIB), (0, True, 8 * MIB)]
+)
+def test_a_module_that_is_checkpointed_already_is_no_finding(
+    graph: int, is_again: bool, left: int
+) -> None:
+    # GIVEN a backward, not a forward, that computes a product of the first of two blocks again
+    profile = layers("aten.add.Tensor", [4 * MIB, 4 * MIB])
+    again = node("up", "aten.addmm.default", "blocks.0.up", 55)
+    profile.graphs[graph].nodes["up"] = dataclasses.replace(again, recomputed=is_again)
+    # THEN what the block keeps is what a checkpoint keeps
+    (found,) = advise(profile)
+    assert found.nbytes == left
+
+
+def test_on_a_gpu_the_class_to_checkpoint_can_be_measured() -> None:
+    profile = layers("aten.gelu.default", [4 * MIB])
+    forward, backward = profile.graphs
+    add = node("add", "aten.add.Tensor", "blocks.0", 56)
+    forward.nodes["add"] = dataclasses.replace(add, module_type="Block")
+    measured = "memprof fit --try checkpoint=Block -- python train.py measures it"
+    (found,) = advise(profile)
+    assert measured not in found.change
+    for graph in (forward, backward):
+        for i, program in enumerate(graph.programs):
+            storages = tuple(dataclasses.replace(s, device=CUDA) for s in program.storages)
+            graph.programs[i] = dataclasses.replace(program, storages=storages)
+    (found,) = advise(profile)
+    assert found.change.endswith(measured)
 
 
 # Graph trees
@@ -332,9 +335,8 @@ def on_trees(*ledger: LedgerEntry) -> Profile:
         )
         for p in profile.graphs[0].programs
     ]
-    profile.graphs[0].nodes["mm"] = dataclasses.replace(
-        profile.graphs[0].nodes["mm"], original_aten="mylib.mm.default"
-    )
+    again = node("again", "aten.mm.default", "l1", 3)  # its model is checkpointed already
+    profile.graphs[1].nodes["again"] = dataclasses.replace(again, recomputed=True)
     profile.ledger = list(ledger)
     return profile
 
@@ -346,7 +348,6 @@ def test_outputs_that_are_cloned_every_step() -> None:
     (e,) = found.evidence
     assert (e.count, e.graph, e.node, e.module) == (7, "0/0 forward", "add", "l2")
     assert e.text == "output 0 was held when the next step began"
-    assert found.remedy == "option=outputs:error"
 
 
 def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
@@ -365,7 +366,6 @@ def test_state_that_is_copied_in_every_replay() -> None:
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.nbytes == 2 * MIB
     assert found.evidence[0].text == "l2.bias: parameter without a static address"
-    assert found.remedy == "static-inputs=l2.bias"
     assert found.evidence[0].count == 40
     assert "mark_static_address" in found.change
 
@@ -466,7 +466,6 @@ def test_sizes_that_cost_the_pool() -> None:
         *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4))
     )
     (found,) = advise(profile)
-    assert found.remedy == f"option=pool_budget:{(100 - 14) * MIB}"
     assert found.kind is FindingKind.SHAPES
     # all but the largest
     assert found.nbytes == 14 * MIB
@@ -493,7 +492,6 @@ def test_what_warm_ups_asked_of_the_pool_is_what_their_sizes_cost() -> None:
     # THEN these bytes are the finding's, and without them there are 17 MiB of the pool
     assert found.nbytes == 14 * MIB
     assert [(e.nbytes, e.count) for e in found.evidence] == [(n * MIB, 1) for n in (16, 8, 4, 2)]
-    assert found.remedy == f"option=pool_budget:{17 * MIB}"
     # AND sizes that were warmed up alone are no recordings
     profile = on_trees(entry(LedgerKind.WARM_UP, pool_before=0, pool_after=9 * MIB, key=(1,)))
     assert advise(profile) == []
@@ -512,9 +510,8 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
 def with_gradients(at_forwards: list[int]) -> Profile:
     """Three forwards at 10, 30 and 50 ns, and so many MiB of gradients then."""
     profile = training()
-    profile.graphs[0].nodes["mm"] = dataclasses.replace(
-        profile.graphs[0].nodes["mm"], original_aten="mylib.mm.default"
-    )
+    again = node("again", "aten.mm.default", "l1", 3)  # its model is checkpointed already
+    profile.graphs[1].nodes["again"] = dataclasses.replace(again, recomputed=True)
     profile.calls = CallColumns(
         [0, 1] * 3, [0, 0] * 3, [10, 20, 30, 40, 50, 60], [15, 25, 35, 45, 55, 65], [0] * 6
     )
@@ -608,28 +605,3 @@ def test_every_kind_is_tested_here() -> None:
         "RECOMPUTE", "OUTPUT_CLONE", "STATIC_INPUT", "MOVING_ADDRESS", "SHAPES",
         "GRADIENT", "LARGE_OUTPUT",
     }  # fmt: skip
-
-
-def test_what_comes_back_with_the_first_that_is_used_saves_no_more_than_that() -> None:
-    # GIVEN three activations, the last of which the backward uses first
-    profile = layers("aten.relu.default", [8 * MIB, 8 * MIB, 8 * MIB], logits=4 * MIB)
-    forward, backward = profile.graphs
-    uses = ProgramBuilder().input("logits", 4 * MIB, Category.ACTIVATION, 190, [3])
-    for i in range(3):
-        uses.input(f"act{i}", 8 * MIB, Category.ACTIVATION, 100 + i, [i])
-    uses.free("logits", 10).free("act2", 20).free("act1", 30).free("act0", 40)
-    backward.programs = [uses.build()]
-    (apart,) = advise(profile)
-    assert apart.nbytes == 20 * MIB  # one after the other is there
-    # WHEN each is made of the one before, as what runs past the blocks of a network is
-    forward.statements = tuple(
-        statement
-        for i, made in enumerate([("x",), ("buf0", "x"), ("buf1", "x")])
-        for statement in (
-            Statement(10 + i, StatementKind.ALLOC, (f"buf{i}",), (), "", "call"),
-            Statement(10 + i, StatementKind.KERNEL, (), (*made, f"buf{i}"), "triton_", "call"),
-        )
-    )
-    # THEN the other two are there with the last
-    (together,) = advise(profile)
-    assert together.nbytes == 8 * MIB

@@ -331,5 +331,5 @@ def test_reports_of_every_part_fit_in_json(tmp_path: Path) -> None:
     assert found["process"]["rank"] == 2
     assert found["dataflow"][0]["nbytes"] == 12
     assert found["tracker"]["operations"][0]["path"] == "step"
-    assert found["advice"][0]["nbytes"] == 2 * MIB
+    assert found["advice"][0]["nbytes"] == 8 * MIB
     assert dataclasses.is_dataclass(summary)

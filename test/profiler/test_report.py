@@ -88,11 +88,11 @@ Live at the peak, by category
 26.0 MiB  100.0 %            total
 
 What to change
-  1. up to 2.00 MiB at the peak: mm in l1: kept for the backward
+  1. up to 8.00 MiB at the peak: mm in l1: kept for the backward
     compute it again in the backward: call parts of the model through
     torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
     torch._functorch.config.activation_memory_budget below 1.0
-    8.00 MiB | mm, kept for 1 call | 0/0 forward | mm | l1 | zoo/model.py:3
+    8.00 MiB | mm | 0/0 forward | mm | l1 | zoo/model.py:3
 
 Live at the peak, by source line
   12.0 MiB, 46.2 %, have no line: compiled code did not make them
@@ -198,11 +198,11 @@ Live at the peak, by category
 23,068,672 B  100.0 %            total
 
 What to change
-  1. up to 2,097,152 B at the peak: mm in an unknown module: kept for the backward
+  1. up to 8,388,608 B at the peak: mm in an unknown module: kept for the backward
     compute it again in the backward: call parts of the model through
     torch.utils.checkpoint.checkpoint(use_reentrant=False), or let the compiler choose with
     torch._functorch.config.activation_memory_budget below 1.0
-    8,388,608 B | mm, kept for 1 call | 0/0 forward | mm
+    8,388,608 B | mm | 0/0 forward | mm
 
 Live at the peak, by source line
   8,388,608 B, 36.4 %, have no line: compiled code did not make them

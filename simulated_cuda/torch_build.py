@@ -11,6 +11,7 @@ import importlib.util
 import json
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -161,13 +162,16 @@ def _constants(source: str) -> dict[str, object]:
 
 
 def _how_to_install(version: str) -> str:
+    # PyPI's package of this name is somebody else's.
+    root = Path(__file__).resolve().parent.parent
+    memprof = shlex.quote(str(root)) if (root / "pyproject.toml").exists() else "MEMPROF_FOLDER"
     return "\n    ".join(
         [
             "on Linux, PyPI's wheel is the CUDA build. In a new virtual environment:",
-            f"pip install {_PYPI} torch=={version} memprof",
+            f"pip install {_PYPI} torch=={version} {memprof}",
             "or, without gigabytes of NVIDIA's libraries, which the simulation does not use (such",
             "a torch works under memprof simulate alone):",
-            f"pip install {_PYPI} --no-deps torch=={version} memprof",
+            f"pip install {_PYPI} --no-deps torch=={version} {memprof}",
             "pip install filelock fsspec jinja2 networkx numpy setuptools sympy typing_extensions",
             "pip install click msgspec rich",
             f"pip install --no-deps \"$(python -c '{_TRITON}')\"",

@@ -34,7 +34,7 @@ from ._common import (
 _FORMATS = {
     **FORMATS,
     "mosaic": "of a snapshot: frames keep to name, file and line, as mosaic wants them",
-    "memprof": "profiles of several ranks, or runs, in one file for memprof report",
+    "memprof": "profiles of the ranks of a job in one file, for memprof report",
 }
 
 
@@ -87,9 +87,9 @@ def export(
     calls: tuple[int | None, int | None] | None,
     names: tuple[str, ...],
 ) -> None:
-    """Write a profile in another tool's format, or several into one file.
+    """Write a profile in another tool's format, or those of several ranks into one file.
 
-    FILES is a profile written by memprof; with -f memprof it is several, one a rank or run. What
+    FILES is a profile written by memprof; with -f memprof it is several, one a rank. What
     the formats contain, in which units: docs/exports.md.
 
     With --profile it is a snapshot that torch.cuda.memory._dump_snapshot wrote, in this run or
@@ -98,6 +98,10 @@ def export(
     that no profile knows stay as they are.
     """
     keep_apart([output], [*files, *names], "--output")
+    if (format_ == "memprof" or names) and devices:
+        raise click.UsageError(f"--device chooses nothing in {format_}: leave it out")
+    if format_ not in ("perfetto", "memory-viz") and calls is not None:
+        raise click.UsageError(f"--calls is of perfetto and memory-viz: {format_} has all calls")
     if format_ == "memprof":
         _merge(files, output)
         return

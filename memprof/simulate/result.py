@@ -119,8 +119,8 @@ def _verdict(page: Page, s: Simulation) -> None:
             page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
         elif s.least <= s.gpu.memory:
             page.line(
-                f"  with less it may run all the same, as the allocator gives back what is free: "
-                f"{page.bytes(s.least)} are needed at once; --smallest finds out"
+                f"  it may also run on less, down to {page.bytes(s.least)}: the allocator gives "
+                "back what is free; --smallest finds how little"
             )
     if s.outcome.uncovered:
         names = ", ".join(s.outcome.uncovered[: page.top])

@@ -19,6 +19,7 @@ from memprof.profiler.model import (
     DataFlowDevice,
     DataFlowLeak,
     DataFlowStorage,
+    DeviceAccount,
     DeviceMemory,
     Growth,
     GrowthPart,
@@ -227,6 +228,16 @@ Memory grows: 60.0 MiB are held that every step adds to
             assert (done.exit_code, said in done.output) == (code, True), done.output
             assert _run("report", file).exit_code == 0
         assert looked(Profile()) == []
+
+    @pytest.mark.parametrize(
+        ("steps", "simulated", "tells"),
+        [(LEAST, False, True), (LEAST - 1, False, False), (20, True, False)],
+    )
+    def test_few_steps_and_a_simulated_run_tell_nothing(
+        self, steps: int, simulated: bool, tells: bool
+    ) -> None:
+        account = DeviceAccount("cuda:0", steps=steps, simulated=simulated)
+        assert bool(looked(Profile(accounts=[account]))) == tells
 
 
 def payload(page: Path) -> str:

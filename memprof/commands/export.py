@@ -34,6 +34,7 @@ from ._common import (
     print_line,
     print_page,
     read,
+    shows_files,
 )
 
 
@@ -150,6 +151,7 @@ _FILES = 5
     is_flag=True,
     help="Frames keep to name, file and line: mosaic's profiles take no other fields.",
 )
+@shows_files
 def enrich(snapshot: str, profiles: tuple[str, ...], output: str, mosaic: bool) -> None:
     """Name what generated code allocated in a snapshot of torch's allocator.
 

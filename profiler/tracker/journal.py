@@ -4,7 +4,8 @@ Note [The journal]
 ~~~~~~~~~~~~~~~~~~
 The file is a profile from its first bytes on: whoever reads it has the record so far, in state
 ``running``. A frame is handed to the system as soon as its snapshot is taken, so a process that is
-killed loses nothing of it. One that is not whole in the file costs itself.
+killed loses nothing of it. One that cannot be written whole is taken back: whoever reads the file
+reads it up to the first that is not whole.
 
 The file grows past what is kept in memory, which thins out. When it is twice as long as what
 would be written now, and ``REWRITE_AT`` bytes at least, it is written anew, whole or not at all.
@@ -66,12 +67,12 @@ class Journal:
         """
         frame = self._frame(Kind.TRACKER, to_json(entry))
         if self.size + len(frame) <= max(REWRITE_AT, 2 * self._rewritten):
-            self._write(frame)
+            self._write_next(frame)
             return
         try:
             self._replace(self._write_everything)
         except OSError:
-            self._write(frame)
+            self._write_next(frame)
             raise
         finally:
             self._rewritten = self.size  # also where it failed: not again at every entry
@@ -102,6 +103,17 @@ class Journal:
     def _frame(self, kind: Kind, payload: bytes) -> bytes:
         number, self._number = self._number, self._number + 1
         return pack(kind, self._process, number, payload)
+
+    def _write_next(self, frame: bytes) -> None:
+        """Write the frame that was made last, or none of it."""
+        size = self.size
+        try:
+            self._write(frame)
+        except OSError:
+            self._number -= 1
+            self.size = size
+            os.ftruncate(self._file, size)
+            raise
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

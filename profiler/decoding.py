@@ -2,29 +2,22 @@
 
 Note [What damage costs]
 ~~~~~~~~~~~~~~~~~~~~~~~~
-A frame that is damaged, or does not hold what it should, is left out; what is known from the rest
-is the profile, and ``left_out`` says what was lost. Later frames count on earlier ones in three
-places: programs and ledger entries have their positions (what is missing is a gap, and calls of a
-lost program have none), and a graph of which only a later change is known is left out with its
-calls.
-
-Nearly every profile is decoded at once. Only where that fails (something is not of the type that it
-should be, or a number beyond its limits in ``model/limits.py``) is it taken apart, the way it is
-nested, so that what cannot be read costs no more than the smallest part that stands alone.
+Every frame is decoded by the types of the data model as it is read, and later frames count on
+earlier ones. So a profile is read up to its first frame that is damaged, missing, or not what it
+should be: what came before is the profile, and one line of ``left_out`` says where it ends and why.
+Other processes of the file go on after a frame that is not what it should be; after damage, where
+nobody knows what follows, none does.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
-from ._json import to_json
+from .contradictions import contradictions
 from .errors import ProfileError, ProfileInvalidError, ProfileTruncatedError, ProfileVersionError
 from .frames import Damage, Frame, Kind, frames
 from .model import (
@@ -32,160 +25,156 @@ from .model import (
     SCHEMA_VERSION,
     AllocationProgram,
     CallColumns,
-    DataFlowColumns,
+    GraphKind,
     GraphRecord,
-    OperationSummary,
+    LedgerEntry,
     Profile,
-    TrackerMetadata,
-    TrackerRecord,
 )
-from .model.limits import Int
-from .reading import Budget
-from .repair import LOST_PROGRAM, Notes, repair
+from .model.limits import LARGEST, Count, Int
 from .tracker.fold import Entry, TrackerFold
 
-_MOST_BAD = 1_000
-"""Frames of a process that do not hold what they should; behind these nobody looks for more, since
-each costs an exception and a few bytes are enough for one."""
-_GAP = 100_000
-"""Programs and ledger entries of a process that can be missing, all gaps together."""
-_LOST = msgspec.Raw(b"null")
-"""Stands where a program or a ledger entry is missing."""
-_UNREADABLE = (msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-"""What decoding a value of another type, of no text, or of too many levels leads to."""
-_BY_FIELD = (GraphRecord, DataFlowColumns, TrackerRecord, TrackerMetadata, OperationSummary)
-"""What is taken apart field by field, as the profile itself; other parts stand alone."""
-_IN_PLACE = {AllocationProgram: LOST_PROGRAM, OperationSummary: OperationSummary("(lost)")}
-"""What others refer to by its position, and what stands there instead."""
-_T = TypeVar("_T")
-_PROFILE_FIELDS = {f.name for f in fields(Profile)} - {
-    *("format", "schema_version", "graphs", "calls", "ledger", "complete")
-}
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+"""What decoding something of another type, of no text, or of too many levels leads to."""
+_LONGEST = 400
+"""Characters of what is said of a bad frame, which quotes the file."""
+
+
+def _some(kind: type, without: set[str], **other: Any) -> Any:
+    """The type of an object with any of the fields of a dataclass.
+
+    Args:
+        kind: the dataclass.
+        without: its fields that are not there.
+        other: fields of another type than in the dataclass.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    known = {name: hint for name, hint in hints.items() if name not in without}
+    some: Any = TypedDict  # Of which mypy wants every field named where it is called.
+    return some(kind.__name__, {**known, **other}, total=False)
+
+
+class _Header(msgspec.Struct):
+    format: str = ""
+    schema_version: int = 0
+    memprof: str = "?"
+
+
+class _NewGraph(msgspec.Struct):
+    id: Int
+    kind: GraphKind
 
 
 class _Programs(msgspec.Struct):
-    start: Int = msgspec.field(name="from")
-    items: list[msgspec.Raw]
+    start: Count = msgspec.field(name="from")
+    items: list[AllocationProgram]
 
 
 class _Ledger(msgspec.Struct):
-    length: Int
-    entries: list[tuple[int, msgspec.Raw]]
+    length: Count
+    entries: list[tuple[Count, LedgerEntry]]
 
 
 class _Calls(msgspec.Struct):
-    # Of any size: one that does not fit costs its call, by ``bad_calls``, and not all of them.
-    graph: list[int]
-    program: list[int]
-    start_ns: list[int]
-    duration_ns: list[int]
-    thread: list[int]
-    dropped: Int | None = None
+    graph: list[Int]
+    program: list[Int]
+    start_ns: list[Int]
+    duration_ns: list[Count]
+    thread: list[Count]
+    dropped: Count | None = None
 
 
-def documents(data: bytes, path: str | None) -> Iterator[Document]:
+_FIELDS = _some(Profile, {"format", "schema_version", "graphs", "calls", "ledger", "complete"})
+_GRAPH = _some(GraphRecord, set(), programs=_Programs)
+
+
+def documents(data: bytes, path: str | None) -> list[Document]:
     """What a file says of each process, in order of their headers.
 
     Raises:
         ProfileTruncatedError: not even the first frame is whole.
-        ProfileInvalidError: there is no whole frame at all.
+        ProfileInvalidError: the file begins with something else than a whole frame.
         ProfileTooLargeError: it unpacks to more than may be read.
     """
     found: list[Document] = []
     by_process: dict[int, Document] = {}
-    damage: Damage | None = None  # of which nobody has said anything yet
-    last: Document | None = None
-    for frame in frames(data, Budget(len(data), path)):
+    damage: Damage | None = None
+    for frame in frames(data, path):
         if isinstance(frame, Damage):
-            damage = damage or frame
-            continue
-        document = by_process.get(frame.process)
-        if document is None or frame.kind == Kind.HEADER:
-            if damage is not None and last is not None and frame.number == 0:
-                last.lost(damage.start, damage.problem)  # at its end
-                damage = None
+            damage = frame
+            break
+        if frame.kind == Kind.HEADER:
             # Of the same number are profiles with the same content: each has a header.
-            document = by_process[frame.process] = Document(path)
-            found.append(document)
-        document.add(frame, damage)
-        damage, last = None, document
-    if last is not None:
-        if damage is not None:
-            last.lost(damage.start, damage.problem)
-        yield from found
-    elif damage is None:
+            by_process[frame.process] = Document(path)
+            found.append(by_process[frame.process])
+        if frame.process not in by_process:
+            damage = Damage(frame.start, "a frame of a profile whose beginning is missing")
+            break
+        by_process[frame.process].add(frame)
+    if damage is not None and found:
+        found[-1].end(damage)
+    elif damage is not None:
+        raise ProfileInvalidError(
+            path,
+            f"damaged after {damage.start:,} bytes: {damage.problem}, and no whole frame comes "
+            "before; copy it again or take the profile again",
+        )
+    elif not found:
         raise ProfileTruncatedError(
             path,
             f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
             "profile again",
         )
-    else:
-        raise ProfileInvalidError(
-            path,
-            f"damaged after {damage.start:,} bytes: {damage.problem}, and there is no whole frame; "
-            "copy it again or take the profile again",
-        )
+    return found
 
 
 class Document:
-    """What the frames of one process come to: ``left_out`` is what was damaged, ``refused`` why
-    nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by default all."""
+    """What the frames of one process come to: ``left_out`` says where it ends early, and
+    ``refused`` why nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by
+    default all."""
 
     def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
-        self.left_out = Notes()
-        self._keep_calls = keep_calls
-        self._counts: Counter[int] = Counter()
+        self.left_out: list[str] = []
         self.refused: ProfileError | None = None
         self._path = path
-        self._fields: dict[str, msgspec.Raw] = {}
-        self._graphs: dict[int, dict[str, msgspec.Raw]] = {}
-        self._programs: dict[int, list[msgspec.Raw]] = {}
-        self._ledger: list[msgspec.Raw] = []
+        self._keep_calls = keep_calls
+        self._fields: dict[str, Any] = {}
+        self._graphs: dict[int, dict[str, Any]] = {}
+        self._programs: dict[int, list[AllocationProgram]] = {}
+        self._ledger: list[LedgerEntry] = []
         self._columns = CallColumns()
+        self._counts: Counter[int] = Counter()
         self._tracker: TrackerFold | None = None
         self._dropped = 0
         self._complete = False
         self._next = 0
-        self._gap = _GAP
-        self._bad = 0
 
-    def lost(self, start: int, problem: str, count: int = 1) -> None:
-        what = "a frame" if count < 2 else f"{count:,} frames"
-        self.left_out.line(f"{what}, after {start:,} bytes: {problem}")
+    def end(self, damage: Damage) -> None:
+        """Note that nothing is read from a place on."""
+        said = f"what comes after {damage.start:,} bytes: {damage.problem}"
+        self.left_out.append(said[:_LONGEST])
 
-    def add(self, frame: Frame, damage: Damage | None) -> None:
-        """Add a frame, before which there was damage of which nobody has said anything."""
-        missing = frame.number - self._next
-        if missing < 0:
-            self.lost(frame.start, "its number was there before")
-            return
-        if damage is not None:
-            self.lost(damage.start, damage.problem, missing)
-        elif missing:
-            self.lost(frame.start, "missing", missing)
-        self._next = frame.number + 1
-        if self.refused is not None or self._bad == _MOST_BAD:
+    def add(self, frame: Frame) -> None:
+        """Add the next frame, unless the profile has ended before it."""
+        if self.refused is not None or self.left_out:
             return
         try:
+            if frame.number != self._next:
+                raise ValueError(f"frame {frame.number} where frame {self._next} should be")
             self._apply(frame)
         except ProfileError as e:
             self.refused = e  # of other processes the file can have readable ones
-        except (*_UNREADABLE, msgspec.DecodeError, ValueError) as e:
-            self._bad += 1
-            self.lost(frame.start, f"not what it should be ({type(e).__name__}: {e})")
-            if self._bad == _MOST_BAD:
-                self.left_out.line(
-                    f"whatever comes after {_MOST_BAD:,} frames that are not what they should be"
-                )
+        except _BAD as e:
+            self.end(Damage(frame.start, f"not what it should be: {e}"))
+        self._next += 1
 
     def _apply(self, frame: Frame) -> None:
         payload = frame.payload
         if frame.kind == Kind.HEADER:
             self._header(payload)
         elif frame.kind == Kind.FIELDS:
-            self._fields.update(_raw_fields(payload))
+            self._fields.update(msgspec.json.decode(payload, type=_FIELDS))
         elif frame.kind == Kind.GRAPH:
-            self._graph(_raw_fields(payload))
+            self._graph(payload)
         elif frame.kind == Kind.LEDGER:
             self._entries(msgspec.json.decode(payload, type=_Ledger))
         elif frame.kind == Kind.CALLS:
@@ -197,65 +186,65 @@ class Document:
             self._complete = True
 
     def _header(self, payload: bytes) -> None:
-        found: dict[str, Any] = dict.fromkeys(("format", "schema_version", "memprof"))
-        raw = _raw_fields(payload)
-        for name in found.keys() & raw:
-            try:
-                found[name] = msgspec.json.decode(raw[name])
-            except _UNREADABLE:
-                found[name] = "something that cannot be read"
-        version, by = found["schema_version"], found["memprof"]
-        if found["format"] != FORMAT:
+        try:
+            header = msgspec.json.decode(payload, type=_Header)
+        except _BAD as e:
+            where = str(e).rpartition(" - at `")[2].rstrip("`")
             raise ProfileInvalidError(
-                self._path, f"not a valid profile: its `format` is {found['format']!r:.60}"
-            )
-        if type(version) is not int:
+                self._path, f"not a valid profile, in its first frame: {e}", where
+            ) from e
+        if header.format != FORMAT:
             raise ProfileInvalidError(
-                self._path,
-                f"not a valid profile: `schema_version` is {version!r:.60}, it must be a whole "
-                "number",
-                "$.schema_version",
+                self._path, f"not a valid profile: its `format` is {header.format!r:.60}"
             )
+        version = header.schema_version
         if version != SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION
             do = "read it with a newer memprof" if newer else "take the profile again"
-            by = by[:60] if isinstance(by, str) and by else "?"
             raise ProfileVersionError(
                 self._path,
-                f"schema version {version!r:.60}, written by memprof {by}; this memprof reads "
-                f"version {SCHEMA_VERSION}: {do}",
+                f"schema version {version!r:.60}, written by memprof {header.memprof:.60}; this "
+                f"memprof reads version {SCHEMA_VERSION}: {do}",
             )
 
-    def _graph(self, change: dict[str, msgspec.Raw]) -> None:
-        id = msgspec.json.decode(change.get("id", b"null"), type=Int)
-        if "programs" in change:
-            new = msgspec.json.decode(change.pop("programs"), type=_Programs)
-            known = self._programs.setdefault(id, [])
-            self._spend_gap(new.start, len(known), "programs")
-            known[new.start :] = [*[_LOST] * (new.start - len(known)), *new.items]
+    def _graph(self, payload: bytes) -> None:
+        change = msgspec.json.decode(payload, type=_GRAPH)
+        id = change.get("id")
+        if id not in self._graphs:
+            msgspec.json.decode(payload, type=_NewGraph)  # It has what every graph has.
+        known = self._programs.setdefault(id, [])
+        new: _Programs | None = change.pop("programs", None)
+        if new is not None:
+            if new.start > len(known):
+                raise ValueError(f"program {new.start} where {len(known)} are known")
+            known[new.start :] = new.items
         # In place: a graph can have very many changes.
         self._graphs.setdefault(id, {}).update(change)
 
     def _entries(self, change: _Ledger) -> None:
-        if any(not 0 <= i < change.length for i, _ in change.entries):
-            raise ValueError(f"an entry outside of a ledger of {change.length}")
-        new = {i for i, _ in change.entries}
-        self._spend_gap(change.length, len(self._ledger) + len(new), "ledger entries")
-        del self._ledger[change.length :]
-        self._ledger += [_LOST] * (change.length - len(self._ledger))
+        known = min(len(self._ledger), change.length)
+        added = [i for i, _ in change.entries if i >= known]
+        end = known + len(added)
+        if end != change.length or added != list(range(known, end)):
+            raise ValueError(f"entries {added[:9]} of {known} to {change.length} of the ledger")
+        del self._ledger[known:]
         for i, entry in change.entries:
-            self._ledger[i] = entry
+            self._ledger[i : i + 1] = [entry]
 
     def _calls(self, new: _Calls) -> None:
         columns = (new.graph, new.program, new.start_ns, new.duration_ns, new.thread)
         if len({len(c) for c in columns}) > 1:
             raise ValueError(f"columns of {[len(c) for c in columns]} calls")
         starts = list(accumulate(new.start_ns))
+        ends = [s + d for s, d in zip(starts, new.duration_ns, strict=True)]
+        # The times are sums of what the file has, and of its numbers each alone fits.
+        if min(starts, default=0) < -LARGEST or max(ends, default=0) > LARGEST:
+            raise ValueError("times of calls that do not fit 64 bits")
         known = self._columns
         known.graph.extend(new.graph)
         known.program.extend(new.program)
         known.start_ns.extend(starts)
-        known.end_ns.extend(s + d for s, d in zip(starts, new.duration_ns, strict=True))
+        known.end_ns.extend(ends)
         known.thread.extend(new.thread)
         self._counts.update(new.graph)
         if new.dropped is not None:
@@ -264,113 +253,39 @@ class Document:
             self._columns = known.each(lambda column: column[more:], known.dropped)
             self._dropped += more
 
-    def _spend_gap(self, end: int, known: int, what: str) -> None:
-        gap = max(end - known, 0)
-        if end < 0 or gap > self._gap:
-            raise ValueError(f"{end} {what}, where {known} are known")
-        self._gap -= gap
-
     def profile(self) -> Profile:
-        """The profile; what cannot be read, or contradicts itself, is left out and noted.
+        """The profile as far as it is known; frames that are added later do not change it.
 
         Raises:
             ProfileError: ``refused``.
+            ProfileInvalidError: it contradicts itself.
         """
         if self.refused is not None:
             raise self.refused
-        calls = replace(self._columns, dropped=self._dropped)
         graphs = [
-            {"calls": self._counts[id], **graph, "programs": self._programs.get(id, [])}
-            for id, graph in sorted(self._graphs.items())
+            GraphRecord(
+                **{"calls": self._counts[id], **fields},
+                programs=list(self._programs[id]),
+            )
+            for id, fields in sorted(self._graphs.items())
         ]
-        known = {name: raw for name, raw in self._fields.items() if name in _PROFILE_FIELDS}
-        data = to_json(
-            {**known, "graphs": graphs, "ledger": self._ledger, "complete": self._complete}
+        found = Profile(
+            **self._fields,
+            graphs=graphs,
+            ledger=list(self._ledger),
+            calls=self._columns.each(list, self._dropped),
+            complete=self._complete,
         )
-        try:
-            found = msgspec.json.decode(data, type=Profile)
-        except _UNREADABLE:
-            found = _object(Profile, _raw_fields(data), "$", self.left_out)
-        found.calls = calls
+        lost: list[str] = []
         if self._tracker is not None:
             record, lost = self._tracker.record()
             found = found.with_tracker(record)
-            for line in lost:
-                self.left_out.line(line)
-        if not self._complete or self.left_out:
-            # Chunks are cut while calls go on: these counts may be a little ahead of the calls, as
-            # they are where calls were lost.
-            logged = len(calls) + calls.dropped
-            found.released = {k: min(n, logged) for k, n in found.released.items()}
-        repair(found, self.left_out)
+        # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
+        logged = len(found.calls) + found.calls.dropped
+        found.released = {k: min(n, logged) for k, n in found.released.items()}
+        for where, what in contradictions(found):
+            raise ProfileInvalidError(
+                self._path, f"damaged, as it contradicts itself: {what} - at `{where}`", where
+            )
+        found.left_out = [*found.left_out, *self.left_out, *lost]
         return found
-
-
-# Parts that cannot be read
-
-
-def _raw_fields(payload: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """Of an object, not decoded: the structure is checked and no value is built."""
-    return msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-
-
-def _object(kind: type[_T], document: Mapping[str, msgspec.Raw], at: str, notes: Notes) -> _T:
-    """A dataclass, field by field; a field that cannot be read has its default, and is noted.
-
-    Raises:
-        msgspec.ValidationError: it has none.
-    """
-    found: dict[str, Any] = {}
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):  # type: ignore[arg-type]
-        required = field.default is MISSING and field.default_factory is MISSING
-        if field.name not in document:
-            if required:
-                raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
-            continue
-        where = f"{at}.{field.name}"
-        try:
-            found[field.name] = _value(hints[field.name], document[field.name], where, notes)
-        except _UNREADABLE as e:
-            what, inside = _explained(e)
-            if required:
-                raise msgspec.ValidationError(f"{what} - at `$.{field.name}{inside}`") from e
-            notes.add(field.name, where + inside, what)
-    return kind(**found)
-
-
-def _value(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except _UNREADABLE:
-        inner = get_args(kind)
-        if get_origin(kind) is list and is_dataclass(inner[0]):
-            return _elements(inner[0], raw, at, notes)
-        for one in (kind, *inner):
-            if one in _BY_FIELD:
-                return _object(one, _raw_fields(raw), at, notes)
-        raise
-
-
-def _elements(kind: Any, raw: msgspec.Raw, at: str, notes: Notes) -> list[Any]:
-    out: list[Any] = []
-    for i, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
-        try:
-            if bytes(item) == b"null":
-                raise msgspec.ValidationError("it was in what is damaged")
-            out.append(_value(kind, item, f"{at}[{i}]", notes))
-        except _UNREADABLE as e:
-            what, inside = _explained(e)
-            name = re.sub("(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
-            notes.add(f"a{'n' * (name[0] in 'aio')} {name}", f"{at}[{i}]{inside}", what)
-            if kind in _IN_PLACE:
-                out.append(_IN_PLACE[kind])
-    return out
-
-
-def _explained(e: Exception) -> tuple[str, str]:
-    """Why a value could not be read, and where inside of it, as a path without its ``$``."""
-    if isinstance(e, RecursionError):
-        return "it is nested too deeply", ""
-    what, found, where = str(e).rpartition(" - at `$")
-    return (what, where.rstrip("`")) if found else (str(e), "")

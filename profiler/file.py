@@ -61,7 +61,7 @@ _OTHERS = (
 )
 """How other files begin that people take for profiles, and what to do with them."""
 _LOGGED = 5
-"""Parts that were left out and are logged one by one; the profile names all."""
+"""Lines on what is not read that are logged; the profile has all."""
 
 _WAY_OUT = "say whose is meant (on the command line --rank), or use `read_profiles`"
 
@@ -94,8 +94,7 @@ def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: s
 def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     """All profiles that the content of a file holds: several if it is a merged file, else one.
 
-    What of them cannot be used is left out and named in ``Profile.left_out``, see Note [What a
-    contradiction costs] and Note [What damage costs].
+    What cannot be read of one is named in ``Profile.left_out``, see Note [What damage costs].
 
     Raises:
         ProfileError: as ``read_profile``, but for those of the file itself.
@@ -109,15 +108,13 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     failed: list[errors.ProfileError] = []
     for document in documents(data, name):
         try:
-            profile, notes = document.profile(), document.left_out
-            profile.left_out += notes.lines()
+            profile = document.profile()
             rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
-            if notes and not any((profile.graphs, profile.calls, profile.ledger, *rest)):
+            if document.left_out and not any((profile.graphs, profile.calls, *rest)):
                 raise errors.ProfileInvalidError(
                     name,
-                    "not a valid profile, and nothing of it can be used: "
-                    f"{profile.left_out[0]}; see docs/profile-format.md",
-                    notes.where,
+                    f"not a valid profile, and nothing of it can be used: not read is "
+                    f"{document.left_out[0]}; see docs/profile-format.md",
                 )
             found.append(profile)
         except (errors.ProfileInvalidError, errors.ProfileVersionError) as e:
@@ -164,7 +161,7 @@ def _check_kind(data: bytes, name: str | None) -> None:
 def read_profile(path: StrPath) -> Profile:
     """Read and check a profile file.
 
-    What of it cannot be used is left out, named in ``Profile.left_out`` and logged.
+    What cannot be read of it is named in ``Profile.left_out`` and logged.
 
     Raises:
         ProfileUnreadableError: it is missing, no regular file, or may not be read.
@@ -172,7 +169,7 @@ def read_profile(path: StrPath) -> Profile:
         ProfileTruncatedError: it ends too early.
         ProfileForeignError: it is something else.
         ProfileVersionError: it has a schema version other than ours.
-        ProfileInvalidError: it is damaged, and nothing of it can be used.
+        ProfileInvalidError: nothing of it can be used, or it contradicts itself.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
     return single_profile(read_profiles(path), path, _WAY_OUT)
@@ -187,9 +184,7 @@ def read_profiles(path: StrPath) -> list[Profile]:
     profiles = decode_profiles(read_file(path), path)
     for profile in profiles:
         for line in profile.left_out[:_LOGGED]:
-            log.warning("%s", visible(f"{os.fspath(path)}: left out: {line}"))
-        if (more := len(profile.left_out) - _LOGGED) > 0:
-            log.warning("%s", visible(f"{os.fspath(path)}: left out: {more} more parts"))
+            log.warning("%s", visible(f"{os.fspath(path)}: not read: {line}"))
     return profiles
 
 

@@ -6,10 +6,9 @@ A file is a row of *frames*, appended while the process runs or written at once:
 docs/profile-format.md describes, and JSON, compressed by zlib. The number of its process tells
 apart the processes of a file: files are merged by concatenating them.
 
-A frame that does not agree with its checksum is left out, and the next one is looked for: right
-behind it if one begins there, else by ``MAGIC``. Its number among those of its process tells what
-is missing. A frame that ends behind the end of the file, and zeros there (which a file system can
-leave where the last write did not arrive), are what a killed process leaves behind: no damage.
+It is read up to the first place where no whole frame is. A frame that ends behind the end of the
+file, and zeros there (which a file system can leave where the last write did not arrive), are what
+a killed process leaves behind: no damage.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .reading import Budget, unpacked
+from .reading import most_unpacked, too_large, unpacked
 
 MAGIC = b"\x93mpf"
 _HEAD = struct.Struct("<4sB3xIIII")
 _NUMBERS = struct.Struct("<BIII")
-_VAIN = 4
-"""Times the bytes of a file whose checksums may be taken in vain."""
-_MOST_DAMAGED = 1_000
-"""Damaged places in a file; behind these nobody looks for whole frames."""
+_CUT = "cut off"
 
 
 class Kind(enum.IntEnum):
@@ -58,10 +54,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place where no whole frame is, from ``start`` to where what is there says that it ends."""
+    """The place from which on a file is not read, and why."""
 
     start: int
-    end: int
     problem: str
 
 
@@ -81,50 +76,45 @@ def may_begin(data: bytes, at: int = 0) -> bool:
     return MAGIC.startswith(data[at : at + len(MAGIC)])
 
 
-def frames(data: bytes, budget: Budget) -> Iterator[Frame | Damage]:
-    """The frames of a file, in order, and what is between them.
+def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:
+    """The whole frames of a file up to the first place that is damaged, and that place.
 
     Raises:
         ProfileTooLargeError: they unpack to too much.
     """
-    view = memoryview(data)
-    at, vain, damaged = 0, 0, 0
+    most = room = most_unpacked(len(data), path)
+    view, at = memoryview(data), 0
     while at < len(data):
-        found = _frame(view, at, budget)
-        if isinstance(found, Frame):
-            yield found
-            at = found.end
-            continue
-        following = data.find(MAGIC, at + 1)
-        end = found.end
-        if following < 0 and (end > len(data) or not data[at:].strip(b"\0")):
-            return  # a killed process's last frame
-        yield found
-        damaged += 1
-        vain += min(end, len(data)) - at
-        if damaged == _MOST_DAMAGED or vain > _VAIN * len(data):
+        found = _frame(view, at, room)
+        if isinstance(found, str):
+            # Behind what a killed process leaves no other frame begins.
+            followed = found != _CUT or data.find(MAGIC, at + 1) >= 0
+            if followed and data[at:].strip(b"\0"):
+                yield Damage(at, found)
             return
-        if data[end : end + len(MAGIC)] == MAGIC:
-            at = end
-        else:
-            at = following if following >= 0 else len(data)
+        room -= len(found.payload)
+        if room < 0:
+            raise too_large(path, f"its {len(data):,} bytes unpack to", most)
+        yield found
+        at = found.end
 
 
-def _frame(view: memoryview, at: int, budget: Budget) -> Frame | Damage:
+def _frame(view: memoryview, at: int, room: float) -> Frame | str:
+    """The frame that begins at a byte, or why there is none; ``room``: see ``unpacked``."""
     begin = at + _HEAD.size
     if begin > len(view):
-        return Damage(at, begin, "cut off")
+        return _CUT
     magic, kind, process, number, length, check = _HEAD.unpack_from(view, at)
     if magic != MAGIC:
-        return Damage(at, at + 1, "no frame begins here")
+        return "no frame begins here"
     end = begin + length
     packed = view[begin:end]
     if end > len(view):
-        return Damage(at, end, "cut off")
+        return _CUT
     if _check(kind, process, number, packed) != check:
-        return Damage(at, end, "its checksum is another")
+        return "its checksum is another"
     try:
-        payload, _ = unpacked(packed, budget)
-    except (zlib.error, EOFError) as e:
-        return Damage(at, end, str(e))
+        payload = unpacked(packed, room)
+    except zlib.error as e:
+        return str(e)
     return Frame(at, end, kind, process, number, payload)

@@ -10,8 +10,6 @@ A profile may come from anybody, and a few kilobytes of zlib can unpack to gigab
 * what unpacks to more than ``FREE`` bytes may not be ``RATIO`` times as large as it came, unless
   that variable is set: profiles shrink to a tenth or a twentieth, those of a thousand layers
   that are all alike to a hundredth, a bomb to a thousandth.
-
-Both are found out while unpacking.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from .writing import why
 
 StrPath = str | os.PathLike[str]
 
-_PIECE = 1 << 20
 LIMIT = 1 << 30
 FREE = 64 << 20
 RATIO = 400
@@ -65,7 +62,7 @@ def read_from(
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
             limit = _limit(path)
             if found.st_size - begin > limit:
-                raise _too_large(path, f"it has {found.st_size - begin:,} bytes", limit)
+                raise too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
             # What it has, and not the limit: a buffer for that may be more than there is memory.
             data = opened.read(found.st_size - begin + 1)
             if len(data) > found.st_size - begin:  # It grows.
@@ -73,7 +70,7 @@ def read_from(
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
     if len(data) > limit:
-        raise _too_large(path, f"it has more than {int(limit):,} bytes", limit)
+        raise too_large(path, "it grows, and has", limit)
     return data, begin, now
 
 
@@ -116,64 +113,30 @@ def _given() -> str:
     return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
 
 
-def _too_large(
-    path: StrPath | None, what: str, limit: float, rule: str = ""
-) -> ProfileTooLargeError:
-    """``rule`` is which of those in Note [How much is read] refused it, by default ``limit``."""
+def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
+    """What to raise of a file of which ``most`` bytes are read: ``what`` stands before "more"."""
     return ProfileTooLargeError(
         path,
-        f"{what}, {rule or f'and memprof reads at most {int(limit):,}'}; if you trust it, set "
-        f"{LIMIT_VARIABLE}, e.g. to {max(int(limit) * 8 >> 30, 1)}GiB or none",
+        f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
+        f"{LIMIT_VARIABLE}, e.g. to {max(int(most) * 8 >> 30, 1)}GiB or none",
     )
 
 
-def unpacked(
-    packed: bytes | memoryview, budget: Budget, wbits: int = zlib.MAX_WBITS
-) -> tuple[bytes, int]:
-    """What ``zlib`` has packed, and how many bytes follow the end of it.
+def most_unpacked(packed: int, path: StrPath | None) -> float:
+    """How many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
+    limit = _limit(path)
+    return limit if _given() else min(limit, max(FREE, RATIO * packed))
+
+
+def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """What ``zlib`` has packed; of more than ``room`` bytes one more than that.
 
     Raises:
-        zlib.error: it is damaged.
-        EOFError: it ends early.
-        ProfileTooLargeError: it is too much.
+        zlib.error: it is damaged, or ends early.
     """
     unpacker = zlib.decompressobj(wbits)
-    view, at, rest = memoryview(packed), 0, b""
-    pieces: list[bytes] = []
-    while not unpacker.eof:
-        if not rest:  # A piece at a time: what is not consumed yet is copied with each part.
-            rest = bytes(view[at : at + _PIECE])
-            at += len(rest)
-        piece = unpacker.decompress(rest, _PIECE)
-        rest = unpacker.unconsumed_tail
-        if not (piece or rest or at < len(view) or unpacker.eof):
-            raise EOFError("its payload ends early")
-        budget.spend(len(piece))
-        pieces.append(piece)
-    return b"".join(pieces), len(unpacker.unused_data) + len(view) - at
-
-
-class Budget:
-    """What unpacking one file of ``packed`` bytes may still make."""
-
-    def __init__(self, packed: int, path: StrPath | None) -> None:
-        self._path = path
-        self._limit = _limit(path)
-        self._most = self._limit
-        if not _given():
-            self._most = min(self._limit, max(FREE, RATIO * packed))
-        self._packed = packed
-        self._spent = 0
-
-    def spend(self, nbytes: int) -> None:
-        """Count bytes that were unpacked.
-
-        Raises:
-            ProfileTooLargeError: it has come to too many.
-        """
-        self._spent += nbytes
-        if self._spent > self._most:
-            said = f"its {self._packed:,} bytes unpack to more than {int(self._most):,}"
-            ratio = f"and no profile unpacks to {RATIO} times as much"
-            rule = ratio if self._most < self._limit else ""
-            raise _too_large(self._path, said, self._limit, rule)
+    # A length of 0 is no limit.
+    data = unpacker.decompress(packed, 0 if room == float("inf") else int(room) + 1)
+    if not unpacker.eof and len(data) <= room:
+        raise zlib.error("it ends early")
+    return data

@@ -29,7 +29,7 @@ from .errors import ProfileError, ProfileForeignError
 from .frames import Frame, frames, may_begin
 from .growth import growth
 from .model import DeviceTotals, GraphKind, Growth, Process, Profile
-from .reading import Budget, read_from
+from .reading import read_from
 
 KEEP_CALLS = 100_000
 """Of the call log, the latest: what a view of the present looks at."""
@@ -130,7 +130,7 @@ class JobFile:
                     self.path,
                     "it holds several profiles, of jobs that have ended",
                 )
-            self._document.add(frame, None)
+            self._document.add(frame)
             self._profile = self._made = None
         if self._document is None:
             raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
@@ -145,8 +145,7 @@ class JobFile:
             # Written anew: a tracker's, at its end and when it has become long.
             self._forget()
             data, begin, self._file = read_from(self.path, 0, None)
-        every = frames(data, Budget(len(data), self.path))
-        found = [frame for frame in every if isinstance(frame, Frame)]
+        found = [frame for frame in frames(data, self.path) if isinstance(frame, Frame)]
         end = found[-1].end if found else 0
         # What begins no frame becomes none: looked at again, it would be a file written anew.
         self._read = begin + (end if may_begin(data, end) else len(data))

@@ -13,7 +13,6 @@ from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.frames import Frame, Kind, frames, pack
 from memprof.profiler.model import Profile
-from memprof.profiler.reading import Budget
 
 Record = tuple[int, bytes]
 """Kind and payload of a frame."""
@@ -52,13 +51,13 @@ def header(version: Any = 2, memprof: Any = "9.9", format: Any = "memprof-profil
 
 def records_of(data: bytes) -> list[Record]:
     """What the whole frames of a file hold."""
-    found = [f for f in frames(data, Budget(len(data), None)) if isinstance(f, Frame)]
+    found = [f for f in frames(data, None) if isinstance(f, Frame)]
     return [(f.kind, f.payload) for f in found]
 
 
 def split(data: bytes) -> list[bytes]:
     """The frames of a file, each as it is there."""
-    found = [f for f in frames(data, Budget(len(data), None)) if isinstance(f, Frame)]
+    found = [f for f in frames(data, None) if isinstance(f, Frame)]
     ends = [f.start for f in found[1:]] + [len(data)]
     return [data[f.start : end] for f, end in zip(found, ends, strict=True)]
 

@@ -29,6 +29,7 @@ from ._common import (
     print_line,
     rank_option,
     read,
+    shows_files,
 )
 
 _FORMATS = {
@@ -79,6 +80,7 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
     callback=_print_schema,
     help="Print the JSON Schema of profiles in the format json, and end.",
 )
+@shows_files
 def export(
     files: tuple[str, ...],
     format_: str,

@@ -41,6 +41,7 @@ from ._common import (
     rank_option,
     read,
     read_by,
+    shows_files,
     table_options,
 )
 
@@ -212,6 +213,7 @@ def _limit(value: str) -> tuple[float, bool]:
 @rank_option
 @page_option
 @table_options
+@shows_files
 def diff(
     before: str,
     after: str,

@@ -20,7 +20,7 @@ from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile, Present, Writer
 from memprof.profiler.writing import is_locked
 
-from ._common import BadFile, print_text, read_by, seconds
+from ._common import BadFile, print_text, read_by, seconds, shows_files
 
 _SUFFIX = ".memprof"
 _TOP = 6
@@ -38,6 +38,7 @@ _TOP = 6
     show_default=True,
     help="Seconds between two looks.",
 )
+@shows_files
 def top(target: str, once: bool, interval: float) -> None:
     """Show what a running job does: its devices now and at most, what grows, steps a second.
 

@@ -175,9 +175,8 @@ class Profile:
         resident: bytes of physical memory that the process had then, None if not known.
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
-        left_out: what a reader could not use, a line each: which part, why, and where in the
-            document. A part that contradicts itself, or a damaged piece of a stream, costs that
-            part and not the profile.
+        left_out: what a reader has not read, a line each: from which byte on, why, and the path of
+            what is wrong; or the whole profile of another process.
     """
 
     format: str = FORMAT
@@ -191,8 +190,7 @@ class Profile:
     graphs: list[GraphRecord] = field(default_factory=list)
     calls: CallColumns = field(default_factory=CallColumns)
     ledger: list[LedgerEntry] = field(default_factory=list)
-    # Of any size: one that says nothing of this profile costs itself alone, see ``repair``.
-    released: dict[int, int] = field(default_factory=dict)
+    released: dict[Int, Count] = field(default_factory=dict)
     process: Process | None = None
     perf_origin_ns: Int = 0
     tracker: TrackerRecord | None = None

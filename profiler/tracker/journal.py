@@ -4,7 +4,8 @@ Note [The journal]
 ~~~~~~~~~~~~~~~~~~
 The file is a profile from its first bytes on: whoever reads it has the record so far, in state
 ``running``. A frame is handed to the system as soon as its snapshot is taken, so a process that is
-killed loses nothing of it. One that is not whole in the file costs itself.
+killed loses nothing of it. One that cannot be written whole is taken back: whoever reads the file
+reads it up to the first that is not whole.
 
 The file grows past what is kept in memory, which thins out. When it is twice as long as what
 would be written now, and ``REWRITE_AT`` bytes at least, it is written anew, whole or not at all.
@@ -25,7 +26,7 @@ from .._json import to_json
 from ..errors import ProfileExistsError
 from ..frames import Kind, pack
 from ..model import FORMAT, SCHEMA_VERSION
-from ..writing import names_beside, refused, try_lock, write_whole
+from ..writing import names_beside, refused, try_lock, write_all, write_whole
 from .fold import Entry
 
 REWRITE_AT = 4 << 20
@@ -66,12 +67,12 @@ class Journal:
         """
         frame = self._frame(Kind.TRACKER, to_json(entry))
         if self.size + len(frame) <= max(REWRITE_AT, 2 * self._rewritten):
-            self._write(frame)
+            self._write_next(frame)
             return
         try:
             self._replace(self._write_everything)
         except OSError:
-            self._write(frame)
+            self._write_next(frame)
             raise
         finally:
             self._rewritten = self.size  # also where it failed: not again at every entry
@@ -103,12 +104,18 @@ class Journal:
         number, self._number = self._number, self._number + 1
         return pack(kind, self._process, number, payload)
 
+    def _write_next(self, frame: bytes) -> None:
+        """Write the frame that was made last, or none of it."""
+        try:
+            self._write(frame)
+        except OSError:
+            self._number -= 1
+            os.ftruncate(self._file, self.size)
+            raise
+
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            count = os.write(self._file, view)
-            self.size += count
-            view = view[count:]
+        write_all(self._file, data)
+        self.size += len(data)
 
     def _write_everything(self) -> None:
         self._number = 0

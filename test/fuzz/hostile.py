@@ -56,6 +56,7 @@ def with_every_text(text: str) -> bytes:
     differ."""
     kinds = {
         *("kind", "role", "category", "origin", "evidence", "format", "state"),
+        *("fate", "why", "purpose", "cause", "source"),
     }
     count = iter(range(1_000_000))
 
@@ -63,7 +64,7 @@ def with_every_text(text: str) -> bytes:
         if isinstance(value, str):
             return value if key in kinds else f"{next(count)}{text}"
         if isinstance(value, list):
-            return [change(v, key) for v in value]
+            return [change(v, "" if isinstance(v, dict) else key) for v in value]
         if isinstance(value, dict) and key in ("nodes", "buffers"):
             out = {}
             for v in value.values():

@@ -20,6 +20,7 @@ from framing import framed, header, packed
 from profile_builder import MIB, training
 
 from memprof.cli import main
+from memprof.profiler import decoding
 from memprof.profiler._json import to_json
 from memprof.profiler.file import encode_profile, profile_schema, write_profile, write_profiles
 from memprof.profiler.model import (
@@ -228,7 +229,8 @@ def test_schema() -> None:
         (b"An import of text\nfrom nowhere", "a profile begins with the bytes"),
         (b'{"format":"memprof-profile","schema_version":1}', "written by memprof 0.1.0"),
         (packed([header(7)]), "7"),
-        (packed([header("x\x1b[31my\nz")]), r"'x\x1b[31my\nz'"),
+        (packed([header("x\x1b[31my\nz")]), "Expected `int`, got `str` - at `$.schema_version`"),
+        (packed([header(format="x\x1b[31my\nz")]), r"'x\x1b[31my\nz'"),
         (packed([header(7, "\x1b]0;t")]), r"\x1b]0;t"),
     ],
 )
@@ -247,20 +249,40 @@ def test_bad_files_give_one_line_and_exit_2(
     assert isinstance(result.exception, SystemExit)
 
 
-def test_what_is_left_out_is_a_line_on_standard_error(tmp_path: Path) -> None:
+def test_what_is_not_read_is_a_line_on_standard_error(tmp_path: Path) -> None:
     document = json.loads(to_json(training()))
-    document["graphs"][0]["programs"][0]["storages"][0]["origin"] = "x"
+    document["graphs"][2]["programs"][0]["storages"][0]["origin"] = "x"
     (tmp_path / "p.memprof").write_bytes(framed(document))
     result = invoke("report", "--full", str(tmp_path / "p.memprof"))
     assert result.exit_code == 0
-    assert result.stderr == (
-        f"Warning: {tmp_path / 'p.memprof'}: left out: an allocation program: "
-        "Invalid enum value 'x' - at `$.graphs[0].programs[0].storages[0].origin`\n"
+    assert result.stderr.startswith(f"Warning: {tmp_path / 'p.memprof'}: not read: what comes af")
+    assert result.stderr.endswith(
+        "Invalid enum value 'x' - at `$.programs.items[0].storages[0].origin`\n"
     )
     assert "left out, since the file is damaged or contradicts itself: 1 part\n" in result.stdout
-    assert "3 calls · 0/0 forward" in result.stdout
     # AND nothing is left behind that would say it twice
     assert logging.getLogger("memprof").handlers == []
+
+
+@pytest.mark.parametrize("command", ["report", "leaks", "ledger", "diff", "gantt", "top"])
+def test_what_no_check_has_foreseen_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a profile that contradicts itself in a way that is not checked
+    path = str(tmp_path / "p.memprof")
+    write_profile(training(), path)
+    monkeypatch.setattr(decoding, "contradictions", lambda profile: iter(()))
+    broken = training()
+    broken.graphs.pop(0)
+    (tmp_path / "p.memprof").write_bytes(encode_profile(broken))
+    more = [path] if command == "diff" else ["--once"] if command == "top" else []
+    result = invoke(command, path, *more)
+    if result.exit_code:
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"Error: {path}")
+        assert " is damaged: KeyError: 0 (ledger.py, line " in result.stderr or command != "ledger"
+        assert result.stderr.count("\n") == 1
+    assert isinstance(result.exception, SystemExit | None)
 
 
 def test_folder_is_no_profile(tmp_path: Path) -> None:

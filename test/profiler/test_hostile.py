@@ -53,11 +53,16 @@ ENDS = {
     "beginnings of frames without end": "ProfileInvalidError",
     "a million magic numbers": "ProfileInvalidError",
     "nothing but magic numbers": "ProfileInvalidError",
+    "graphs of one id": "ProfileInvalidError",
+    "frames of many processes": "ProfileInvalidError",
+    "numbers of thousands of digits": "ProfileInvalidError",
+    "operations nested thousands deep": "ProfileInvalidError",
+    "text that is no UTF-8": "ProfileInvalidError",
     "noise": "ProfileForeignError",
     "noise in gzip": "ProfileForeignError",
     **SNAPSHOT_ENDS,
 }
-"""Files of the corpus of which nothing can be shown. All others lose a part at most."""
+"""Files of the corpus of which nothing can be shown. All others lose their end at most."""
 
 
 @pytest.mark.parametrize("name", CORPUS)
@@ -199,8 +204,7 @@ def test_a_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     unpacked = sum(len(payload) for _, payload in records_of(path.read_bytes()))
     monkeypatch.setenv("MEMPROF_MAX_READ", f"{unpacked - 1}")
     with pytest.raises(
-        ProfileTooLargeError,
-        match=f"unpack to more than {unpacked - 1:,}, and memprof reads at most",
+        ProfileTooLargeError, match=f"unpack to more than the {unpacked - 1:,} that memprof reads"
     ):
         read_profile(path)
     monkeypatch.setenv("MEMPROF_MAX_READ", f"{unpacked}")
@@ -209,7 +213,7 @@ def test_a_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("MEMPROF_MAX_READ", text)
         with pytest.raises(ProfileTooLargeError) as e:
             read_profile(path)
-        assert f"it has {size:,} bytes, and memprof reads at most" in str(e.value)
+        assert f"it has {size:,} bytes, more than the " in str(e.value)
         assert "set MEMPROF_MAX_READ, e.g. to 1GiB or none" in str(e.value)
     for text in ("none", "2MiB", "", "1GiB"):
         monkeypatch.setenv("MEMPROF_MAX_READ", text)
@@ -225,7 +229,7 @@ def test_a_file_that_grows_while_it_is_read(
 ) -> None:
     # A file of /proc says that it is empty, whatever comes out of it.
     monkeypatch.setenv("MEMPROF_MAX_READ", "10")
-    with pytest.raises(ProfileTooLargeError, match="it has more than 10 bytes"):
+    with pytest.raises(ProfileTooLargeError, match="it grows, and has more than the 10 that"):
         read_profile("/proc/self/status")
 
 
@@ -240,12 +244,12 @@ def test_what_unpacks_to_too_much_is_refused_while_it_unpacks(
         try:
             with pytest.raises(
                 ProfileTooLargeError,
-                match=r"and no profile unpacks to 400 times as much; .* 8GiB or none",
+                match=r"bytes unpack to more than the [\d,]+ that memprof reads; .* or none",
             ):
                 decode_profile(data, "p")
-            # THEN no more was unpacked than the rule allows
+            # THEN no more was unpacked than the rule allows, which zlib has twice for a moment
             most = max(reading.FREE, reading.RATIO * len(data))
-            assert tracemalloc.get_traced_memory()[1] < most + 8 * MIB < 150 * MIB
+            assert tracemalloc.get_traced_memory()[1] < 2 * most + 8 * MIB < 270 * MIB
         finally:
             tracemalloc.stop()
     # AND who says that it may be so gets it
@@ -303,26 +307,26 @@ def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
 def test_what_is_being_replaced_is_for_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a private file and one of another group, which this process cannot give files to
+    # GIVEN a file of another group, which this process cannot give files to
     path = tmp_path / "p.memprof"
     write_profile(training(), path)
-    path.chmod(0o640)
+    path.chmod(0o644)
     os.chown(path, -1, 54_321)
     seen: list[int] = []
     real = os.fsync
 
     def look(fd: int) -> None:
-        seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        seen.append(stat.S_IMODE(Path(f"/proc/self/fd/{fd}").resolve().parent.stat().st_mode))
         real(fd)
 
     def refuse(*args: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "fsync", look)
-    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "chown", refuse)
     write_profile(training(), path)
-    # THEN its group now can read it no more than everybody could
-    assert seen[0] == 0o600
+    # THEN nobody else can enter the folder meanwhile, and the file is its owner's alone
+    assert seen == [0o700]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -25,7 +25,7 @@ def test_profiler_imports_without_torch() -> None:
         BLOCK
         + "import memprof, memprof.cli, memprof.profiler.model, memprof.profiler.file\n"
         + "import memprof.profiler.timeline, memprof.profiler.attribution\n"
-        + "import memprof.profiler.report, memprof.profiler.repair\n"
+        + "import memprof.profiler.report, memprof.profiler.contradictions\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
 

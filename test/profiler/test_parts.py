@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framing import findings, framed
+from framing import framed
 from profile_builder import MIB, training
 from rendering import render_text
 from test_file import put
 from test_frames import full
 
 from memprof.profiler._json import to_json
+from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile, profile_schema
 from memprof.profiler.model import (
     DataFlowFailure,
@@ -40,7 +41,6 @@ from memprof.profiler.model import (
 from memprof.profiler.model.tracker import MAX_NAMES
 from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.repair import LONGEST_PATH, LONGEST_PATHS
 from memprof.profiler.report import Style, summarize
 from memprof.profiler.report.html.payload import report_payload
 from memprof.profiler.report.parts import data_flow_peaks, tracker_summary
@@ -92,119 +92,96 @@ OPERATIONS = "tracker.operation_allocations"
 @pytest.mark.parametrize(
     ("edit", "where", "says"),
     [
-        (put("process.world_size", 0), "$.process.world_size", "Expected `int` >= 1"),
-        (put("process.rank", 4), "$.process.rank", "there is no rank 4 among 4"),
-        (put("process.local_rank", -1), "$.process.local_rank", "Expected `int` >= 0"),
-        (put("dataflow.devices.0.time_ns", [20, 10]), "$.dataflow.devices[0].time_ns[1]", "ascend"),
+        (put("process.rank", 4), "process.rank", "there is no rank 4, there are 4"),
+        (put("dataflow.devices.0.time_ns", [20, 10]), "dataflow.devices[0].time_ns[1]", "ascend"),
         (
             put("dataflow.devices.0.bytes.parameter", [4]),
-            "$.dataflow.devices[0].bytes['parameter']",
+            "dataflow.devices[0].bytes['parameter']",
             "1 entries for 2 times",
         ),
-        (
-            put("dataflow.devices.0.bytes.activation", [-1, 8]),
-            "$.dataflow.devices[0].bytes[...][0]",
-            "Expected `int` >= 0",
-        ),
-        (put("dataflow.devices.0.peak", 2), "$.dataflow.devices[0].peak", "there is no time 2"),
+        (put("dataflow.devices.0.peak", 2), "dataflow.devices[0].peak", "there is no time 2"),
         (
             put("dataflow.devices.0.live.0.nbytes", 9),
-            "$.dataflow.devices[0].live",
+            "dataflow.devices[0].live",
             "adds up to 13 bytes, the columns to 12",
         ),
         (
-            put("dataflow.devices.0.live.0.graph", 9),
-            "$.dataflow.devices[0].live[0].graph",
-            "there is no graph 9",
-        ),
-        (
             lambda d: d["dataflow"]["devices"].append(d["dataflow"]["devices"][0]),
-            "$.dataflow.devices[1].device",
-            "'cpu' is there twice",
+            "dataflow.devices",
+            "a device is there twice",
         ),
         (
             put("tracker.metadata.lanes.0.thread", 1),
-            "$.tracker.metadata.lanes[0].thread",
+            "tracker.metadata.lanes",
             "there is no lane 1",
         ),
         (
             put("tracker.metadata.pauses.0.end_ns", 1),
-            "$.tracker.metadata.pauses[0]",
-            "it ends before it starts",
+            "tracker.metadata.pauses",
+            "one ends before it starts",
         ),
-        (put("tracker.snapshots.1.time_ns", 1), "$.tracker.snapshots[1].time_ns", "times ascend"),
+        (put("tracker.snapshots.1.time_ns", 1), "tracker.snapshots[1]", "times ascend"),
         (
             put("tracker.operation_summary.0.parent", 0),
-            "$.tracker.operation_summary[0].parent",
-            "0 is no operation before this one",
+            "tracker.operation_summary[0].parent",
+            "there is no earlier operation 0",
         ),
-        (put(f"{OPERATIONS}.failed", []), f"$.{OPERATIONS}", "the columns differ in length"),
-        (put(f"{OPERATIONS}.summary.1", 2), f"$.{OPERATIONS}.summary[1]", "2 is not from 0 to 1"),
-        (put(f"{OPERATIONS}.lane.0", -1), f"$.{OPERATIONS}.lane[0]", "-1 is not from 0 to 0"),
-        (put(f"{OPERATIONS}.parent.0", 7), f"$.{OPERATIONS}.parent[0]", "7 is not from -1 to 1"),
+        (put(f"{OPERATIONS}.failed", []), OPERATIONS, "the columns differ in length"),
+        (put(f"{OPERATIONS}.summary.1", 2), f"{OPERATIONS}.summary", "no operation 2"),
+        (put(f"{OPERATIONS}.lane.0", -1), f"{OPERATIONS}.lane", "no lane -1"),
+        (put(f"{OPERATIONS}.parent.0", 7), f"{OPERATIONS}.parent", "no operation 7"),
     ],
 )
 def test_contradictions(
     document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
 ) -> None:
     edit(document)
-    found = decode_profile(framed(document), "p.memprof")
-    # THEN the part is named with its place and the reason,
-    assert len(found.left_out) == 1
-    assert says in found.left_out[0]
-    assert f"`{where.rpartition('.live[')[0] or where}" in found.left_out[0]
-    # and nothing else is lost
-    whole = everything()
-    assert findings(found) == []
-    assert (found.graphs, found.calls, found.ledger) == (whole.graphs, whole.calls, whole.ledger)
-    parts = {name: getattr(found, name) for name in ("process", "dataflow", "tracker")}
-    parts.pop(where.split(".")[1])
-    assert parts == {name: getattr(whole, name) for name in parts}
+    with pytest.raises(ProfileInvalidError, match="damaged, as it contradicts itself") as e:
+        decode_profile(framed(document), "p.memprof")
+    assert (e.value.where, says in str(e.value)) == (f"$.{where}", True)
 
 
-def test_a_contradiction_in_the_tracker_costs_that_part(document: dict[str, Any]) -> None:
-    put(f"{OPERATIONS}.failed", [])(document)
-    put("tracker.operation_summary.1.parent", 5)(document)
-    put("tracker.snapshots.0.total_bytes", "many")(document)
-    put("tracker.pytorch_operations.peak_cpu_bytes", 1 << 70)(document)
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (put("process.world_size", 0), "Expected `int` >= 1 - at `$.process.world_size`"),
+        (put("process.local_rank", -1), "Expected `int` >= 0 - at `$.process.local_rank`"),
+        (
+            put("dataflow.devices.0.bytes.activation", [-1, 8]),
+            "Expected `int` >= 0 - at `$.dataflow.devices[0].bytes[...][0]`",
+        ),
+        (
+            put("tracker.snapshots.0.total_bytes", "many"),
+            "Expected `int`, got `str` - at `$.tracker.snapshots[0].total_bytes`",
+        ),
+    ],
+)
+def test_what_the_types_do_not_allow_is_named_by_its_path(
+    document: dict[str, Any], edit: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    edit(document)
+    with pytest.raises(ProfileInvalidError) as e:
+        decode_profile(framed(document), "p.memprof")
+    assert says in str(e.value)
+
+
+def test_graphs_of_the_data_flow_need_not_be_there(document: dict[str, Any]) -> None:
+    # They come later in a file, which can end before.
+    put("dataflow.devices.0.live.0.graph", 9)(document)
     found = decode_profile(framed(document))
-    assert found.tracker is not None
-    assert [s.time_ns for s in found.tracker.snapshots] == [20]
-    assert [o.parent for o in found.tracker.operation_summary] == [-1, -1]
-    assert len(found.tracker.operation_allocations) == 0
-    assert found.tracker.pytorch_operations.peak_cpu_bytes is None
-    assert len(found.left_out) == 4
-
-
-def test_paths_of_operations_have_a_bound(document: dict[str, Any]) -> None:
-    # GIVEN a tree of long names, of which every one below shows all above
-    n = 1000
-    document["tracker"]["operation_summary"] = [
-        {"name": "n" * 100, "parent": i - 1} for i in range(n)
-    ]
-    found = decode_profile(framed(document))
-    assert found.tracker is not None
-    record = found.tracker
-    assert len(record.operation_summary) == n
-    assert max(len(record.path(i)) for i in range(n)) <= LONGEST_PATH
-    assert found.left_out
+    assert found.left_out == []
+    assert "aten::mm" in render_text(summarize(found))
 
 
 def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any]) -> None:
-    # GIVEN one long name above very many
-    n = 3 * MAX_NAMES
-    root = {"name": "n" * (LONGEST_PATH - 100), "parent": -1}
-    below = [{"name": f"{i}", "parent": 0} for i in range(n)]
-    document["tracker"]["operation_summary"] = [root, *below]
-    found = decode_profile(framed(document))
-    assert found.tracker is not None
-    summary = found.tracker.operation_summary
-    # THEN as many are below it as a tracker has, and the others keep their names
-    below_it = sum(o.parent == 0 for o in summary)
-    assert MAX_NAMES <= below_it <= LONGEST_PATHS / (LONGEST_PATH - 100)
-    assert [o.name for o in summary[1:]] == [f"{i}" for i in range(n)]
-    assert "the names above all before it have some 20,000,000 characters" in found.left_out[0]
-    assert findings(found) == []
+    # GIVEN one long name above very many, and long names above each other
+    root = {"name": "n" * 10_000, "parent": -1}
+    wide = [root, *({"name": f"{i}", "parent": 0} for i in range(3 * MAX_NAMES))]
+    deep = [{"name": "n" * 1000, "parent": i - 1} for i in range(1000)]
+    for tree in (wide, deep):
+        document["tracker"]["operation_summary"] = tree
+        with pytest.raises(ProfileInvalidError, match="paths of more than 20,000,000 characters"):
+            decode_profile(framed(document))
 
 
 # Reports

@@ -159,9 +159,7 @@ def _in_account(account: model.DeviceAccount, at: str) -> Iterator[Finding]:
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
-    if account.peak is not None and account.peak.peak is not None:
-        yield f"{at}.peak.peak", "an instant of an instant"
-    elif account.peak is not None:
+    if account.peak is not None:
         yield from _in_account(account.peak, f"{at}.peak")
 
 

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .reading import most_unpacked, too_much, unpacked
+from .reading import most_unpacked, too_large, unpacked
 
 MAGIC = b"\x93mpf"
 _HEAD = struct.Struct("<4sB3xIIII")
@@ -94,7 +94,7 @@ def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:
             return
         room -= len(found.payload)
         if room < 0:
-            raise too_much(path, len(data), most)
+            raise too_large(path, f"its {len(data):,} bytes unpack to", most)
         yield found
         at = found.end
 
@@ -114,7 +114,7 @@ def _frame(view: memoryview, at: int, room: float) -> Frame | str:
     if _check(kind, process, number, packed) != check:
         return "its checksum is another"
     try:
-        payload, _ = unpacked(packed, room)
+        payload = unpacked(packed, room)
     except zlib.error as e:
         return str(e)
     return Frame(at, end, kind, process, number, payload)

@@ -62,7 +62,7 @@ def read_from(
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
             limit = _limit(path)
             if found.st_size - begin > limit:
-                raise _too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
+                raise too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
             # What it has, and not the limit: a buffer for that may be more than there is memory.
             data = opened.read(found.st_size - begin + 1)
             if len(data) > found.st_size - begin:  # It grows.
@@ -70,7 +70,7 @@ def read_from(
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
     if len(data) > limit:
-        raise _too_large(path, "it grows, and has", limit)
+        raise too_large(path, "it grows, and has", limit)
     return data, begin, now
 
 
@@ -113,7 +113,8 @@ def _given() -> str:
     return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
 
 
-def _too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
+def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
+    """What to raise of a file of which ``most`` bytes are read: ``what`` stands before "more"."""
     return ProfileTooLargeError(
         path,
         f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
@@ -127,16 +128,8 @@ def most_unpacked(packed: int, path: StrPath | None) -> float:
     return limit if _given() else min(limit, max(FREE, RATIO * packed))
 
 
-def too_much(path: StrPath | None, packed: int, most: float) -> ProfileTooLargeError:
-    """What to raise of a file of ``packed`` bytes that unpack to more than ``most``."""
-    return _too_large(path, f"its {packed:,} bytes unpack to", most)
-
-
-def unpacked(
-    packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS
-) -> tuple[bytes, int]:
-    """What ``zlib`` has packed, and how many bytes follow the end of it. Of more than ``room``
-    bytes there is one more than that.
+def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """What ``zlib`` has packed; of more than ``room`` bytes one more than that.
 
     Raises:
         zlib.error: it is damaged, or ends early.
@@ -146,4 +139,4 @@ def unpacked(
     data = unpacker.decompress(packed, 0 if room == float("inf") else int(room) + 1)
     if not unpacker.eof and len(data) <= room:
         raise zlib.error("it ends early")
-    return data, len(unpacker.unused_data)
+    return data

@@ -19,7 +19,7 @@ import zlib
 
 from ..errors import ProfileUnreadableError, SnapshotRefusedError
 from ..process_hooks import collector_paused
-from ..reading import StrPath, most_unpacked, read_file, too_much, unpacked
+from ..reading import StrPath, most_unpacked, read_file, too_large, unpacked
 from .shape import Snapshot
 from .trial import PlainUnpickler, loads_within_limits
 
@@ -95,11 +95,9 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
 def _unpacked(data: bytes, name: str | None) -> bytes:
     most = most_unpacked(len(data), name)
     try:
-        found, more = unpacked(data, most, 31)
+        found = unpacked(data, most, 31)
     except zlib.error as e:
         raise SnapshotRefusedError(name, f"a truncated or damaged gzip file: {e}") from e
     if len(found) > most:
-        raise too_much(name, len(data), most)
-    if more:
-        raise SnapshotRefusedError(name, f"{more:,} bytes follow the end of its gzip data")
+        raise too_large(name, f"its {len(data):,} bytes unpack to", most)
     return found

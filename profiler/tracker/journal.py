@@ -26,7 +26,7 @@ from .._json import to_json
 from ..errors import ProfileExistsError
 from ..frames import Kind, pack
 from ..model import FORMAT, SCHEMA_VERSION
-from ..writing import names_beside, refused, try_lock, write_whole
+from ..writing import names_beside, refused, try_lock, write_all, write_whole
 from .fold import Entry
 
 REWRITE_AT = 4 << 20
@@ -106,21 +106,16 @@ class Journal:
 
     def _write_next(self, frame: bytes) -> None:
         """Write the frame that was made last, or none of it."""
-        size = self.size
         try:
             self._write(frame)
         except OSError:
             self._number -= 1
-            self.size = size
-            os.ftruncate(self._file, size)
+            os.ftruncate(self._file, self.size)
             raise
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            count = os.write(self._file, view)
-            self.size += count
-            view = view[count:]
+        write_all(self._file, data)
+        self.size += len(data)
 
     def _write_everything(self) -> None:
         self._number = 0

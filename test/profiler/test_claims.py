@@ -92,15 +92,7 @@ def test_a_claim_is_of_the_file_that_is_there(
     assert path.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_a_new_file_replaces_nothing_and_follows_no_link(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    if not links:
-        monkeypatch.setattr(os, "link", none)
+def test_a_new_file_replaces_nothing_and_follows_no_link(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", b"1", "it", new=True)
     (tmp_path / "victim").write_bytes(b"2")
     (tmp_path / "link").symlink_to(tmp_path / "victim")
@@ -113,15 +105,9 @@ def test_a_new_file_replaces_nothing_and_follows_no_link(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "dangling", "link", "victim"]
 
 
-@pytest.mark.parametrize("links", [True, False])
 def test_a_name_that_is_taken_while_a_new_file_is_written(
-    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    if not links:
-        monkeypatch.setattr(os, "link", none)
     sync = os.fsync
 
     def meanwhile(fd: int) -> None:

@@ -307,26 +307,26 @@ def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
 def test_what_is_being_replaced_is_for_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a private file and one of another group, which this process cannot give files to
+    # GIVEN a file of another group, which this process cannot give files to
     path = tmp_path / "p.memprof"
     write_profile(training(), path)
-    path.chmod(0o640)
+    path.chmod(0o644)
     os.chown(path, -1, 54_321)
     seen: list[int] = []
     real = os.fsync
 
     def look(fd: int) -> None:
-        seen.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        seen.append(stat.S_IMODE(Path(f"/proc/self/fd/{fd}").resolve().parent.stat().st_mode))
         real(fd)
 
     def refuse(*args: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "fsync", look)
-    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(os, "chown", refuse)
     write_profile(training(), path)
-    # THEN its group now can read it no more than everybody could
-    assert seen[0] == 0o600
+    # THEN nobody else can enter the folder meanwhile, and the file is its owner's alone
+    assert seen == [0o700]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

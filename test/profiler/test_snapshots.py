@@ -669,11 +669,8 @@ def test_a_long_name_of_a_file_takes_no_time() -> None:
     assert names._file("/tmp/x\\cab.py") == names._file("cab.py") == "cab.py"
 
 
-def test_gzip_that_goes_on_or_ends_early_is_refused() -> None:
+def test_gzip_that_ends_early_is_refused() -> None:
     packed = gzip.compress(pickle.dumps(snapshot(), 4))
-    for more in (1, 5000):
-        with pytest.raises(SnapshotRefusedError, match=f"{more:,} bytes follow"):
-            decode_profile(packed + b"x" * more)
     for length in (len(packed) - 1, len(packed) - 8, 100):
         with pytest.raises(SnapshotRefusedError, match="truncated or damaged gzip"):
             decode_profile(packed[:length])

@@ -197,7 +197,7 @@ def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
     """Read a profile file, that of a tracker or a merged one too, or a snapshot of torch's
     allocator (``torch.cuda.memory._dump_snapshot``), of which nothing is executed.
 
-    What of it cannot be used is left out, named in ``Profile.left_out`` and logged.
+    What cannot be read of it is named in ``Profile.left_out`` and logged.
 
     Args:
         path: of the file.

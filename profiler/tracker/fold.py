@@ -3,10 +3,10 @@ both stay bounded; no torch.
 
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A file may be anybody's, and any part of it may be damaged. So an entry that cannot be part of a
-record is refused as it is read, by its types, and a reference to something that is in no entry is
-mended (an operation becomes a root, a lane is called lost): one that is damaged must not cost the
-others. Every loop ends: numbers are bounded, and a parent comes before its children.
+A file may be anybody's. So an entry that cannot be part of a record is refused as it is read, by
+its types. An entry that a full disk did not take is in no file, so a reference to something that is
+in no entry is mended (an operation becomes a root, a lane is called lost). Every loop ends: numbers
+are bounded, and a parent comes before its children.
 
 Note [Thinning]
 ~~~~~~~~~~~~~~~

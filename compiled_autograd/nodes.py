@@ -245,16 +245,27 @@ def is_functional(node: Node) -> bool:
 
 VIEW_NODES = frozenset(
     (
-        *("TBackward0", "TransposeBackward0", "TransposeBackward1", "PermuteBackward0"),
-        *("UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2"),
-        *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"),
+        "TBackward0",
+        "TransposeBackward0",
+        "TransposeBackward1",
+        "PermuteBackward0",
+        "UnsqueezeBackward0",
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+        "ViewBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
     )
 )
 """Plain autograd nodes whose one result is a view of the whole gradient."""
 
 _VIEWS = VIEW_NODES | {
-    *("validate_outputs", "aot_backward_prologue", "make_subclass"),
-    *("AliasBackward0", "ViewAsBackward0"),
+    "validate_outputs",
+    "aot_backward_prologue",
+    "make_subclass",
+    "AliasBackward0",
+    "ViewAsBackward0",
 }
 """Functions whose value is (usually) a view of an argument."""
 

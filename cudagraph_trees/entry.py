@@ -99,7 +99,9 @@ class ShapeDispatcher:
                 compat.graphs_log.warning(
                     "[%s] %s graph hit cudagraph_dynamic_shape_rerecord_limit=%s; "
                     "already-recorded shapes still replay, new shapes run eager.",
-                    *(spec.compile_id, spec.mode.name.lower(), limit),
+                    spec.compile_id,
+                    spec.mode.name.lower(),
+                    limit,
                 )
             why = f"it has graphs for {limit} sizes, cudagraph_dynamic_shape_rerecord_limit"
             return self._plainly(inputs, why)

@@ -226,7 +226,10 @@ class CUDAGraphTreeManager:
         if existing:
             compat.graphs_log.debug(
                 "[%s] Re-recording function=%s, mode=%s, reason=%s",
-                *(function.compile_id, function.label, function.mode.name, misfit.reason),
+                function.compile_id,
+                function.label,
+                function.mode.name,
+                misfit.reason,
             )
         if refused := self._refusal_here(function, inputs, again=bool(function.mutated_input_idxs)):
             return refused, misfit

@@ -151,7 +151,9 @@ class PoolOwner:
             compat.log.warning(
                 "a pool of %d bytes to begin with was asked for, but code that runs already has "
                 "one on %s, which began with %d; it takes what it needs when it needs it",
-                *(nbytes, self.ledger.device, self.settings.pool_initial),
+                nbytes,
+                self.ledger.device,
+                self.settings.pool_initial,
             )
 
     def _reserved_bytes(self) -> int:

@@ -210,7 +210,10 @@ class Recorder:
             if compat.graphs_log.isEnabledFor(logging.DEBUG):
                 compat.graphs_log.debug(
                     "[%s] Recording function=%s, mode=%s, cuda_graph_id=%d, inputs: %s",
-                    *(function.compile_id, function.label, function.mode.name, number),
+                    function.compile_id,
+                    function.label,
+                    function.mode.name,
+                    number,
                     compat.describe_inputs(inputs),
                 )
             backward = function.mode is CompilationMode.BACKWARD

@@ -111,7 +111,9 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
         log.warning(
             "pool_budget: %d bytes are asked for, and %d were before; code shares its pool with "
             "all that is compiled in this process, so %d holds",
-            *(budgets[1], budgets[0], budget),
+            budgets[1],
+            budgets[0],
+            budget,
         )
     initial = max(_current.pool_initial, pool_initial)
     _current = replace(_current, pool_budget=budget, pool_initial=initial)

@@ -40,7 +40,13 @@ from .model import (
 _CALLS_A_FRAME = 65_536
 # Written in frames of their own, or with the end.
 _SPECIAL = {
-    *("format", "schema_version", "created_ns", "graphs", "calls", "ledger", "complete"),
+    "format",
+    "schema_version",
+    "created_ns",
+    "graphs",
+    "calls",
+    "ledger",
+    "complete",
     "resident",
 }
 _FIELDS = [f.name for f in dataclasses.fields(Profile) if f.name not in _SPECIAL]

@@ -162,8 +162,16 @@ def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
             first, nbytes = group[0].storage, sum(held.values())
             part = GrowthPart(nbytes, len(group), first.op or "", first.frame, first.module or "")
             yield Growth(
-                *(GrowthSource.DATA_FLOW, device.device, nbytes, rate.a_step, "step"),
-                *(rate.since, steps, "", first.frame, (part,)),
+                GrowthSource.DATA_FLOW,
+                device.device,
+                nbytes,
+                rate.a_step,
+                "step",
+                rate.since,
+                steps,
+                "",
+                first.frame,
+                (part,),
             )
 
 
@@ -194,7 +202,13 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
             holder = mode(names or [p.what for p in parts[:1]] or [""])
             begin = len(snapshots) - len(later) + 1
             yield Growth(
-                *(GrowthSource.TRACKER, device, grown, each, "snapshot", begin, len(snapshots)),
+                GrowthSource.TRACKER,
+                device,
+                grown,
+                each,
+                "snapshot",
+                begin,
+                len(snapshots),
                 holder,
                 parts=parts,
             )

@@ -23,8 +23,14 @@ from operator import itemgetter
 from .model import GraphRecord, GraphValue, LedgerEntry, LedgerKind, Profile, TreeCause, TreeDetail
 
 _EXPLAINED = (
-    *(LedgerKind.RERECORD, LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.DEMOTION),
-    *(LedgerKind.EVICTION, LedgerKind.INVALIDATED, LedgerKind.MOVED_OUT, LedgerKind.TREE_FAILURE),
+    LedgerKind.RERECORD,
+    LedgerKind.SKIP,
+    LedgerKind.NOT_GRAPHED,
+    LedgerKind.DEMOTION,
+    LedgerKind.EVICTION,
+    LedgerKind.INVALIDATED,
+    LedgerKind.MOVED_OUT,
+    LedgerKind.TREE_FAILURE,
 )
 """Kinds whose reasons a person wants to read: everything but the way it should go."""
 

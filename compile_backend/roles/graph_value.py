@@ -91,9 +91,18 @@ def extent_bytes(tensor: torch.Tensor) -> int | None:
 
 # Where several values share a storage, the one that decides how long it lives wins.
 _PRECEDENCE = (
-    *(Category.PARAMETER, Category.PERSISTENT_STATE, Category.OPTIMIZER_STATE, Category.CONSTANT),
-    *(Category.GRADIENT, Category.CHECKPOINTED_INPUT, Category.ACTIVATION, Category.INPUT),
-    *(Category.OUTPUT, Category.AUTOGRAD_DETAIL, Category.TEMPORARY, Category.UNKNOWN),
+    Category.PARAMETER,
+    Category.PERSISTENT_STATE,
+    Category.OPTIMIZER_STATE,
+    Category.CONSTANT,
+    Category.GRADIENT,
+    Category.CHECKPOINTED_INPUT,
+    Category.ACTIVATION,
+    Category.INPUT,
+    Category.OUTPUT,
+    Category.AUTOGRAD_DETAIL,
+    Category.TEMPORARY,
+    Category.UNKNOWN,
 )
 
 

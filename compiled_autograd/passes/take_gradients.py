@@ -44,10 +44,18 @@ _MAKES_MEMORY: dict[str, frozenset[int]] = {
 _aten = torch.ops.aten
 _VIEWS = frozenset(
     (
-        *(_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.detach.default),
-        *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default),
-        *(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default),
-        *(_aten.alias.default,),
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.detach.default,
+        _aten.view.default,
+        _aten.reshape.default,
+        _aten._unsafe_view.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.unsqueeze.default,
+        _aten.alias.default,
     )
 )
 """Operators whose result is a view of the whole argument, or a copy."""

@@ -46,9 +46,14 @@ def library() -> Path:
     """Where the library for this torch lies, or will: an absolute path."""
     # What is cheap to know: a process that finds the library needs no headers.
     what = (
-        *(_SOURCE.read_text(), torch.__version__, str(Path(torch.__file__).parent)),
-        *(sysconfig.get_config_var("SOABI"), platform.machine(), *platform.libc_ver()),
-        *(*_OPTIONS, *_compiler()),
+        _SOURCE.read_text(),
+        torch.__version__,
+        str(Path(torch.__file__).parent),
+        sysconfig.get_config_var("SOABI"),
+        platform.machine(),
+        *platform.libc_ver(),
+        *_OPTIONS,
+        *_compiler(),
     )
     key = hashlib.sha256("\0".join(map(str, what)).encode()).hexdigest()[:16]
     base = os.environ.get("MEMPROF_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -202,5 +207,7 @@ def _paths() -> list[str]:
         *(f"-I{path}" for path in headers),
         # What torch has loaded for itself alone is found by name.
         *(f"-L{path}" for path in library_paths()),
-        *("-ltorch_python", "-ltorch", "-lc10"),
+        "-ltorch_python",
+        "-ltorch",
+        "-lc10",
     ]

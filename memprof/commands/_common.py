@@ -171,7 +171,8 @@ def page_path(output: str, file: str) -> str:
 
 
 page_option = click.option(
-    *("--output", "-o"),
+    "--output",
+    "-o",
     type=OutputPath(),
     is_flag=False,
     flag_value="",

@@ -202,7 +202,9 @@ def rows(
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())
         best, line = largest(
-            *(len(varied.values), gpu.memory, probe),
+            len(varied.values),
+            gpu.memory,
+            probe,
             second=_second(varied),
             guess=lines.get(same),
         )

@@ -41,8 +41,14 @@ CATEGORIES = (
 UNKNOWN, INPUT, TEMPORARY, ACTIVATION = range(4)
 GRADIENT, AUTOGRAD_DETAIL, PARAMETER, OPTIMIZER_STATE = range(4, 8)
 ORDER = (
-    *(PARAMETER, OPTIMIZER_STATE, INPUT, TEMPORARY),
-    *(ACTIVATION, GRADIENT, AUTOGRAD_DETAIL, UNKNOWN),
+    PARAMETER,
+    OPTIMIZER_STATE,
+    INPUT,
+    TEMPORARY,
+    ACTIVATION,
+    GRADIENT,
+    AUTOGRAD_DETAIL,
+    UNKNOWN,
 )
 """Categories from the bottom of a plot to its top, as torch's exports number them."""
 NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {

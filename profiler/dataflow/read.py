@@ -419,7 +419,7 @@ class _Reader:
 
     def columns(self, kineto: Any) -> EventColumns:
         """The tables as they are now, read from ``kineto``."""
-        allocations = AllocationTable(*[*self.allocations.columns(), frozen(self.unnamed)])
+        allocations = AllocationTable(*self.allocations.columns(), frozen(self.unnamed))
         failed_on = compat.failed_devices(kineto) if self.failures else {}
         for failure in self.failures:
             failure.device = failed_on.get(failure.time)

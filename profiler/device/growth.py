@@ -65,7 +65,8 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
         return Steps(
             lambda b: count(marks[b.mark]) + 1,
             lambda b: count(marks[b.freed_after or 0]) + 1,
-            *(count(marks[-1]), name),
+            count(marks[-1]),
+            name,
         )
 
     span = max(1, events // WINDOWS)
@@ -76,7 +77,9 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
         or Steps(
             lambda b: b.event // span + 1,
             lambda b: (b.ended or 0) // span + 1,
-            *(events // span, f"{span:,} allocator events", True),
+            events // span,
+            f"{span:,} allocator events",
+            True,
         )
     )
 
@@ -183,8 +186,11 @@ def _growth(
 ) -> Growth:
     parts = [
         GrowthPart(
-            *(sum(b.requested for b in line.live), len(line.live), line.at.nodes),
-            *(source_of(line.frame), line.at.module_path),
+            sum(b.requested for b in line.live),
+            len(line.live),
+            line.at.nodes,
+            source_of(line.frame),
+            line.at.module_path,
         )
         for line in lines
     ]
@@ -200,7 +206,10 @@ def _growth(
         what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
         span = (nbytes // times, what, 1, times)
     return Growth(
-        *(GrowthSource.ALLOCATOR, device, nbytes, *span),
+        GrowthSource.ALLOCATOR,
+        device,
+        nbytes,
+        *span,
         (" and ".join(names) + comma + root) if one else lines[0].holder,
         frame or next((p.frame for p in parts if p.frame is not None), None),
         tuple(parts),

@@ -312,8 +312,12 @@ def _is(x: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 _SILENT = (
-    *(types.CellType, types.FunctionType, types.MethodType, types.TracebackType),
-    *(BaseException, type),
+    types.CellType,
+    types.FunctionType,
+    types.MethodType,
+    types.TracebackType,
+    BaseException,
+    type,
 )
 """What goes without saying between an object and what has a name."""
 

@@ -230,14 +230,17 @@ class Watch:
             max(followed, counted if counted > before else 0)
             for followed, counted, before in zip(
                 (replay.peak.reserved, replay.most_allocated),
-                *(peaks(stats), self._peaks_before[device]),
+                peaks(stats),
+                self._peaks_before[device],
                 strict=True,
             )
         )
         sizes = compat.workspace_sizes(device) if self._guest else ()
         holders = functools.cache(Holders)
         account = self._explained(
-            *(device, replay.peak, reserved),
+            device,
+            replay.peak,
+            reserved,
             cut_off=cut_off,
             stays=lambda b: b.requested in sizes and holders().of(b) is None,
             passing=compat.passing_workspace_sizes(device),
@@ -268,7 +271,9 @@ class Watch:
         replay = self.replays[device]
         peak = replay.now()
         account = self._explained(
-            *(device, peak, peak.reserved),
+            device,
+            peak,
+            peak.reserved,
             cut_off=self.trains,
             now=True,
             otherwise=otherwise,

@@ -39,8 +39,19 @@ _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
 _NAMES = [
-    *("action", "addr", "category", "compile_context", "frames", "size", "stream", "time_us"),
-    *("alloc", "free_requested", "free_completed", "segment_alloc", "snapshot"),
+    "action",
+    "addr",
+    "category",
+    "compile_context",
+    "frames",
+    "size",
+    "stream",
+    "time_us",
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "snapshot",
     *(c.value for c in Category),
 ]
 """Strings that events repeat."""

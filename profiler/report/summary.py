@@ -136,8 +136,17 @@ class Summary:
 
 
 _OF_PROFILE = (
-    *("memprof", "torch", "python", "machine", "created_ns", "options", "process", "complete"),
-    *("accounts", "graph_pools", "left_out"),
+    "memprof",
+    "torch",
+    "python",
+    "machine",
+    "created_ns",
+    "options",
+    "process",
+    "complete",
+    "accounts",
+    "graph_pools",
+    "left_out",
 )
 
 

@@ -156,7 +156,8 @@ def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[
             "of counts as free at once"
         )
     if whole.strange or (whole.reserved, whole.allocated_bytes) != (
-        *(account.reserved, account.allocated),
+        account.reserved,
+        account.allocated,
     ):
         lacks = " or ".join(sorted({"alloc", *_FREED} - kinds or {"segment_free"} - kinds))
         yield (

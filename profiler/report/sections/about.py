@@ -109,14 +109,27 @@ def _out_of_memory(s: Summary) -> Section:
     times = sum(e.count for e in s.out_of_memory)
     rows = [
         (
-            *(e.count, e.what, module_name(e.module), e.frame, e.device, e.live, e.time_ns),
-            *(e.source, e.text),
+            e.count,
+            e.what,
+            module_name(e.module),
+            e.frame,
+            e.device,
+            e.live,
+            e.time_ns,
+            e.source,
+            e.text,
         )
         for e in s.out_of_memory
     ]
     columns = (
-        *(col.Times("times", adds=True), col.Text("what failed"), col.MODULE, col.LINE),
-        *(col.Text("device"), col.Bytes("live"), col.Time("time"), col.Text("who says so")),
+        col.Times("times", adds=True),
+        col.Text("what failed"),
+        col.MODULE,
+        col.LINE,
+        col.Text("device"),
+        col.Bytes("live"),
+        col.Time("time"),
+        col.Text("who says so"),
         col.Text("error", fold=True),
     )
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
@@ -182,7 +195,9 @@ def _grows(number: int, g: Growth, show: Show) -> Section:
     step = "snapshot" if g.source is GrowthSource.TRACKER else g.step
     notes.append(Note(f"on {g.device}, since {step} {g.since:,} of {g.steps:,}; {_SEEN[g.source]}"))
     columns = (
-        *(col.Bytes("", adds=True), col.Count("blocks", adds=True), *col.alike(col.Code, "", "")),
+        col.Bytes("", adds=True),
+        col.Count("blocks", adds=True),
+        *col.alike(col.Code, "", ""),
         col.Frame(""),
     )
     rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
@@ -208,8 +223,12 @@ def advice(found: Sequence[Finding], show: Show) -> Section:
 
 def _finding(number: int, f: Finding, show: Show) -> Section:
     columns = (
-        *(col.Bytes("", adds=True), col.Text("what"), col.Times("times")),
-        *(*col.alike(col.Code, "graph", "FX node"), col.MODULE, col.LINE),
+        col.Bytes("", adds=True),
+        col.Text("what"),
+        col.Times("times"),
+        *col.alike(col.Code, "graph", "FX node"),
+        col.MODULE,
+        col.LINE,
     )
     rows = [
         (e.nbytes, e.text, e.count, e.graph, e.node, module_name(e.module), e.frame)

@@ -67,10 +67,12 @@ def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
 
 def _pools(a: model.DeviceAccount) -> Section:
     columns = (
-        *(col.Bytes("reserved", adds=True), col.Bytes("free", help="In no block", adds=True)),
+        col.Bytes("reserved", adds=True),
+        col.Bytes("free", help="In no block", adds=True),
         col.Bytes("largest", help="The largest free range: what fits without a new segment"),
         col.Figure("in pieces", help="Free bytes that are not in the largest range"),
-        *(col.Count("segments", adds=True), col.Text("pool")),
+        col.Count("segments", adds=True),
+        col.Text("pool"),
     )
     rows = []
     for p in a.pools:
@@ -233,8 +235,11 @@ def _nowhere(r: model.AccountRow) -> str:
 def _blocks(a: model.DeviceAccount) -> Section:
     beside = _library(a)
     columns = (
-        *(col.BYTES, col.BLOCKS, *col.alike(col.Text, "what", "code")),
-        *(*col.ASKED_FOR, *beside),
+        col.BYTES,
+        col.BLOCKS,
+        *col.alike(col.Text, "what", "code"),
+        *col.ASKED_FOR,
+        *beside,
     )
     rows: list[col.Row] = []
     for r in a.rows:
@@ -257,7 +262,9 @@ def _host_reads(a: model.DeviceAccount) -> Section:
 def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
     outside = (_rows(pool.outside),) if pool.outside else ()
     parts = (
-        *(_shares(pool), _left(pool, show), _at_peak(pool, show)),
+        _shares(pool),
+        _left(pool, show),
+        _at_peak(pool, show),
         Section("", "What is in the pool that no capture asked for", tables=outside),
     )
     title = f"CUDA graphs in pool {pool.name} on {pool.device}"
@@ -285,7 +292,8 @@ def _captures(pool: model.GraphPool) -> Table:
         col.Bytes("at once", help="The most that it had asked for at one instant"),
         col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
         col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
-        *(col.Code("graph"), *col.below(col.Text("captured by", only="page"), col.Frame("at"))),
+        col.Code("graph"),
+        *col.below(col.Text("captured by", only="page"), col.Frame("at")),
     )
     rows: list[col.Row] = [
         (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame) for g in pool.graphs

@@ -78,13 +78,21 @@ def _unknown(p: DataFlowPeak) -> Table:
 
 def _leaks(p: DataFlowPeak) -> Table:
     columns = (
-        *(col.Bytes("bytes"), *col.alike(col.Count, "made in step", "steps it outlived")),
-        *(col.CATEGORY, col.Code("made by"), *col.below(col.MODULE, col.LINE)),
+        col.Bytes("bytes"),
+        *col.alike(col.Count, "made in step", "steps it outlived"),
+        col.CATEGORY,
+        col.Code("made by"),
+        *col.below(col.MODULE, col.LINE),
     )
     rows = [
         (
-            *(s.nbytes, leak.made_in, leak.held_for, s.category.value),
-            *(s.op or "unknown", module_name(s.module), s.frame),
+            s.nbytes,
+            leak.made_in,
+            leak.held_for,
+            s.category.value,
+            s.op or "unknown",
+            module_name(s.module),
+            s.frame,
         )
         for leak in p.leaks
         for s in (leak.storage,)
@@ -95,13 +103,21 @@ def _leaks(p: DataFlowPeak) -> Table:
 def _live(p: DataFlowPeak) -> Table:
     live, total = p.live[:_MOST], p.nbytes
     columns = (
-        *(col.BYTES, col.share(total), col.CATEGORY, col.Code("made by")),
+        col.BYTES,
+        col.share(total),
+        col.CATEGORY,
+        col.Code("made by"),
         *col.below(col.Code("graph"), col.MODULE, col.LINE),
     )
     rows = [
         (
-            *(s.nbytes, s.nbytes, s.category.value, s.op or "unknown, or made before the run"),
-            *(None if s.graph is None else p.graphs.get(s.graph), module_name(s.module), s.frame),
+            s.nbytes,
+            s.nbytes,
+            s.category.value,
+            s.op or "unknown, or made before the run",
+            None if s.graph is None else p.graphs.get(s.graph),
+            module_name(s.module),
+            s.frame,
         )
         for s in live
     ]

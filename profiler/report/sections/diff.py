@@ -43,7 +43,8 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     for name, q in zip(titles, diff.quantities, strict=True):
         for view, changes in q.views.items():
             columns = (
-                *(col.Change("change", adds=True), *col.alike(col.Bytes, "before", "after")),
+                col.Change("change", adds=True),
+                *col.alike(col.Bytes, "before", "after"),
                 col.Code(view),
             )
             cells = [(c.change, c.before, c.after, c.key) for c in changes]
@@ -64,7 +65,8 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
             shown = sides.get(kind, ["before", "after"])
             columns = (
                 *col.alike(col.Bytes, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
-                *(col.Count("tensors"), col.Text("type")),
+                col.Count("tensors"),
+                col.Text("type"),
                 *col.alike(col.Code, "operator", "module", "line"),
             )
             where = "" if device == diff.devices[1] else f", {device}"
@@ -80,7 +82,9 @@ def _row(c: SavedChange, shown: list[str]) -> col.Row:
 
 def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
     columns = (
-        *(col.Text(""), *col.alike(col.Bytes, "before", "after"), col.Change("change")),
+        col.Text(""),
+        *col.alike(col.Bytes, "before", "after"),
+        col.Change("change"),
         col.Figure(""),
     )
     cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]

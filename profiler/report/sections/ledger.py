@@ -26,7 +26,10 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
         label = graph.label if graph else e.tree.function if e.tree else "-"
         rows.append((e.time_ns, e.kind.value, label, e.count, _why(e, graph, show)))
     columns = (
-        *(col.Time("time (UTC)"), col.Words("what"), col.Code("graph"), col.Count("count")),
+        col.Time("time (UTC)"),
+        col.Words("what"),
+        col.Code("graph"),
+        col.Count("count"),
         col.Text("why", fold=True),
     )
     empty = "The ledger is empty: nothing was compiled."
@@ -128,15 +131,25 @@ def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, in
 
 def _functions(s: Summary) -> Table:
     columns = (
-        *(col.Code("function"), col.Text("device", below=True), col.Count("sizes")),
+        col.Code("function"),
+        col.Text("device", below=True),
+        col.Count("sizes"),
         *col.alike(col.Count, "warm-ups", "recorded", adds=True),
         col.Count("again", help="Recorded where others exist and none fitted", adds=True),
-        *(*col.alike(col.Count, "replays", "skips", adds=True), col.Bytes("pool", adds=True)),
+        *col.alike(col.Count, "replays", "skips", adds=True),
+        col.Bytes("pool", adds=True),
     )
     rows = [
         (
-            *(f.function, f.device, f.keys, f.warm_ups),
-            *(f.recordings, f.rerecordings, f.replays, f.skips, f.marginal_bytes),
+            f.function,
+            f.device,
+            f.keys,
+            f.warm_ups,
+            f.recordings,
+            f.rerecordings,
+            f.replays,
+            f.skips,
+            f.marginal_bytes,
         )
         for f in s.trees
     ]
@@ -152,7 +165,9 @@ def _functions(s: Summary) -> Table:
 
 def _reasons(s: Summary) -> Table:
     columns = (
-        *(col.Count("times", adds=True), col.Words("what"), col.Text("why", fold=True)),
+        col.Count("times", adds=True),
+        col.Words("what"),
+        col.Text("why", fold=True),
         col.Code("function"),
     )
     found = [(r.count, r.kind.value, r.reason, f.function) for f in s.trees for r in f.reasons]

@@ -203,14 +203,21 @@ def saved(s: Summary, show: Show) -> Section:
     total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
     calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
     columns = (
-        *(col.BYTES, col.Count("calls", help=calls)),
+        col.BYTES,
+        col.Count("calls", help=calls),
         col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
-        *(col.Code("FX node"), *col.below(col.Code("graph"), col.MODULE, col.LINE)),
+        col.Code("FX node"),
+        *col.below(col.Code("graph"), col.MODULE, col.LINE),
     )
     rows = [
         (
-            *(a.nbytes, a.lifetime_calls, round(a.cost), a.node or f"({a.op or 'unknown'})"),
-            *(a.graph, module_name(a.module), a.frame),
+            a.nbytes,
+            a.lifetime_calls,
+            round(a.cost),
+            a.node or f"({a.op or 'unknown'})",
+            a.graph,
+            module_name(a.module),
+            a.frame,
         )
         for a in s.saved
     ]
@@ -226,7 +233,8 @@ def saved(s: Summary, show: Show) -> Section:
 
 def graphs(s: Summary) -> Section:
     columns = (
-        *(col.Code("graph"), col.Count("calls", adds=True)),
+        col.Code("graph"),
+        col.Count("calls", adds=True),
         col.Ns("median", help="Duration of a call on the host"),
         col.Bytes("allocated", help="All allocations of a call added up"),
         col.Bytes("peak", help="Most bytes live inside a call, its inputs included"),

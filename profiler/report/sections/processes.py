@@ -20,28 +20,50 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
     highest = max((r.peak for r in s.rows), default=0)
     who = "rank" if s.world_size else "run"
     columns = (
-        *(col.Count(who), col.Bytes("peak")),
-        *(col.Share("of the highest", whole=highest, only="page"), col.Count("steps")),
-        *(col.Ns("median step"), *col.alike(col.Count, "graphs", "calls", "recompiled", "skips")),
+        col.Count(who),
+        col.Bytes("peak"),
+        col.Share("of the highest", whole=highest, only="page"),
+        col.Count("steps"),
+        col.Ns("median step"),
+        *col.alike(col.Count, "graphs", "calls", "recompiled", "skips"),
         col.Text("device"),
         *col.below(col.Text("host"), col.Text("pid"), col.Text("state", only="page")),
     )
     rows = [
         (
-            *(r.rank, r.peak, r.peak, r.steps, r.step_ns, r.graphs, r.calls, r.recompiles, r.skips),
-            *(r.device, r.host or "-", str(r.pid or "-"), "" if r.complete else "incomplete"),
+            r.rank,
+            r.peak,
+            r.peak,
+            r.steps,
+            r.step_ns,
+            r.graphs,
+            r.calls,
+            r.recompiles,
+            r.skips,
+            r.device,
+            r.host or "-",
+            str(r.pid or "-"),
+            "" if r.complete else "incomplete",
         )
         for r in s.rows
     ]
     imbalance = (
-        *(col.Words("figure"), col.Figure("lowest"), col.Count(who)),
-        *(*col.alike(col.Figure, "mean", "highest"), col.Count(who)),
+        col.Words("figure"),
+        col.Figure("lowest"),
+        col.Count(who),
+        *col.alike(col.Figure, "mean", "highest"),
+        col.Count(who),
         col.Figure("above the mean"),
     )
     figures = [
         (
-            *(i.name, _figure(i, i.lowest, show), i.lowest_rank, _figure(i, i.mean, show)),
-            *(_figure(i, i.highest, show), i.highest_rank, f"{100 * i.excess:.1f} %"),
+            i.name,
+            _figure(i, i.lowest, show),
+            i.lowest_rank,
+            _figure(i, i.mean, show),
+            _figure(i, i.highest, show),
+            i.highest_rank,
+            f"{100 * i.excess:.1f} %",
         )
         for i in s.imbalance
     ]
@@ -107,8 +129,13 @@ def _devices(p: Present) -> Section:
     columns = (col.Text("device"), *_MEMORY, col.Bytes("of"), since)
     rows = [
         (
-            *(d.device, d.reserved, d.allocated or None, d.most_reserved, d.most_allocated or None),
-            *(d.total or None, p.since.get(d.device, 0)),
+            d.device,
+            d.reserved,
+            d.allocated or None,
+            d.most_reserved,
+            d.most_allocated or None,
+            d.total or None,
+            p.since.get(d.device, 0),
         )
         for d in p.devices
     ]
@@ -137,8 +164,13 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
 
 def _side_by_side(found: Sequence[Present]) -> Section:
     columns = (
-        *(col.Count("rank"), col.Figure("pid"), col.Text("state"), col.Ns("age")),
-        *(col.Figure("steps/s"), col.Text("device"), *_MEMORY),
+        col.Count("rank"),
+        col.Figure("pid"),
+        col.Text("state"),
+        col.Ns("age"),
+        col.Figure("steps/s"),
+        col.Text("device"),
+        *_MEMORY,
     )
     rows: list[col.Row] = []
     for p in sorted(found, key=lambda p: (p.process.rank, p.process.pid, p.path)):

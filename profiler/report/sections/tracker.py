@@ -70,7 +70,9 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
     used = (d for s in shown for d, m in s.devices.items() if m.allocated_bytes)
     devices = sorted(dict.fromkeys(used), key=lambda d: d != "cpu")
     columns = (
-        *(col.Ns("after"), col.Text("snapshot"), col.Count("live tensors")),
+        col.Ns("after"),
+        col.Text("snapshot"),
+        col.Count("live tensors"),
         *col.alike(col.Bytes, "bytes", "resident"),
         *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
     )
@@ -167,7 +169,8 @@ def _operations(record: model.TrackerRecord, show: Show) -> Section:
         none = "No operation was tracked: put tracker.track_operation(name) around what you want "
         return Section("", "Operations", (Note(none + "to see."),))
     columns = (
-        *(col.Code("operation"), *col.alike(col.Count, "times", "failed")),
+        col.Code("operation"),
+        *col.alike(col.Count, "times", "failed"),
         *col.alike(col.Ns, "total", "mean", "max"),
         *col.alike(col.Figure, "tensors grew", "memory grew", "highest inside"),
     )
@@ -197,7 +200,13 @@ def _operation(o: model.OperationSummary, show: Show) -> col.Row:
     devices = [d for name, d in o.devices.items() if d.measured and (alone or name != "cpu")]
     tensors = grew(o.tensor_bytes_delta, o.tensors_measured) if o.tensors_measured else None
     return (
-        *(o.name, o.count, o.failed, o.total_ns, o.mean_ns, o.max_ns, tensors),
+        o.name,
+        o.count,
+        o.failed,
+        o.total_ns,
+        o.mean_ns,
+        o.max_ns,
+        tensors,
         " ".join(grew(d.total_delta, d.measured) for d in devices) or None,
         " ".join(show(d.max_peak) for d in devices) or None,
     )
@@ -213,8 +222,11 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
     windows = f"a window of {span}" if len(o.windows) == 1 else windows
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
     columns = [
-        *(col.Code("operator"), col.Count("calls", adds=True), col.Ns("self CPU", adds=True)),
-        *(col.Ns("CPU"), col.Bytes("CPU bytes", adds=True)),
+        col.Code("operator"),
+        col.Count("calls", adds=True),
+        col.Ns("self CPU", adds=True),
+        col.Ns("CPU"),
+        col.Bytes("CPU bytes", adds=True),
     ]
     if device:
         columns.append(col.Ns("self device", adds=True))

@@ -153,8 +153,8 @@ def inductor_cache_dir() -> str:
 
 
 def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether a node of a graph gives other values each time, by torch's tag. Attention has that
-    tag whatever its dropout is, and draws nothing where that is 0."""
+    """Tells whether a node of a graph gives other values each time, by torch's tag. Attention has
+    that tag whatever its dropout is, and draws nothing where that is 0."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -272,15 +272,15 @@ def graph_of_operation(node: Any) -> int | None:
 
 
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
-    """What generated code calls for its partitions, in order: Inductor's functions, or what the
-    graph trees made of them."""
+    """Returns what generated code calls for its partitions, in order: Inductor's functions, or what
+    the graph trees made of them."""
     runner = getattr(compiled, "compiled_fn_runner", None)
     return list(getattr(runner, "partitions", None) or ())
 
 
 def runs_in_parts(compiled: Any) -> bool:
-    """Whether the graph trees get parts of generated code: it has several partitions, or does more
-    than to call the only one."""
+    """Tells whether the graph trees get parts of generated code: it has several partitions, or does
+    more than to call the only one."""
     runner = getattr(compiled, "compiled_fn_runner", None)
     partitions = runner_partitions(compiled)
     if not partitions or wraps_whole_graphs():
@@ -291,7 +291,7 @@ def runs_in_parts(compiled: Any) -> bool:
 
 
 def wraps_whole_graphs() -> bool:
-    """Whether Inductor hands whole graphs to what captures them, although it cuts them into
+    """Tells whether Inductor hands whole graphs to what captures them, although it cuts them into
     partitions: ``cudagraph_policy``, from torch 2.13 on."""
     return getattr(config, "cudagraph_policy", None) is not None
 
@@ -322,7 +322,7 @@ def first_outside_of_graphs(gm: GraphModule) -> tuple[torch.fx.Node, str] | None
 
 
 def skips_warm_up() -> bool:
-    """Whether CUDA graphs are recorded without a warm-up before."""
+    """Tells whether CUDA graphs are recorded without a warm-up before."""
     return bool(config.triton.skip_cudagraph_warmup)
 
 
@@ -351,7 +351,7 @@ Indices = tuple[int | None, ...]
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:
-    """What Inductor wraps around generated code where inputs may be misaligned."""
+    """Returns what Inductor wraps around generated code where inputs may be misaligned."""
     to_check = list(getattr(compiled, "inputs_to_check", None) or ())
     if not to_check:
         return function
@@ -365,7 +365,7 @@ def realign_inputs(
 
 
 def is_nested_size(size: torch.SymInt) -> bool:
-    """Whether ``size`` is the ragged size of a jagged tensor."""
+    """Tells whether ``size`` is the ragged size of a jagged tensor."""
     return bool(size.node.is_nested_int())
 
 
@@ -377,7 +377,7 @@ def size_symbols(size: int | torch.SymInt) -> frozenset[str]:
 
 
 def is_backward_state(value: Any) -> bool:
-    """Whether ``value`` carries hooks from a forward to compiled autograd."""
+    """Tells whether ``value`` carries hooks from a forward to compiled autograd."""
     return isinstance(value, _backward_state.BackwardState)
 
 
@@ -388,7 +388,7 @@ def dynamo_source(placeholder: torch.fx.Node) -> Any:
 
 
 def is_managed_by_fsdp(source: Any) -> bool:
-    """Whether the module that a Dynamo Source leads through is sharded by FSDP, 1 or 2."""
+    """Tells whether the module that a Dynamo Source leads through is sharded by FSDP, 1 or 2."""
     return source is not None and bool(source.guard_source.is_fsdp_module())
 
 

@@ -39,7 +39,7 @@ import torch
 
 
 class MutationType(str, Enum):
-    """Who carries a mutation of an input out. The values are AOTAutograd's names."""
+    """Names who carries a mutation of an input out. The values are AOTAutograd's names."""
 
     NOT_MUTATED = "not_mutated"
     MUTATED_IN_GRAPH = "mutated_in_graph"
@@ -49,7 +49,9 @@ class MutationType(str, Enum):
 
 
 class OutputType(str, Enum):
-    """How a user output relates to memory that somebody else holds. AOTAutograd's names."""
+    """Describes how a user output relates to memory that somebody else holds. AOTAutograd's
+    names.
+    """
 
     NON_ALIAS = "non_alias"
     """Memory of its own."""
@@ -71,7 +73,8 @@ class OutputType(str, Enum):
 
     @property
     def is_alias(self) -> bool:
-        """Whether AOTAutograd makes the output anew after the call, from what it is a view of."""
+        """Tells whether AOTAutograd makes the output anew after the call, from what it is a view
+        of."""
         return self not in (
             OutputType.NON_ALIAS,
             OutputType.UNSAFE_VIEW_ALIAS,
@@ -161,7 +164,7 @@ class ViewAndMutationMeta:
     unknown: tuple[str, ...] = ()
 
     def knows(self, *names: str) -> bool:
-        """Whether these fields could be read, with all that is in them."""
+        """Tells whether these fields could be read, with all that is in them."""
         return not any(field.partition(".")[0] in names for field in self.unknown)
 
     @property
@@ -177,7 +180,9 @@ class ViewAndMutationMeta:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether it is known what the forward saves for its backward, and where it stands."""
+        """Tells whether it is known what the forward saves for its backward, and where it
+        stands.
+        """
         places = ("input_info", "output_info", "num_intermediate_bases", "is_rng_op_functionalized")
         saved = ("num_symints_saved_for_bw", "num_opaque_objects_saved_for_bw")
         return self.num_symints_saved_for_bw is not None and self.knows(*places, *saved)

@@ -1,6 +1,7 @@
-"""What the backend tells the profiler, which must not import it: the run-time tracker whose a
-tensor is and what was compiled and called; a report of a device out of memory, what compiled code
-asked. ``register()`` and ``report_out_of_memory()`` are called when the backend is imported.
+"""Describes what the backend tells the profiler, which must not import it: the run-time tracker
+whose a tensor is and what was compiled and called; a report of a device out of memory, what
+compiled code asked. ``register()`` and ``report_out_of_memory()`` are called when the backend is
+imported.
 
 A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
 observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
@@ -32,7 +33,7 @@ class _Index:
         self._origins: dict[int, TensorOrigin] = {}
 
     def find(self, identity: int) -> TensorOrigin | None:
-        """What an observed program says of the storage with this number."""
+        """Returns what an observed program says of the storage with this number."""
         with self._lock:
             known = {g.record.id: g.record for g in RUNTIME.graphs()}
             if not self._seen.keys() <= known.keys():  # torch._dynamo.reset()
@@ -65,7 +66,7 @@ _INDEX = _Index()
 
 
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:
-    """What compiled graphs know of ``tensor``."""
+    """Returns what compiled graphs know of ``tensor``."""
     try:
         storage = tensor.untyped_storage()
     except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
@@ -101,7 +102,7 @@ def register() -> None:
 
 
 def describe(file: str, line: int) -> Compiled | None:
-    """What is known of a line of generated code; None if ``file`` is none of ours."""
+    """Returns what is known of a line of generated code; None if ``file`` is none of ours."""
     record = next((g.record for g in RUNTIME.graphs() if g.record.code_path == file), None)
     if record is None:
         return None

@@ -60,7 +60,7 @@ class BackwardCompiler:
                 RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
-        """What the engine runs for a captured backward.
+        """Returns what the engine runs for a captured backward.
 
         Raises:
             CaptureError: an input or its gradient is sparse. Dynamo traces that, but fails when

@@ -1,4 +1,4 @@
-"""What goes into a captured backward and comes out of it, and where its nodes come from.
+"""Describes what goes into a captured backward and comes out of it, and where its nodes come from.
 
 Note [Where a captured backward gets its names from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -84,7 +84,7 @@ def note_names(
 
 
 class LiftedInput(NamedTuple):
-    """What one of ``inputs`` of a captured backward is to the engine.
+    """Describes what one of ``inputs`` of a captured backward is to the engine.
 
     Attributes:
         role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
@@ -104,7 +104,7 @@ class LiftedInput(NamedTuple):
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
-    """What each lifted tensor is, by its index in ``inputs``."""
+    """Returns what each lifted tensor is, by its index in ``inputs``."""
     items: dict[Node, int] = {}
     for node in placeholders(graph)["inputs"].users:
         if is_getitem(node) and isinstance(index := node.args[1], int):
@@ -180,7 +180,7 @@ class CapturedGraph(NamedTuple):
 
 
 class CapturedIO:
-    """What is known of one captured backward, whose nodes get tags."""
+    """Describes what is known of one captured backward, whose nodes get tags."""
 
     def __init__(self, captured: GraphModule) -> None:
         # By the way to each in a Dynamo graph.

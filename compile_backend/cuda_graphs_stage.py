@@ -53,7 +53,7 @@ Model = Callable[[list[Any]], Any]
 
 
 def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
-    """Whether a Dynamo graph takes or makes tensors on a CUDA device."""
+    """Tells whether a Dynamo graph takes or makes tensors on a CUDA device."""
     made = (n.meta.get("example_value", n.meta.get("val")) for n in gm.graph.nodes)
     values = itertools.chain(example_inputs, made)
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
@@ -174,7 +174,7 @@ class GraphsStage(CompileStage):
 
 @dataclass(slots=True)
 class Once:
-    """What one thread's next run of a model does; for None it is not the last warm-up."""
+    """Describes what one thread's next run of a model does; for None it is not the last warm-up."""
 
     copy: Model | None
     runs: int = 0

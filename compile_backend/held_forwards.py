@@ -34,7 +34,8 @@ from . import _torch_compat
 
 
 def may_wait(graphs: Iterable[GraphRecord]) -> bool:
-    """Whether so many forwards can be without a backward that it is worth to look at each call."""
+    """Tells whether so many forwards can be without a backward that it is worth to look at each
+    call."""
     calls = dict.fromkeys(GraphKind, 0)
     for graph in graphs:
         calls[graph.kind] += graph.calls
@@ -42,7 +43,7 @@ def may_wait(graphs: Iterable[GraphRecord]) -> bool:
 
 
 def held_forwards(profile: Profile) -> list[Growth]:
-    """What forwards without backwards hold and grow by, most a forward first.
+    """Returns what forwards without backwards hold and grow by, most a forward first.
 
     Args:
         profile: of the process, with its call log.
@@ -87,7 +88,7 @@ def _growth(
 
 
 def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
-    """What so many forwards have saved, by the FX node that made it."""
+    """Returns what so many forwards have saved, by the FX node that made it."""
     found: Counter[str] = Counter()
     for program in graph.programs[:1]:
         for live in program.surviving():

@@ -1,4 +1,4 @@
-"""What Inductor calls for each forward, backward and inference graph.
+"""Describes what Inductor calls for each forward, backward and inference graph.
 
 Note [memprof must not break a run]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

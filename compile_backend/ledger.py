@@ -25,7 +25,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """How often ``tick`` was called."""
+        """Returns how often ``tick`` was called."""
         return int(repr(self._count)[len("count(") : -1])
 
 
@@ -136,13 +136,13 @@ class Ledger:
         log.warning("%s", text, exc_info=error)
 
     def counts(self) -> dict[LedgerKey, int]:
-        """How often each entry was written so far; ``entries_since`` takes it."""
+        """Returns how often each entry was written so far; ``entries_since`` takes it."""
         with self._lock:
             return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
-        """What was written after ``before`` was taken, in order of first writing, whose time an
-        entry keeps; it counts only the new times."""
+        """Returns what was written after ``before`` was taken, in order of first writing, whose
+        time an entry keeps; it counts only the new times."""
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))

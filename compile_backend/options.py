@@ -66,7 +66,7 @@ class Options:
             raise OptionError(f"options of graph trees: {error}") from None
 
     def tree_settings(self) -> TreeSettings:
-        """What of this concerns the graph trees, in bytes.
+        """Returns what of this concerns the graph trees, in bytes.
 
         Raises:
             ValueError: a value that makes no sense.

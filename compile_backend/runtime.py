@@ -1,4 +1,4 @@
-"""What this process has compiled, observed and called: the live side of a ``Profile``."""
+"""Describes what this process has compiled, observed and called: the live side of a ``Profile``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CallLog:
 
     @property
     def capacity(self) -> int:
-        """How many calls are kept."""
+        """Returns how many calls are kept."""
         return self._records.maxlen or 0
 
     def resize(self, capacity: int) -> None:
@@ -195,7 +195,7 @@ class Runtime:
             self._released[identity] = self.returned()
 
     def returned(self) -> int:
-        """How many calls have returned, of all graphs."""
+        """Returns how many calls have returned, of all graphs."""
         return sum(g.calls.value for g in list(self._graphs.values()))
 
     def reset(self) -> None:
@@ -234,7 +234,7 @@ class Runtime:
     def profile(
         self, session: Session | None = None, threads: dict[int, int] | None = None
     ) -> Profile:
-        """What is known now; of a session, what belongs to it.
+        """Returns what is known now; of a session, what belongs to it.
 
         A graph belongs to a session if it was compiled or called in it. ``threads`` is filled
         with the numbers of threads in ``calls``, by ``threading.get_ident()``.
@@ -248,7 +248,7 @@ class Runtime:
         return found
 
     def snapshot(self, session: Session | None = None) -> Profile:
-        """What ``profile`` returns, without the call log."""
+        """Returns what ``profile`` returns, without the call log."""
         session = session or Session()
         before = session.calls_before
         graphs = self.graphs()

@@ -1,5 +1,5 @@
-"""What a capture needs of private torch beside ``_torch_compat.py``: fake tensors and symbolic
-numbers, which stand for values, and AOTAutograd's backward. Supported: torch 2.11 to 2.15.
+"""Describes what a capture needs of private torch beside ``_torch_compat.py``: fake tensors and
+symbolic numbers, which stand for values, and AOTAutograd's backward. Supported: torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def hint(value: Any) -> int | None:
 
 
 class AotBackward:
-    """What AOTAutograd's autograd.Function, ``ctx._forward_cls`` of a node, knows of its backward.
+    """Describes what AOTAutograd's autograd.Function, ``ctx._forward_cls`` of a node, knows of its
+    backward.
 
     Raises:
         LookupError: the backward graph was not kept (a hit of AOTAutograd's cache).
@@ -173,7 +174,7 @@ class AotBackward:
 
     @property
     def may_need_double_backward(self) -> bool:
-        """Whether an output of the forward requires grad."""
+        """Tells whether an output of the forward requires grad."""
         return any(output.requires_grad for output in self.metadata.output_info)
 
 
@@ -192,7 +193,8 @@ def aot_id(ctx: Any) -> int | None:
 
 
 def takes_boxed_grads(ctx: Any) -> bool:
-    """Whether the backward wants its gradients in one list (2.13+), which nothing here can give."""
+    """Tells whether the backward wants its gradients in one list (2.13+), which nothing here can
+    give."""
     return bool(getattr(ctx._forward_cls, "boxed_grads_call", False))
 
 

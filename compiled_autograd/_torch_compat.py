@@ -65,7 +65,7 @@ process, with ``ops.add``, so there can be no second one."""
 
 
 def is_builtin_op(target: Any) -> bool:
-    """Whether ``target`` is the function of one of torch's own autograd nodes."""
+    """Tells whether ``target`` is the function of one of torch's own autograd nodes."""
     return isinstance(target, _ca.Op) and not target.is_custom_function
 
 
@@ -125,7 +125,7 @@ def sequence_number(node: Any) -> int:
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether the engine refuses since it captures, or runs, another backward at this moment.
+    """Tells whether the engine refuses since it captures, or runs, another backward at this moment.
 
     Nothing of the backward has run then.
     """
@@ -139,7 +139,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the engine says that it cannot describe a node, hook or tensor to a capture.
+    """Tells whether the engine says that it cannot describe a node, hook or tensor to a capture.
 
     Its texts differ; all end with ways to switch compiled autograd off.
     """
@@ -277,7 +277,7 @@ def log_graph(graph: GraphModule, moved: Iterable[int], removed: int) -> None:
 
 
 def log_reasons(reasons: list[str]) -> None:
-    """What C++ says about a cache miss, into ``TORCH_TRACE``."""
+    """Returns what C++ says about a cache miss, into ``TORCH_TRACE``."""
     metadata = {"name": "compiled_autograd_compile_reasons", "encoding": "json"}
     trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: reasons)
 

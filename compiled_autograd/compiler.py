@@ -390,7 +390,7 @@ class AutogradCompilerInstance:
         return inputs
 
     def _hooked(self, node: Node, before: Any) -> torch.Tensor:
-        """What hooks made of the gradient ``before``."""
+        """Returns what hooks made of the gradient ``before``."""
         given = self._tracer.lift(before)
         if given in self._may_be_none:
             self._may_be_none[node] = self._may_be_none[given]
@@ -417,7 +417,7 @@ class AutogradCompilerInstance:
 
 
 def _certainly(have: ValueInfo | None, wanted: ValueInfo, metadata: Any) -> bool:
-    """Whether a gradient is as demanded at every size, so that its check does nothing."""
+    """Tells whether a gradient is as demanded at every size, so that its check does nothing."""
     return (
         have is not None
         and have.exact

@@ -208,7 +208,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether ``install`` is in force."""
+    """Tells whether ``install`` is in force."""
     return bool(_replaced)
 
 
@@ -271,7 +271,9 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
                 SWITCH.close(claim)
 
     def _of_an_inner_one(error: BaseException) -> bool:
-        """Whether a backward inside of this one, begun by a hook, has failed with ``error``."""
+        """Tells whether a backward inside of this one, begun by a hook, has failed with
+        ``error``.
+        """
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         return sum(frame.f_code is run_backward.__code__ for frame in frames) > 1
 

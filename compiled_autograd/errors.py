@@ -1,4 +1,4 @@
-"""What can go wrong at capture."""
+"""Describes what can go wrong at capture."""
 
 from __future__ import annotations
 

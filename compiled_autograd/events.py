@@ -1,4 +1,4 @@
-"""What was captured, why no earlier graph could be used, and how often each graph ran."""
+"""Describes what was captured, why no earlier graph could be used, and how often each graph ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is noted of a captured node in its ``meta``: where it comes from, and its value's memory."""
+"""Describes what is noted of a captured node in its ``meta``: where it comes from, and its value's
+memory."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class NodeOrigin:
 
 
 def is_engine_frame(frame: SourceFrame) -> bool:
-    """Whether a frame stands for a plain autograd node and is no line of anybody's code."""
+    """Tells whether a frame stands for a plain autograd node and is no line of anybody's code."""
     return frame.file == "<autograd engine>"
 
 
@@ -131,6 +132,6 @@ def of_output(metadata: Any) -> ValueInfo | None:
 
 
 def value_of(node: Any) -> ValueInfo | None:
-    """What is known of ``node``; None also for what is no node."""
+    """Returns what is known of ``node``; None also for what is no node."""
     found: ValueInfo | None = node.meta.get(VALUE) if isinstance(node, Node) else None
     return found

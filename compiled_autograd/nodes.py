@@ -1,4 +1,4 @@
-"""What captured graphs call, and what the passes need to know of their nodes.
+"""Describes what captured graphs call, and what the passes need to know of their nodes.
 
 Note [Gradients that may be None]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -133,7 +133,7 @@ def is_hook(node: Node, kind: str | None = None) -> bool:
 
 
 def before_hooks(returned: Node) -> Node:
-    """What ``grad()`` returns for a gradient that arrives at a tensor with hooks.
+    """Returns what ``grad()`` returns for a gradient that arrives at a tensor with hooks.
 
     The normal engine hands it out before the tensor's hooks if the tensor's autograd node
     runs too, and after them if not; C++ gives what the hooks made of it in both cases.
@@ -157,7 +157,7 @@ def is_accumulate_grad(node: Node) -> bool:
 
 
 def takes_gradient(node: Node) -> bool:
-    """Whether ``node`` hands a parameter its first gradient without a copy."""
+    """Tells whether ``node`` hands a parameter its first gradient without a copy."""
     return node.target is take_gradient
 
 
@@ -187,8 +187,8 @@ def accumulated_leaf(node: Node) -> Node | None:
 
 
 def is_aot_prologue(node: Node) -> bool:
-    """Whether ``node`` begins an inlined AOTAutograd backward: ``(saved tensors, sizes, opaque
-    objects, gradients) -> arguments of the graph``."""
+    """Tells whether ``node`` begins an inlined AOTAutograd backward: ``(saved tensors, sizes,
+    opaque objects, gradients) -> arguments of the graph``."""
     return getattr(node.target, "__name__", "") == "aot_backward_prologue"
 
 
@@ -197,14 +197,14 @@ def is_getitem(node: Node) -> bool:
 
 
 def is_item_of_argument(node: Node) -> bool:
-    """Whether ``node`` is ``inputs[i]`` or the like: available from the start."""
+    """Tells whether ``node`` is ``inputs[i]`` or the like: available from the start."""
     return node.op == "placeholder" or (
         is_getitem(node) and isinstance(node.args[0], Node) and node.args[0].op == "placeholder"
     )
 
 
 def has_side_effects(node: Node) -> bool:
-    """Whether ``node`` must run although nobody uses its value."""
+    """Tells whether ``node`` must run although nobody uses its value."""
     if node.op in ("placeholder", "output"):
         return True
     return runs_python(node) or is_accumulate_grad(node) or is_final(node) or node.is_impure()
@@ -215,13 +215,13 @@ def is_final(node: Node) -> bool:
 
 
 def runs_python(node: Node) -> bool:
-    """Whether ``node`` runs code that is not torch's and may do anything."""
+    """Tells whether ``node`` runs code that is not torch's and may do anything."""
     called = (call_hook, call_cpp_tensor_pre_hooks, _torch_compat.call_backward)
     return node.op == "call_module" or (node.op == "call_function" and node.target in called)
 
 
 def is_functional(node: Node) -> bool:
-    """Whether ``node`` depends on nothing but its arguments and changes nothing.
+    """Tells whether ``node`` depends on nothing but its arguments and changes nothing.
 
     Everything not known to be so is not.
     """

@@ -1,4 +1,4 @@
-"""What C++ calls for each backward that has a captured graph.
+"""Describes what C++ calls for each backward that has a captured graph.
 
 Note [Final callbacks]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -42,7 +42,7 @@ from .switch import OFF, SWITCH, THREAD, end_turn
 def runtime_wrapper(
     capture: Capture, log: CaptureLog, context: Any, nan_check: NanCheck | None, any_shape: bool
 ) -> Callable[..., Any]:
-    """What runs the compiled function, with compiled autograd itself switched off.
+    """Returns what runs the compiled function, with compiled autograd itself switched off.
 
     Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
     backwards run in the normal engine. Dynamo names compilations inside after ``context``. With

@@ -1,4 +1,4 @@
-"""Who captures backwards at present, in a process with several threads.
+"""Tells who captures backwards at present, in a process with several threads.
 
 Note [One switch, several threads]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,7 +40,7 @@ Tell = Callable[[CaptureError], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Whether backwards are captured, and by whom."""
+    """Says whether backwards are captured, and by whom."""
 
     factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
     dynamic: bool  # of ``enable``
@@ -125,16 +125,16 @@ class Switch:
 
     @property
     def off_on_purpose(self) -> bool:
-        """Whether a ``disable()``, ours or torch's, is open in any thread."""
+        """Tells whether a ``disable()``, ours or torch's, is open in any thread."""
         return any(not (c.captures or c.runs) for c in self._claims)
 
     @property
     def running(self) -> bool:
-        """Whether a captured graph runs in any thread."""
+        """Tells whether a captured graph runs in any thread."""
         return bool(_torch_compat.state.in_compiled_autograd_region)
 
     def is_on(self) -> bool:
-        """Whether a backward that begins now is captured."""
+        """Tells whether a backward that begins now is captured."""
         return bool(_torch_compat.state.compiled_autograd_enabled)
 
     @property
@@ -165,7 +165,7 @@ _forget = False
 
 
 class _Thread(threading.local):
-    """What is known of the innermost backward of a thread."""
+    """Describes what is known of the innermost backward of a thread."""
 
     def __init__(self) -> None:
         # Not of the class: Dynamo of torch 2.11 would look no further than that.

@@ -114,7 +114,7 @@ wrapper_references = _references_of_wrapper()
 
 
 def can_swap_storage() -> bool:
-    """Whether a storage can be given other memory in place (torch 2.12 and later)."""
+    """Tells whether a storage can be given other memory in place (torch 2.12 and later)."""
     return hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 
@@ -145,7 +145,7 @@ graph_task: Callable[[], int] = _C._current_graph_task_id
 
 
 def in_checkpoint() -> bool:
-    """Whether what autograd saves now goes to a checkpoint that is not reentrant."""
+    """Tells whether what autograd saves now goes to a checkpoint that is not reentrant."""
     hooks = _C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
@@ -313,7 +313,9 @@ def aligned_static_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Seque
 
 
 def is_misaligned(t: torch.Tensor) -> bool:
-    """Whether Inductor's code may not be given ``t`` for an input that it takes for aligned."""
+    """Tells whether Inductor's code may not be given ``t`` for an input that it takes for
+    aligned.
+    """
     from torch._inductor.utils import ALIGNMENT
 
     return bool(t.data_ptr() % ALIGNMENT)

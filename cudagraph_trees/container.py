@@ -63,8 +63,8 @@ class TreeManagerContainer:
         static: Sequence[int],
         alignment_checked: Sequence[int],
     ) -> Callable[[list[Input]], list[Output]]:
-        """What calls ``spec.function`` of these in the manager. That stays for as long as the
-        result does, and so does what it has of the function."""
+        """Returns what calls ``spec.function`` of these in the manager. That stays for as long as
+        the result does, and so does what it has of the function."""
         with capturing():
             manager = self.get_tree_manager()
             function = manager.add(spec, inputs, static, alignment_checked)

@@ -1,4 +1,6 @@
-"""What a user is told who touches memory that was reused, or whose code was not recorded."""
+"""Describes what a user is told who touches memory that was reused, or whose code was not
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .spec import CompilationMode, FunctionSpec
 
 
 def output_origin(function: FunctionSpec, index: int) -> str:
-    """Where an output comes from, as far as is known: FX node, parameter, source line, module."""
+    """Returns where an output comes from, as far as is known: FX node, parameter, source line,
+    module."""
     parts = []
     value = function.output_value(index)
     if value is not None and function.record is not None:
@@ -82,7 +85,7 @@ _MARK = (
 
 
 def _ways_out(function: FunctionSpec, index: int) -> str:
-    """What helps with this torch, for an output that is no gradient."""
+    """Returns what helps with this torch, for an output that is no gradient."""
     value = function.output_value(index)
     saved = value is not None and value.role is Role.SAVED_FOR_BACKWARD
     if saved or not function.is_visible(index):
@@ -101,7 +104,9 @@ _NOT_THE_USERS = tuple(f"{p}/" for p in (_TORCH, _TORCH.with_name("triton"), Pat
 
 
 def is_the_users(file: str) -> bool:
-    """Whether a source file is none of torch, Triton or these trees. Generated code is none."""
+    """Tells whether a source file is none of torch, Triton or these trees. Generated code is
+    none.
+    """
     return not file.startswith(_NOT_THE_USERS)
 
 

@@ -65,7 +65,7 @@ SMALL_SHARE = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where one static input was.
+    """Describes where one static input was.
 
     Attributes:
         pointer: its ``data_ptr()``.
@@ -84,20 +84,21 @@ class _Spot:
         return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
 
     def left(self, now: Mapping[int, int]) -> bool:
-        """Whether the tensor, or the memory that it had, is not there any more: ``now`` has the
-        ``data_ptr()`` of the call's parameters, by ``id()``."""
+        """Tells whether the tensor, or the memory that it had, is not there any more: ``now`` has
+        the ``data_ptr()`` of the call's parameters, by ``id()``."""
         storage = compat.storage_from_weak(self.storage.pointer)
         if storage is None or storage.data_ptr() != self.storage.address:
             return True
         return now.get(self.parameter, self.pointer) != self.pointer
 
     def freed(self) -> bool:
-        """Whether the storage is there and has no memory now."""
+        """Tells whether the storage is there and has no memory now."""
         storage = compat.storage_from_weak(self.storage.pointer)
         return self.storage.address != 0 and storage is not None and storage.data_ptr() == 0
 
     def pinned(self, ours: Mapping[int, int]) -> bool:
-        """Whether only recordings hold the memory, ``ours`` tensors of them over each storage."""
+        """Tells whether only recordings hold the memory, ``ours`` tensors of them over each
+        storage."""
         held = ours.get(self.storage.pointer, 0)
         others = compat.storage_use_count(self.storage.pointer) - compat.wrapper_references - held
         return held > 0 and others == 0
@@ -119,8 +120,8 @@ class _Sighting:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one function: sightings, and recordings for what has gone, the latest last;
-    and inputs of the sightings that went since there was no ``debt``."""
+    """Describes what is known of one function: sightings, and recordings for what has gone, the
+    latest last; and inputs of the sightings that went since there was no ``debt``."""
 
     sightings: dict[_Key, _Sighting] = field(default_factory=dict)
     gone: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
@@ -222,8 +223,8 @@ def _held_by(nodes: Iterable[CUDAGraphNode]) -> Counter[int]:
 
 
 def copyable(function: FunctionSpec, inputs: Sequence[Input], moving: Sequence[int]) -> bool:
-    """Whether these static inputs may become copied ones, see Note [Inputs that keep moving]: not
-    if the function writes to any input, since a copy would no longer share memory with another
+    """Tells whether these static inputs may become copied ones, see Note [Inputs that keep moving]:
+    not if the function writes to any input, since a copy would no longer share memory with another
     input that it may share it with at a later call."""
     if function.mutated_input_idxs:
         return False

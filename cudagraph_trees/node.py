@@ -102,7 +102,7 @@ class Node:
         return not (self.find_live(self.live_after) and held(self.live_after, self.path_refs))
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
-        """Whether a tensor is an output of the path that is live."""
+        """Tells whether a tensor is an output of the path that is live."""
         address = address_of(t)
         return any(r.address == address for r in self.path_live_weakrefs())
 
@@ -199,7 +199,7 @@ class CUDAGraphNode(Node):
         self.marginal_bytes = 0
 
     def fits(self, inputs: list[Input]) -> bool:
-        """Whether the recording is right for this call. Hot."""
+        """Tells whether the recording is right for this call. Hot."""
         return (self.same_addresses is None or self.same_addresses(inputs)) and (
             not self.dead_before
             or not self.find_live(self.dead_before)
@@ -281,7 +281,7 @@ class CUDAGraphNode(Node):
         return self.input_plan.moved(inputs, [i for i in self.input_plan.managed if i not in kept])
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
-        """Whether the memory of a tensor is that of an output of the path, live or not."""
+        """Tells whether the memory of a tensor is that of an output of the path, live or not."""
         address = address_of(t)
         return any(r.address == address for r in self.path_refs)
 

@@ -59,7 +59,7 @@ _BACKWARD = CompilationMode.BACKWARD
 
 
 class TreePath:
-    """Where one manager is in its tree.
+    """Describes where one manager is in its tree.
 
     Attributes:
         node: what ran last, None if there is no path.
@@ -83,14 +83,14 @@ class TreePath:
     # ---- generations
 
     def generation_moved(self) -> bool:
-        """Whether something ran in another generation than this one."""
+        """Tells whether something ran in another generation than this one."""
         return self.generation != self._now()
 
     def _now(self) -> int:
         return int(self._mark.mark_step_counter or self._tracker.generation)
 
     def step_may_begin(self) -> bool:
-        """Whether a step may begin that overwrites what the last one left. Hot."""
+        """Tells whether a step may begin that overwrites what the last one left. Hot."""
         mark = self._mark.mark_step_counter
         if mark:
             moved = self.generation != mark

@@ -278,7 +278,7 @@ class PoolOwner:
             self.give_back(f"{function.label} is warmed up in the general pool")
 
     def rested(self) -> bool:
-        """Whether recording may go on after ``give_back``."""
+        """Tells whether recording may go on after ``give_back``."""
         path = self.path
         if self.resting and (
             path.step_may_begin()

@@ -88,7 +88,7 @@ class RandomStates:
         return None
 
     def _is_on_path(self, t: torch.Tensor) -> bool:
-        """Whether a recording of the path has it instead of a tensor on the host."""
+        """Tells whether a recording of the path has it instead of a tensor on the host."""
         address = address_of(t)
         return any(
             (r := n.outputs_weakrefs[i]) is not None and r.address == address and not r.expired()

@@ -175,7 +175,9 @@ class RecordPolicy:
     # ---- recording again
 
     def exceeds_limit(self, function: FunctionSpec, node: Node | None) -> bool:
-        """Whether recordings after ``node`` failed to fit more often than the options allow."""
+        """Tells whether recordings after ``node`` failed to fit more often than the options
+        allow.
+        """
         limit: int = function.options["cudagraph_unexpected_rerecord_limit"]
         return function.state.places[number_of(node)].misfits > limit
 

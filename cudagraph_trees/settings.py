@@ -1,4 +1,4 @@
-"""What a user can choose about graph trees."""
+"""Describes what a user can choose about graph trees."""
 
 from __future__ import annotations
 
@@ -121,6 +121,6 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
 
 @on_reset
 def end_override() -> None:
-    """What ``override`` set is over: what was configured is in force again."""
+    """Returns what ``override`` set is over: what was configured is in force again."""
     global _current
     _current = _configured

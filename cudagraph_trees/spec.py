@@ -1,4 +1,4 @@
-"""What a compiled function is: built once, in ``entry``, and read by everything else."""
+"""Describes what a compiled function is: built once, in ``entry``, and read by everything else."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GraphSpec:
         return str(getattr(known, "name", otherwise))
 
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
-        """The same as ``TreeDetail.outputs``: empty if none is known."""
+        """Numbers an output as ``TreeDetail.outputs`` does: empty if it is not known."""
         found = self.graph_output(i)
         return () if found is None else (found,)
 
@@ -194,8 +194,8 @@ class Why:
 
 @dataclass(slots=True)
 class PlaceState:
-    """What is known of a function after one recording, or at a root, whatever becomes of what was
-    recorded there.
+    """Describes what is known of a function after one recording, or at a root, whatever becomes of
+    what was recorded there.
 
     Attributes:
         looked: its inputs were looked at.
@@ -214,7 +214,7 @@ class PlaceState:
 
 @dataclass(slots=True)
 class FunctionState:
-    """What a manager knows of one of its functions.
+    """Describes what a manager knows of one of its functions.
 
     Attributes:
         warmed_up: it may be recorded.

@@ -1,4 +1,4 @@
-"""What becomes of live outputs when their step is over.
+"""Describes what becomes of live outputs when their step is over.
 
 Note [The end of a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -206,7 +206,7 @@ def _takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) ->
 
 
 def is_stuck(node: Node, function: FunctionSpec) -> bool:
-    """Whether the same function comes again and again on one path: no step ever ends."""
+    """Tells whether the same function comes again and again on one path: no step ever ends."""
     same = [n for n in path_to(node) if n.wrapped_function is function]
     if len(same) <= 1:
         return False

@@ -95,7 +95,7 @@ class TreeOptions:
 
     @staticmethod
     def of_this_compilation(options: Mapping[str, Any] | None = None) -> TreeOptions:
-        """What holds for the graphs that are compiled now; ``options`` as given to
+        """Returns what holds for the graphs that are compiled now; ``options`` as given to
         ``torch.compile``, with Inductor's names. A ``ValueError`` if one cannot have its value."""
         given = {name: compat.triton_option(name) for name in AT_COMPILATION}
         for name, value in (options or {}).items():
@@ -108,7 +108,7 @@ class TreeOptions:
 
     @property
     def or_error(self) -> bool:
-        """Whether a call that would run without a graph raises instead."""
+        """Tells whether a call that would run without a graph raises instead."""
         return bool(self["cudagraph_or_error"])
 
     @property

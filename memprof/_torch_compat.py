@@ -14,7 +14,7 @@ def find_cpp_compiler() -> str:
 
 
 def inductor_cache_dir() -> str:
-    """Where Inductor keeps generated code. Unlike torch's own function this creates nothing
+    """Returns where Inductor keeps generated code. Unlike torch's own function this creates nothing
     and leaves the environment alone."""
     from torch._inductor.runtime import cache_dir_utils
 

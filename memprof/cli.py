@@ -111,7 +111,7 @@ def _discard_output() -> None:
 
 
 class _Notes(logging.Handler):
-    """What memprof logs while a command runs, a line each on standard error."""
+    """Describes what memprof logs while a command runs, a line each on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"{record.levelname.capitalize()}: {visible(record.getMessage())}", err=True)

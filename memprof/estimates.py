@@ -40,7 +40,8 @@ class EstimateFailed(RuntimeError):
 
 
 class Estimate(Views):
-    """What a model takes; ``report()``, ``to_html()``, ``export()`` and ``diff()`` as of a profile.
+    """Describes what a model takes; ``report()``, ``to_html()``, ``export()`` and ``diff()`` as of
+    a profile.
 
     Attributes:
         device: name of the GPU.
@@ -86,7 +87,8 @@ def estimate(
     python: str | None = None,
     **kwargs: Any,
 ) -> Estimate:
-    """What ``model(*args, **kwargs)`` takes of a GPU, for training if there is an optimizer.
+    """Returns what ``model(*args, **kwargs)`` takes of a GPU, for training if there is an
+    optimizer.
 
     It runs in a process of its own on the simulated device (docs/simulate.md), which computes
     nothing: the model and its inputs stay where they are, on the CPU or the ``meta`` device, and
@@ -166,7 +168,8 @@ def estimate(
 
 
 def _search_path() -> str:
-    """Where the program's own modules are found; what is installed, that interpreter has itself.
+    """Returns where the program's own modules are found; what is installed, that interpreter has
+    itself.
 
     A project may well lie under ``sys.prefix``: in a container's ``/usr/src/app`` that is ``/usr``.
     """

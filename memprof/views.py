@@ -1,4 +1,6 @@
-"""What a profile can be asked for, alike of a file (``memprof.load``) and of a session."""
+"""Describes what a profile can be asked for, alike of a file (``memprof.load``) and of a
+session.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,7 @@ class Views:
         return to_pandas(profile, Part(devices_in([profile], devices)))
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:
-        """What grew from this profile to another one.
+        """Returns what grew from this profile to another one.
 
         Raises:
             NothingToCompare: no part is in both.
@@ -168,7 +170,7 @@ class LoadedProfile(Views):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What grew from one profile to another.
+    """Describes what grew from one profile to another.
 
     Attributes:
         result: as data.
@@ -220,8 +222,8 @@ def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Seq
 
 
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
-    """What ``report_text`` says, as JSON values: the figures by their names, and under ``sections``
-    all that a full report says, in its words and its order."""
+    """Returns what ``report_text`` says, as JSON values: the figures by their names, and under
+    ``sections`` all that a full report says, in its words and its order."""
     found = _summary(profiles, device)
     if isinstance(found, RankSummary):
         data = {f.name: getattr(found, f.name) for f in fields(found)}
@@ -248,8 +250,8 @@ def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Itera
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:
-    """How a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less than
-    1."""
+    """Returns how a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less
+    than 1."""
     if top is not None and top < 1:
         raise ValueError(f"top is {top}; it must be 1 or more")
     return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))

@@ -1,5 +1,5 @@
-"""What the timeline prepares: what of each program outlives its call and under which name, which
-persistent memory exists when, and which forwards a backward takes from.
+"""Describes what the timeline prepares: what of each program outlives its call and under which
+name, which persistent memory exists when, and which forwards a backward takes from.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
@@ -308,7 +308,8 @@ class Persistent:
         return key in self._lives and self._lives[key][1] <= epoch < self._lives[key][2]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
-        """What exists in an epoch, in order of first appearance, less what is in ``without``."""
+        """Returns what exists in an epoch, in order of first appearance, less what is in
+        ``without``."""
         there = (key for key in self._lives if key not in without and self.has(key, epoch))
         return [self._lives[key][0] for key in there]
 

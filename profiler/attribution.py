@@ -1,5 +1,5 @@
-"""Where live memory of compiled code comes from: live sets → category, module, FX node, source
-line, graph; and bytes by what they have in common.
+"""Describes where live memory of compiled code comes from: live sets → category, module, FX node,
+source line, graph; and bytes by what they have in common.
 
 Every view of a live set adds up: its parts and its remainder are together exactly the bytes of the
 set. A part named in parentheses, such as ``(input)``, is memory that compiled code did not make.
@@ -36,7 +36,7 @@ nested further would be a level of recursion to everything that walks or shows t
 
 
 class View(str, Enum):
-    """What bytes are attributed to."""
+    """Describes what bytes are attributed to."""
 
     CATEGORY = "category"
     MODULE = "module"
@@ -164,7 +164,8 @@ def module_tree(breakdown: Breakdown) -> ModuleNode:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one storage comes from. What is None is unknown, for the reason, by view, in ``why``.
+    """Describes where one storage comes from. What is None is unknown, for the reason, by view, in
+    ``why``.
 
     Attributes:
         graph: id of the graph that explains it.
@@ -190,8 +191,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many bytes of what programs allocate, inputs excluded, are attributed to an FX node, and
-    to a source line or a module; and by reason those that miss either."""
+    """Describes how many bytes of what programs allocate, inputs excluded, are attributed to an FX
+    node, and to a source line or a module; and by reason those that miss either."""
 
     allocated: int = 0
     to_node: int = 0
@@ -226,7 +227,7 @@ class Attribution:
         self._outputs: dict[int, dict[int, LiveStorage]] = {}
 
     def site(self, graph: int, storage: Storage, owner: str | None, line: int) -> Site:
-        """Where ``storage`` of a program of ``graph`` comes from, owned by ``owner`` since
+        """Returns where ``storage`` of a program of ``graph`` comes from, owned by ``owner`` since
         ``line``."""
         key = (graph, owner, line, storage)
         found = self._sites.get(key)
@@ -235,7 +236,7 @@ class Attribution:
         return found
 
     def category(self, item: LiveItem) -> Category:
-        """What a live storage is for, by whoever owns it at that instant."""
+        """Returns what a live storage is for, by whoever owns it at that instant."""
         return self.site(item.graph, item.storage, item.owner, item.line).category
 
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
@@ -272,7 +273,7 @@ class Attribution:
                 return self.label(site.graph), site.graph, ""
 
     def coverage(self, programs: Iterable[tuple[GraphRecord, AllocationProgram]]) -> Coverage:
-        """How much of what one call of each program allocates is attributed."""
+        """Returns how much of what one call of each program allocates is attributed."""
         allocated = to_node = to_source = 0
         missing: Counter[str] = Counter()
         made = ((g, p.storages[e.storage], e) for g, p in programs for e in p.events)
@@ -366,8 +367,8 @@ class Attribution:
     def _forward_output(
         self, graph: GraphRecord, storage: Storage, value: GraphValue, index: int
     ) -> Site | None:
-        """Where output ``index`` of the forward comes from that belongs to an input of a backward;
-        None if that is not known."""
+        """Returns where output ``index`` of the forward comes from that belongs to an input of a
+        backward; None if that is not known."""
         forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
         if value.forward_graph is not None:
             forward = self._graphs.get(value.forward_graph)
@@ -382,7 +383,9 @@ class Attribution:
         return None if s is None else self._resolve(forward.id, s.storage, s.owner, s.line)
 
     def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
-        """What a graph returns and made itself, by output, in its first program that does."""
+        """Returns what a graph returns and made itself, by output, in its first program that
+        does.
+        """
         found = self._outputs.get(graph.id)
         if found is None:
             found = self._outputs[graph.id] = {}

@@ -1,4 +1,5 @@
-"""What a profile says that cannot be: references to what does not exist, and sums of other parts.
+"""Describes what a profile says that cannot be: references to what does not exist, and sums of
+other parts.
 
 Note [What is checked of a profile]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -28,8 +29,8 @@ Finding = tuple[str, str]
 
 
 def contradictions(profile: model.Profile) -> Iterator[Finding]:
-    """What is wrong in a profile. Nobody asks for more than the first: behind it, what it is about
-    is not what it should be."""
+    """Yields what is wrong in a profile. Nobody asks for more than the first: behind it, what it is
+    about is not what it should be."""
     graphs = {g.id: g for g in profile.graphs}
     for g, graph in enumerate(profile.graphs):
         yield from _in_graph(graph, f"$.graphs[{g}]")

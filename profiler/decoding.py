@@ -88,7 +88,7 @@ _GRAPH = _some(GraphRecord, set(), programs=_Programs)
 
 
 def documents(data: bytes, path: str | None) -> list[Document]:
-    """What a file says of each process, in order of their headers.
+    """Returns what a file says of each process, in order of their headers.
 
     Raises:
         ProfileTruncatedError: not even the first frame is whole.
@@ -128,7 +128,7 @@ def documents(data: bytes, path: str | None) -> list[Document]:
 
 
 class Document:
-    """What the frames of one process come to: ``left_out`` says where it ends early, and
+    """Describes what the frames of one process come to: ``left_out`` says where it ends early, and
     ``refused`` why nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by
     default all."""
 

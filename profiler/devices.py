@@ -1,4 +1,4 @@
-"""What reports are about: which device, and of each graph which program."""
+"""Describes what reports are about: which device, and of each graph which program."""
 
 from __future__ import annotations
 

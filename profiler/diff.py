@@ -1,4 +1,4 @@
-"""What grew from one profile to another, and which modules and nodes it is due to.
+"""Describes what grew from one profile to another, and which modules and nodes it is due to.
 
 Note [How places are matched]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -109,7 +109,7 @@ def _saved_values(
 
 
 def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
-    """What is saved on one side alone, or otherwise: lines with most bytes first."""
+    """Returns what is saved on one side alone, or otherwise: lines with most bytes first."""
     gone = {k: v for k, v in before.items() if k not in after}
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
@@ -201,7 +201,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
 def _compiled(
     before: Profile, after: Profile, device: str | None
 ) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
-    """What is compared of compiled code: nothing where neither has any, or none on ``device``."""
+    """Returns what is compared of compiled code: nothing where neither has any, or none on
+    ``device``."""
     wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
     if not any(wanted):
         return ("", ""), [], []

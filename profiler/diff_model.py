@@ -56,7 +56,7 @@ class Quantity(_Grown):
 
     @property
     def growth(self) -> float:
-        """The same as a part of ``before``; infinite where there was nothing."""
+        """Gives the change as a part of ``before``; infinite where there was nothing."""
         if not self.change:
             return 0.0
         return self.change / abs(self.before) if self.before else float("inf")
@@ -67,7 +67,7 @@ class Quantity(_Grown):
 
 
 class SavedKind(str, Enum):
-    """How a value that is saved for the backward differs between two profiles."""
+    """Describes how a value that is saved for the backward differs between two profiles."""
 
     NEW = "saved now and not before"
     GONE = "saved before and not now"
@@ -122,7 +122,7 @@ class ProfileDiff:
 
 
 def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[Change, ...]:
-    """What changed from one to the other, largest change first."""
+    """Returns what changed from one to the other, largest change first."""
     found = [Change(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
     return tuple(sorted((c for c in found if c.change), key=lambda c: (-abs(c.change), c.key)))
 

@@ -1,5 +1,5 @@
-"""What grew of the parts that are not compiled code: the tracker's record, the data flow, and all
-that was reserved on a device.
+"""Describes what grew of the parts that are not compiled code: the tracker's record, the data flow,
+and all that was reserved on a device.
 
 Note [What is compared of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -50,8 +50,8 @@ _TENSORS = "python tensors"
 def tracker_changes(
     before: TrackerRecord, after: TrackerRecord, device: str | None
 ) -> tuple[list[Quantity], list[str]]:
-    """What both records say of each device, and what could not be compared, in words; see Note
-    [What is compared of the tracker]."""
+    """Returns what both records say of each device, and what could not be compared, in words; see
+    Note [What is compared of the tracker]."""
     known = [set(_devices(r)) for r in (before, after)]
     found, notes = [], list(_empty("a tracker's record", *known))
     for name in sorted(set.union(*known)) if all(known) else ():
@@ -80,7 +80,7 @@ def _devices(record: TrackerRecord) -> Iterator[str]:
 
 
 def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
-    """What a record says of a device, None where it does not."""
+    """Returns what a record says of a device, None where it does not."""
     memory = [s.devices[device] for s in record.snapshots if device in s.devices]
     operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
     peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
@@ -104,7 +104,7 @@ def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
 
 
 def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
-    """What both records say of each operation, in order of ``before``."""
+    """Yields what both records say of each operation, in order of ``before``."""
     old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
     for path in (path for path in old if path in new):
         a, b = old[path], new[path]
@@ -147,7 +147,7 @@ def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
 
 
 def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
-    """What could not be compared of the data flow, in words."""
+    """Yields what could not be compared of the data flow, in words."""
     if before.dataflow is not None and after.dataflow is not None:
         yield from _empty("a data-flow profile", _flows(before), _flows(after))
 
@@ -183,9 +183,9 @@ def _place(storage: DataFlowStorage) -> str:
 
 
 def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
-    """What was reserved on each device that both profiles have an account of: at the fullest
-    instants where both know theirs, and at the instants of snapshots; and, in words, whose fullest
-    instant one of them alone knows."""
+    """Returns what was reserved on each device that both profiles have an account of: at the
+    fullest instants where both know theirs, and at the instants of snapshots; and, in words, whose
+    fullest instant one of them alone knows."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
     found, notes = [], []
     for name in (n for n in new if n in old):

@@ -1,5 +1,5 @@
-"""What a thread is about, for whoever has to explain what happens there: what memprof itself does,
-and of what the CUDA graphs are that are captured."""
+"""Describes what a thread is about, for whoever has to explain what happens there: what memprof
+itself does, and of what the CUDA graphs are that are captured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doing(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
 
 
 def current() -> Doing | None:
-    """What memprof does on this thread, None if the program itself runs."""
+    """Returns what memprof does on this thread, None if the program itself runs."""
     return _here.doing
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a profile file. Every message says what was given, what is
+"""Describes what can go wrong with a profile file. Every message says what was given, what is
 allowed and what to do; ``str(error)`` is one line, fit to be printed as it is, whatever the path or
 the file holds (Note [What may reach a terminal])."""
 

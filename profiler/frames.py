@@ -28,7 +28,7 @@ _CUT = "cut off"
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds; those that are not known are passed over."""
+    """Describes what a frame holds; those that are not known are passed over."""
 
     HEADER = 0
     FIELDS = 1
@@ -72,7 +72,9 @@ def _check(kind: int, process: int, number: int, packed: bytes | memoryview) -> 
 
 
 def may_begin(data: bytes, at: int = 0) -> bool:
-    """Whether a frame begins here, as far as ``data`` goes: all of it may be still to come."""
+    """Tells whether a frame begins here, as far as ``data`` goes: all of it may be still to
+    come.
+    """
     return MAGIC.startswith(data[at : at + len(MAGIC)])
 
 

@@ -1,4 +1,4 @@
-"""What captures leave in their pool, and how the numbers of graphs are written."""
+"""Describes what captures leave in their pool, and how the numbers of graphs are written."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LeftBehind:
 
     @property
     def leaks(self) -> bool:
-        """Whether it grows from capture to capture, and nobody in Python holds it."""
+        """Tells whether it grows from capture to capture, and nobody in Python holds it."""
         return self.row.fate is Fate.UNEXPLAINED and len(self.graphs) > 1
 
 
 def left_behind(pool: GraphPool) -> list[LeftBehind]:
-    """What stays after the captures of a pool; what leaks first, then most bytes first."""
+    """Returns what stays after the captures of a pool; what leaks first, then most bytes first."""
     found: dict[CaptureRow, list[tuple[CaptureRow, int]]] = {}
     for graph in pool.graphs:
         for row in graph.left:

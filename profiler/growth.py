@@ -1,4 +1,4 @@
-"""What grows, from everything that a profile knows.
+"""Describes what grows, from everything that a profile knows.
 
 The same leak may be seen by several. Of each device the best of them is believed: the allocator's
 history, which has every block and who holds it; then the data-flow profile, which has lines; then
@@ -73,7 +73,7 @@ class Gone(NamedTuple):
 
 
 def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
-    """Whether something grows, None if not; see Note [What counts as growth].
+    """Tells whether something grows, None if not; see Note [What counts as growth].
 
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
@@ -118,7 +118,7 @@ _ORDER = list(GrowthSource)
 
 
 def growth(profile: Profile) -> list[Growth]:
-    """What is held across steps and grows, most a step first."""
+    """Returns what is held across steps and grows, most a step first."""
     every = [*profile.growth, *_of_tracker(profile)]
     for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
         every += _of_device(device_flow)
@@ -130,7 +130,7 @@ def growth(profile: Profile) -> list[Growth]:
 
 
 def looked(profile: Profile) -> list[str]:
-    """What of a profile could have shown growth, in words; empty if nothing could."""
+    """Returns what of a profile could have shown growth, in words; empty if nothing could."""
     words = []
     for account in profile.accounts:
         # A simulated run is not looked at, nor one of so few steps.
@@ -230,7 +230,7 @@ def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[
 
 
 def _in_words(t: TensorInfo) -> str:
-    """What is alike in tensors that are alike."""
+    """Returns what is alike in tensors that are alike."""
     shape = " x ".join(map(str, t.shape)) or "scalar"
     parts = [f"{shape} {t.dtype.removeprefix('torch.')}"]
     if t.name or t.node:

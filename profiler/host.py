@@ -1,4 +1,6 @@
-"""What can be asked without torch of the machine and the installation that a process has."""
+"""Describes what can be asked without torch of the machine and the installation that a process
+has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the timeline answers with: live sets, why something is live, bytes of calls."""
+"""Describes what the timeline answers with: live sets, why something is live, bytes of calls."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def out_of_memory(profile: Profile) -> list[OutOfMemory]:
 
 
 def times_out_of_memory(profile: Profile) -> int:
-    """How often an allocation failed, at least: as often as the source says that knows of most,
-    since several can know of one failure."""
+    """Returns how often an allocation failed, at least: as often as the source says that knows of
+    most, since several can know of one failure."""
     return max(sum(found.count for found in source(profile)) for source in _SOURCES)
 
 

@@ -1,5 +1,5 @@
-"""What every package registers once: what to do in a forked child and when torch is reset, and
-which memory replays run in; and the switch of Python's collector."""
+"""Describes what every package registers once: what to do in a forked child and when torch is
+reset, and which memory replays run in; and the switch of Python's collector."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def _given() -> str:
 
 
 def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
-    """What to raise of a file of which ``most`` bytes are read: ``what`` stands before "more"."""
+    """Returns what to raise of a file of which ``most`` bytes are read: ``what`` stands before
+    "more"."""
     return ProfileTooLargeError(
         path,
         f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
@@ -123,13 +124,13 @@ def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeEr
 
 
 def most_unpacked(packed: int, path: StrPath | None) -> float:
-    """How many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
+    """Returns how many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
     limit = _limit(path)
     return limit if _given() else min(limit, max(FREE, RATIO * packed))
 
 
 def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """What ``zlib`` has packed; of more than ``room`` bytes one more than that.
+    """Returns what ``zlib`` has packed; of more than ``room`` bytes one more than that.
 
     Raises:
         zlib.error: it is damaged, or ends early.

@@ -21,7 +21,7 @@ from typing import Any
 
 
 class CannotRun(Exception):
-    """What is to be run is not there, or cannot be read; the message says which."""
+    """Describes what is to be run is not there, or cannot be read; the message says which."""
 
 
 def run_main(arguments: list[str], before: Callable[[], object]) -> None:

@@ -1,4 +1,5 @@
-"""What a job does now, from the file that it writes: for a live view, and of one that has ended.
+"""Describes what a job does now, from the file that it writes: for a live view, and of one that has
+ended.
 
 The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
 session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
@@ -36,7 +37,7 @@ KEEP_CALLS = 100_000
 
 
 class Writer(str, Enum):
-    """Whether a file is still written."""
+    """Says whether a file is still written."""
 
     ALIVE = "alive"
     ENDED = "ended"
@@ -152,7 +153,8 @@ class JobFile:
         return found
 
     def writer(self) -> Writer:
-        """Whether the process lives that writes it; see Note [What a file says of its writer]."""
+        """Tells whether the process lives that writes it; see Note [What a file says of its
+        writer]."""
         found = self._profile
         if found is None or found.complete:
             return Writer.ENDED if found is not None else Writer.UNKNOWN
@@ -165,7 +167,7 @@ class JobFile:
         return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
 
     def look(self, now_ns: int | None = None) -> Present:
-        """What the file tells now.
+        """Returns what the file tells now.
 
         Raises:
             ProfileError: as ``profile``.

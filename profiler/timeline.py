@@ -1,4 +1,4 @@
-"""What is live at any instant of any call: calls + programs → live sets.
+"""Describes what is live at any instant of any call: calls + programs → live sets.
 
 Note [What is live between calls]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -76,7 +76,7 @@ class _State:
     epoch: int = 0
 
     def with_waiting(self, more: Iterable[int] = (), less: Iterable[int] = ()) -> _State:
-        """The same with other forwards waiting."""
+        """Copies the state, with other forwards waiting."""
         waiting = Counter(dict(self.waiting))
         waiting.update(more)
         waiting.subtract(less)
@@ -170,8 +170,8 @@ class Timeline:
         return self._step_of_call[call]
 
     def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:
-        """What each event of a call takes out of the live set and puts into it. Both are there
-        where memory changes owner, neither for memory of another device."""
+        """Returns what each event of a call takes out of the live set and puts into it. Both are
+        there where memory changes owner, neither for memory of another device."""
         step = self._step_of(call)
         if step.unit == _NONE:
             return []
@@ -190,8 +190,8 @@ class Timeline:
         return out
 
     def live_after(self, call: int) -> tuple[LiveItem, ...]:
-        """What is carried when a call is over, its arguments and results dropped; adds up to
-        ``bytes_over_time().between``."""
+        """Returns what is carried when a call is over, its arguments and results dropped; adds up
+        to ``bytes_over_time().between``."""
         step = self._step_of(call)
         return self._on_device(self._items(step.after, self._moving(step.after)))
 
@@ -339,9 +339,9 @@ class Timeline:
     def _rest(
         self, state: _State, unit: int, forwards: Forwards, whole: bool = True
     ) -> tuple[_State, _Moving, set[Key]]:
-        """What others hold during a call, and carried memory less what the call's own program
-        counts: as many copies of its inputs as it has, and what ``forwards`` saved for it. Of the
-        persistent part only the keys of what to leave out."""
+        """Returns what others hold during a call, and carried memory less what the call's own
+        program counts: as many copies of its inputs as it has, and what ``forwards`` saved for it.
+        Of the persistent part only the keys of what to leave out."""
         if unit == _NONE:
             # What an unobserved backward does with its memory is not known: it keeps it.
             return state, self._moving(state, whole=whole), set()

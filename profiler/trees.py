@@ -1,4 +1,4 @@
-"""What the ledger says about graph trees: which graphs replay, at what cost, and why not.
+"""Describes what the ledger says about graph trees: which graphs replay, at what cost, and why not.
 
 Note [What the ledger tells of single calls]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -78,7 +78,9 @@ def has_moved(entry: LedgerEntry) -> bool:
 
 
 def writes_to_copied(entry: LedgerEntry) -> bool:
-    """Whether code ran without a graph because it writes to inputs that a graph would copy."""
+    """Tells whether code ran without a graph because it writes to inputs that a graph would
+    copy.
+    """
     return entry.kind is LedgerKind.SKIP and _cause(entry) is TreeCause.WRITES_TO_COPIED
 
 

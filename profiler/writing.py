@@ -54,8 +54,8 @@ def try_lock(fd: int) -> bool | None:
 
 
 def is_locked(path: str) -> bool | None:
-    """Whether another descriptor, of whatever process, holds a lock on the file; None where there
-    is no file, or this cannot be found out."""
+    """Tells whether another descriptor, of whatever process, holds a lock on the file; None where
+    there is no file, or this cannot be found out."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _O_BINARY)
     except OSError:
@@ -247,7 +247,7 @@ def _check_regular(path: str) -> os.stat_result | None:
 
 
 def refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
-    """What to raise where ``what`` cannot be written to ``path``."""
+    """Returns what to raise where ``what`` cannot be written to ``path``."""
     if isinstance(e, FileExistsError):
         return ProfileExistsError(
             path, f"cannot write {what}: something is there already, and stays as it is"

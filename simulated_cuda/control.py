@@ -1,4 +1,4 @@
-"""What a simulated device did, and what it shall do: for tests and measurements.
+"""Describes what a simulated device did, and what it shall do: for tests and measurements.
 
 Everything but `simulated` needs a process that runs on the simulated device, and raises OSError in
 any other.
@@ -45,7 +45,7 @@ _WHICH = ("launched", "captured", "replayed")
 
 
 def simulated() -> bool:
-    """Whether this process runs on the simulated device."""
+    """Tells whether this process runs on the simulated device."""
     return hasattr(ctypes.CDLL(None), "simgpu_calls")
 
 
@@ -85,7 +85,7 @@ def library() -> ctypes.CDLL:
 
 
 def calls(api: str) -> int:
-    """How often an entry point was called so far: ``cudaMalloc``."""
+    """Returns how often an entry point was called so far: ``cudaMalloc``."""
     count: int = library().simgpu_calls(api.encode())
     return count
 
@@ -96,13 +96,14 @@ def fail(api: str, after: int = 0, err: int = OUT_OF_MEMORY) -> None:
 
 
 def kernels(sub: str = "", which: Literal["launched", "captured", "replayed"] = "launched") -> int:
-    """How many kernels whose name contains ``sub`` were launched, captured or replayed so far."""
+    """Returns how many kernels whose name contains ``sub`` were launched, captured or replayed so
+    far."""
     count: int = library().simgpu_kernels(sub.encode(), _WHICH.index(which))
     return count
 
 
 def async_events(on: bool) -> None:
-    """Whether events become ready as simulated time passes, or at once."""
+    """Tells whether events become ready as simulated time passes, or at once."""
     library().simgpu_async(int(on))
 
 
@@ -113,7 +114,7 @@ def used(device: int = 0) -> int:
 
 
 def live_allocs(device: int = 0) -> int:
-    """How many results of cudaMalloc were not freed yet."""
+    """Returns how many results of cudaMalloc were not freed yet."""
     count: int = library().simgpu_live_allocs(device)
     return count
 
@@ -157,7 +158,9 @@ def written(address: int, nbytes: int) -> None:
 
 
 def known(address: int, nbytes: int) -> bool:
-    """Whether memory of a device holds what the program put there, as nothing wrote over it."""
+    """Tells whether memory of a device holds what the program put there, as nothing wrote over
+    it.
+    """
     return bool(library().simgpu_known(address, nbytes))
 
 
@@ -168,13 +171,14 @@ def forget(stream: int, address: int, nbytes: int) -> None:
 
 
 def live(kind: int) -> int:
-    """How many handles of a kind were not destroyed yet: `STREAMS`, `EVENTS`, `GRAPHS`, `EXECS`."""
+    """Returns how many handles of a kind were not destroyed yet: `STREAMS`, `EVENTS`, `GRAPHS`,
+    `EXECS`."""
     count: int = library().simgpu_live_handles(kind)
     return count
 
 
 def active_captures() -> int:
-    """How many stream captures are under way."""
+    """Returns how many stream captures are under way."""
     count: int = library().simgpu_active_captures()
     return count
 

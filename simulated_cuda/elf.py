@@ -1,4 +1,4 @@
-"""What a 64-bit little-endian ELF file wants and has, read from its section headers.
+"""Describes what a 64-bit little-endian ELF file wants and has, read from its section headers.
 
 Symbol tables are what this needs and no more; reading them here is quicker than ``nm`` on torch's
 libraries of half a gigabyte, and works where there are no binutils. Layouts: System V ABI, chapter

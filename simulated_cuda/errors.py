@@ -1,4 +1,4 @@
-"""What can keep a process from a simulated GPU."""
+"""Describes what can keep a process from a simulated GPU."""
 
 from __future__ import annotations
 

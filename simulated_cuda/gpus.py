@@ -33,7 +33,8 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a compute capability fixes, from the CUDA programming guide's technical specifications.
+    """Describes what a compute capability fixes, from the CUDA programming guide's technical
+    specifications.
 
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
     """
@@ -86,11 +87,11 @@ class Gpu:
 
     @property
     def limits(self) -> Limits:
-        """What its compute capability fixes."""
+        """Returns what its compute capability fixes."""
         return _LIMITS[self.capability]
 
     def with_memory(self, memory: int) -> Gpu:
-        """The same GPU with another total of device memory, in bytes."""
+        """Copies the GPU with another total of device memory, in bytes."""
         if memory <= 0:
             raise UnknownGpuError(f"a GPU has more than {memory} bytes of memory")
         return dataclasses.replace(self, memory=memory, memory_is_nominal=False)
@@ -133,7 +134,7 @@ def _from_row(key: str, row: dict[str, Any]) -> Gpu:
 
 
 def _url(source: str) -> str:
-    """Where a source is: itself, or a search for what was published word for word."""
+    """Returns where a source is: itself, or a search for what was published word for word."""
     if source.startswith("https://"):
         return source
     return _CODE_SEARCH + urllib.parse.quote(f'"{source}"', safe="")
@@ -184,7 +185,7 @@ def _forms(gpu: Gpu) -> list[tuple[str, ...]]:
 
 
 def _begins(form: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Whether a name begins as wanted, whose last word may be the beginning of one."""
+    """Tells whether a name begins as wanted, whose last word may be the beginning of one."""
     if not wanted or len(form) < len(wanted):
         return False
     *whole, last = wanted

@@ -140,7 +140,7 @@ def overwritten(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Whether the program put there what a strided tensor holds."""
+    """Tells whether the program put there what a strided tensor holds."""
     if not tensor.is_cuda or not tensor.numel():
         return True
     return control.known(tensor.data_ptr(), _extent(tensor))
@@ -172,7 +172,7 @@ def _written(schema: Any) -> set[int | str]:
 
 
 def _may_compute(name: str, op: Any) -> bool:
-    """Whether the CPU knows what the device would have computed, and it is no view."""
+    """Tells whether the CPU knows what the device would have computed, and it is no view."""
     schema = op._schema
     if operators.SKIP.match(name) or torch.Tag.nondeterministic_seeded in op.tags:
         return False
@@ -265,14 +265,14 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _all_known(tensors: list[torch.Tensor], read: Iterable[Any]) -> bool:
-    """Whether an operator with these tensors can be computed from what it reads."""
+    """Tells whether an operator with these tensors can be computed from what it reads."""
     if any(t.layout != torch.strided or t.nbytes > SMALL for t in tensors):
         return False
     return all(map(is_known, _tensors(read)))
 
 
 def _integers(tensors: list[torch.Tensor]) -> bool:
-    """Whether all are of integers and of a size to compute."""
+    """Tells whether all are of integers and of a size to compute."""
     if any(t.dtype not in INTEGERS or t.layout != torch.strided for t in tensors):
         return False
     most = max(t.nbytes for t in tensors)
@@ -290,7 +290,7 @@ def _compute(
     changed: list[torch.Tensor],
     known: bool,
 ) -> Any:
-    """What the operator returns, with what it computed in place."""
+    """Returns what the operator returns, with what it computed in place."""
     there = tree_leaves(result)
     tensors = [t for t in there if isinstance(t, torch.Tensor)]
     if not changed and not any(t.is_cuda for t in tensors):
@@ -318,7 +318,8 @@ def _compute(
 
 
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
-    """What the CPU's kernel makes of the device's memory; it writes there where ``op`` does."""
+    """Returns what the CPU's kernel makes of the device's memory; it writes there where ``op``
+    does."""
     with Quiet():
         return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 
@@ -360,8 +361,8 @@ def _captures(device: int) -> bool:
 
 @contextlib.contextmanager
 def _counted(found: int | None) -> Iterator[None]:
-    """What this thread reads from the device is this number. None changes nothing: ``nonzero`` is
-    made of other operators."""
+    """Yields what this thread reads from the device is this number. None changes nothing:
+    ``nonzero`` is made of other operators."""
     if found is None:
         yield
         return

@@ -71,7 +71,7 @@ class TorchBuild:
 
     @property
     def has_nvrtc(self) -> bool:
-        """Whether NVIDIA's run-time compiler is installed beside torch; it needs no GPU."""
+        """Tells whether NVIDIA's run-time compiler is installed beside torch; it needs no GPU."""
         return any(self.root.parent.glob("nvidia/*/lib/libnvrtc.so*"))
 
 
@@ -145,7 +145,7 @@ def read_torch(root: Path) -> TorchBuild:
 
 
 def _constants(source: str) -> dict[str, object]:
-    """What a module of plain assignments assigns; what is no literal is left out."""
+    """Returns what a module of plain assignments assigns; what is no literal is left out."""
     found: dict[str, object] = {}
     for node in ast.parse(source).body:
         target = (

@@ -90,7 +90,7 @@ class Block:
 
 @dataclass(slots=True)
 class Trace:
-    """What was seen during one call.
+    """Describes what was seen during one call.
 
     Attributes:
         key: the graph's symbolic sizes.

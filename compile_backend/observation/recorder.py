@@ -1,5 +1,5 @@
-"""What happens to memory during one call: a copy of the generated wrapper that reports it, and the
-hooks that it reports to.
+"""Describes what happens to memory during one call: a copy of the generated wrapper that reports
+it, and the hooks that it reports to.
 
 The copy runs in the *same* module globals, with the same kernels, constants and streams,
 and keeps the original line numbers, so it computes the same values and its tracebacks
@@ -108,7 +108,7 @@ class Recorder:
                     self._allocator.mark(len(self.trace.segments) - 1)
 
     def aside(self) -> None:
-        """What is allocated until the next statement is not the graph's."""
+        """Returns what is allocated until the next statement is not the graph's."""
         if self.error is None and self._allocator.started:
             with self._keeping_errors():
                 self._allocator.mark(_ASIDE)

@@ -1,4 +1,4 @@
-"""What each node of the graph that AOTAutograd hands to Inductor knows of its origin.
+"""Describes what each node of the graph that AOTAutograd hands to Inductor knows of its origin.
 
 Note [Two levels of nodes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -62,7 +62,7 @@ def target_name(target: Any) -> str:
 
 
 def own_provenance(node: Node, *, backward: bool) -> NodeProvenance:
-    """What the node itself carries, without looking at its surroundings, in the graph of a
+    """Returns what the node itself carries, without looking at its surroundings, in the graph of a
     backward or another one."""
     meta = node.meta
     own = innermost_module(meta.get("nn_module_stack"))
@@ -138,8 +138,8 @@ def snapshot(
 def captured_snapshot(
     graph: Graph, captured: Mapping[str, NodeProvenance]
 ) -> dict[str, NodeProvenance]:
-    """The same for the AOT graph of a captured backward, whose nodes descend from tagged ones;
-    ``captured`` is the provenance of these, by name."""
+    """Takes the snapshot of the AOT graph of a captured backward, whose nodes descend from tagged
+    ones; ``captured`` is the provenance of these, by name."""
     located: dict[str, NodeProvenance] = {}
     others: dict[str, NodeProvenance] = {}
     alone: list[Node] = []

@@ -46,7 +46,7 @@ class Artifact:
 
 
 def path_for(cache_dir: str, key: str) -> Path:
-    """Where the artifact of the FX graph cache entry ``key`` is stored."""
+    """Returns where the artifact of the FX graph cache entry ``key`` is stored."""
     return Path(cache_dir) / "memprof" / f"provenance-{VERSION}" / key[1:3] / f"{key}.json"
 
 

@@ -189,7 +189,7 @@ class _Graph:
         return info if other is None else other._replace(fqn=info.fqn)
 
     def _user_value(self, desc: Descriptor) -> RoleInfo:
-        """What a value of the user's function is, parts of it included."""
+        """Returns what a value of the user's function is, parts of it included."""
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole
@@ -375,7 +375,7 @@ def _as_state(value: GraphValue) -> GraphValue:
 
 
 def enters_region(node: Node) -> bool:
-    """Whether a value is made outside of a checkpointed region that uses it."""
+    """Tells whether a value is made outside of a checkpointed region that uses it."""
     own = node.meta.get("ac_graph_id")
     regions = (user.meta.get("ac_graph_id") for user in node.users)
     return any(region is not None and region != own for region in regions)

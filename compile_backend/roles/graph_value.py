@@ -19,7 +19,7 @@ from ..observation.program_builder import Categorize
 
 
 class RoleInfo(NamedTuple):
-    """What a value is: its role, the category of its memory, its qualified name."""
+    """Describes what a value is: its role, the category of its memory, its qualified name."""
 
     role: Role
     category: Category
@@ -31,17 +31,17 @@ DETAIL = Category.AUTOGRAD_DETAIL
 
 
 def is_rng(node: torch.fx.Node, desc: Descriptor) -> bool:
-    """Whether a node is random-number state: a seed, an offset or a generator."""
+    """Tells whether a node is random-number state: a seed, an offset or a generator."""
     return desc.kind is DescriptorKind.RNG or isinstance(node.meta.get("val"), torch.Generator)
 
 
 def has_memory(node: torch.fx.Node) -> bool:
-    """Whether a node's value is a tensor."""
+    """Tells whether a node's value is a tensor."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) -> RoleInfo | None:
-    """What a number, generator, token or opaque object is; None for a tensor.
+    """Returns what a number, generator, token or opaque object is; None for a tensor.
 
     Args:
         category: of numbers and opaque objects.
@@ -59,7 +59,7 @@ def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) ->
 
 
 def absent_value(at: int) -> GraphValue:
-    """What stands for an output where the graph returns None."""
+    """Returns what stands for an output where the graph returns None."""
     return GraphValue(at, "", *UNKNOWN)
 
 

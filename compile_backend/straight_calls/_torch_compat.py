@@ -1,4 +1,4 @@
-"""What straight calls need of torch 2.11 to 2.15: Note [Straight calls]."""
+"""Describes what straight calls need of torch 2.11 to 2.15: Note [Straight calls]."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def callers_context() -> Any:
 
 
 def is_boxed(compiled: Any) -> bool:
-    """Whether compiled code takes its inputs in one list."""
+    """Tells whether compiled code takes its inputs in one list."""
     return bool(getattr(compiled, "_boxed_call", False))
 
 
@@ -101,8 +101,8 @@ _IDLE_WRAPPERS = (("compiled_fn", "runtime_metadata", "self"), ("compiled_fn", "
 
 
 def _without_idle_wrappers(compiled: Any) -> Any:
-    """What stands inside of the wrappers that torch 2.11 puts around every graph in case that it
-    takes a random state or has effects in an order, which straight calls have not."""
+    """Returns what stands inside of the wrappers that torch 2.11 puts around every graph in case
+    that it takes a random state or has effects in an order, which straight calls have not."""
     while getattr(getattr(compiled, "__code__", None), "co_freevars", None) in _IDLE_WRAPPERS:
         if not compiled.__code__.co_filename.endswith("runtime_wrappers.py"):
             break
@@ -111,8 +111,8 @@ def _without_idle_wrappers(compiled: Any) -> Any:
 
 
 def without_disabling_dynamo(compiled: Any) -> Any:
-    """What a compiled backward is without ``torch._dynamo.disable`` around it, which does nothing
-    where Dynamo is not on: see ``dynamo_callback``."""
+    """Returns what a compiled backward is without ``torch._dynamo.disable`` around it, which does
+    nothing where Dynamo is not on: see ``dynamo_callback``."""
     if getattr(compiled, "_torchdynamo_disable", False):
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     return compiled
@@ -136,7 +136,7 @@ def plain_apply(function: Any) -> Callable[..., Any]:
 
 
 def is_dead_wrapper(value: Any) -> bool:
-    """Whether an input is what a functorch transform left behind, which torch takes apart."""
+    """Tells whether an input is what a functorch transform left behind, which torch takes apart."""
     return isinstance(value, Tensor) and _C._functorch.is_functorch_wrapped_tensor(value)
 
 
@@ -149,7 +149,7 @@ def set_up_nodes(function: Any, backward: Callable[..., Any]) -> None:
 
 
 def takes_gradients_boxed(function: Any) -> bool:
-    """Whether the engine hands gradients over in one list (from 2.13 on)."""
+    """Tells whether the engine hands gradients over in one list (from 2.13 on)."""
     return bool(getattr(function, "boxed_grads_call", False))
 
 
@@ -157,12 +157,12 @@ def takes_gradients_boxed(function: Any) -> bool:
 
 
 def hooks_are_inlined() -> bool:
-    """Whether hooks for saved tensors were traced into the graph that is being compiled."""
+    """Tells whether hooks for saved tensors were traced into the graph that is being compiled."""
     return bool(wrappers._should_disable_saved_tensors_hooks())
 
 
 def uses_objects() -> bool:
-    """Whether the graph that is being compiled uses objects of the program: streams, events.
+    """Tells whether the graph that is being compiled uses objects of the program: streams, events.
 
     From 2.12 on the first is the current stream, of every graph where there is a device.
     """

@@ -246,8 +246,8 @@ def _forward(
 
 
 def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
-    """What is saved of ``tensors``: no view, which would keep its base's history alive, but for
-    inputs, where torch 2.15 says which are."""
+    """Returns what is saved of ``tensors``: no view, which would keep its base's history alive, but
+    for inputs, where torch 2.15 says which are."""
     if not any(map(Tensor._is_view, tensors)):
         return tensors  # type: ignore[no-any-return]
     if not as_they_are:

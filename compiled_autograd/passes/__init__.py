@@ -23,7 +23,7 @@ from .take_gradients import take_gradients
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What the runtime has to know of the passes.
+    """Describes what the runtime has to know of the passes.
 
     Attributes:
         used_sizes: indices of the lifted sizes that the graph still reads.

@@ -54,8 +54,8 @@ def memory_order(graph: Graph) -> tuple[int, int]:
 
 
 def _followers(order: Sequence[Node]) -> dict[Node, list[Node]]:
-    """What must come behind each node: its users, and where one of the two accumulates into what
-    the other reads."""
+    """Returns what must come behind each node: its users, and where one of the two accumulates into
+    what the other reads."""
     followers = {node: list(node.users) for node in order}
     for node in filter(is_accumulate_grad, order):
         for reader in readers_of_gradient(node):

@@ -74,7 +74,7 @@ def take_gradients(graph: Graph) -> None:
 
 
 def _own(value: Node, user: Node) -> bool:
-    """Whether only ``user`` reads the memory of ``value``, which the graph has made."""
+    """Tells whether only ``user`` reads the memory of ``value``, which the graph has made."""
     while True:
         if list(value.users) != [user] or nodes.is_item_of_argument(value):
             return False

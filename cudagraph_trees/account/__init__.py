@@ -1,1 +1,1 @@
-"""What was done, and what lies where: for profiles and reports."""
+"""Describes what was done, and what lies where: for profiles and reports."""

@@ -36,7 +36,7 @@ ROUNDING = 512
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """What a pool's bytes are, see Note [The five parts of a pool].
+    """Describes what a pool's bytes are, see Note [The five parts of a pool].
 
     Attributes:
         nodes: bytes by number of the recording (negative: warm-up) that made them.
@@ -70,7 +70,9 @@ Live: TypeAlias = tuple["int | str", int, int]
 
 
 def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
-    """What the pool's bytes are now, between two calls. Waits for other threads' captures."""
+    """Returns what the pool's bytes are now, between two calls. Waits for other threads'
+    captures.
+    """
     with capturing():
         segments, node = manager.pool.segments(), manager.path.node
         if manager.path.state is ExecutionState.EXECUTION:
@@ -86,7 +88,7 @@ def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
 
 
 def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts:
-    """What the pool's bytes are at one instant of a replay of ``node``.
+    """Returns what the pool's bytes are at one instant of a replay of ``node``.
 
     Args:
         node: a recording that knows its allocation program (``configure(programs=True)``).

@@ -93,7 +93,7 @@ class TreeLedger:
         return sorted(out, key=lambda e: e.time_ns)
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:
-        """What the hot path counts in the node instead of writing it down."""
+        """Returns what the hot path counts in the node instead of writing it down."""
         function, at = node.wrapped_function, node.recorded_ns
         where = {"node": node.number, "parent": number_of(node.parent), "step": node.step}
         out = []

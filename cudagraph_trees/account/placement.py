@@ -1,4 +1,5 @@
-"""Where a recording's memory lies, for a profile. Pure data but for what it reads from a node."""
+"""Describes where a recording's memory lies, for a profile. Pure data but for what it reads from a
+node."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> 
 
 
 def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
-    """What is allocated beside the blocks at ``known`` addresses, in sentences; "" if nothing."""
+    """Returns what is allocated beside the blocks at ``known`` addresses, in sentences; "" if
+    nothing."""
     if pool.live_addresses() <= set(known):
         return ""
     # A tensor in a reference cycle is dead, only not collected yet.

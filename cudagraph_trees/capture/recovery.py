@@ -1,4 +1,4 @@
-"""What happens when a warm-up or a recording fails.
+"""Describes what happens when a warm-up or a recording fails.
 
 Note [Calling again after a failure]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -74,7 +74,7 @@ def _let_go_of_frames(error: BaseException) -> None:
 
 
 class InputBackup:
-    """What it takes to make a call again.
+    """Describes what it takes to make a call again.
 
     Attributes:
         inputs: what is no tensor; None for tensors.

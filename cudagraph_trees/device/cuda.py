@@ -53,8 +53,8 @@ def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:
 
 
 class GeneratorStates:
-    """Where all generators stood that a call may draw from, see Note [Random numbers]: the default
-    ones of the host and of ``device``, and those in ``inputs``."""
+    """Describes where all generators stood that a call may draw from, see Note [Random numbers]:
+    the default ones of the host and of ``device``, and those in ``inputs``."""
 
     def __init__(self, device: torch.device, inputs: Iterable[Input] = ()) -> None:
         found = [torch.default_generator, *generators_among(inputs)]
@@ -80,7 +80,7 @@ def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Te
 
 
 def _nothing() -> None:
-    """What a function that launches nothing has to do again."""
+    """Returns what a function that launches nothing has to do again."""
 
 
 def released() -> None:
@@ -317,7 +317,7 @@ class CudaPool:
         )
 
     def extent(self) -> Callable[[int], bool]:
-        """Whether an address lies in a segment that the pool has now. Not hot."""
+        """Tells whether an address lies in a segment that the pool has now. Not hot."""
         segments = [
             range(s["address"], s["address"] + s["total_size"])
             for s in allocator.memory_snapshot(self.handle)

@@ -1,4 +1,4 @@
-"""What the tree manager and its device say to each other.
+"""Describes what the tree manager and its device say to each other.
 
 Note [Who does what: manager and device]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

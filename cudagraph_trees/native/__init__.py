@@ -43,7 +43,7 @@ _ABANDONED_S = 600.0
 
 @functools.cache
 def library() -> Path:
-    """Where the library for this torch lies, or will: an absolute path."""
+    """Returns where the library for this torch lies, or will: an absolute path."""
     # What is cheap to know: a process that finds the library needs no headers.
     what = (
         _SOURCE.read_text(),
@@ -97,7 +97,7 @@ def build(timeout_s: float = 300.0) -> ModuleType:
 
 
 def state() -> str:
-    """What there is, in a few words. Never raises."""
+    """Returns what there is, in a few words. Never raises."""
     if os.environ.get("MEMPROF_NATIVE") == "0":
         return "switched off by MEMPROF_NATIVE=0"
     try:
@@ -134,8 +134,8 @@ def _loaded() -> ModuleType | None:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether a file of ELF has its table of sections, which linkers write last. The loader would
-    map what a file that was cut off has no more, and the process die of it (SIGBUS)."""
+    """Tells whether a file of ELF has its table of sections, which linkers write last. The loader
+    would map what a file that was cut off has no more, and the process die of it (SIGBUS)."""
     if len(data) < 64:
         return False
     table = int.from_bytes(data[40:48], sys.byteorder)

@@ -1,1 +1,1 @@
-"""What a recording does when it is called again."""
+"""Describes what a recording does when it is called again."""

@@ -1,4 +1,4 @@
-"""How a recording reads its inputs.
+"""Describes how a recording reads its inputs.
 
 Note [Kinds of inputs]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -39,7 +39,7 @@ from .liveness import StorageWeakRefWrapper, address_of, live_by_address
 
 
 class InputPlan:
-    """What a recording does with each input, see Note [Kinds of inputs].
+    """Describes what a recording does with each input, see Note [Kinds of inputs].
 
     Attributes:
         managed: inputs read where a node of the path put them.
@@ -135,7 +135,7 @@ class Copies:
             compat.foreach_copy(self.buffers, self.sources(inputs))
 
     def fit(self, inputs: Sequence[Input]) -> bool:
-        """Whether the inputs of a call have the sizes of their buffers. Not hot."""
+        """Tells whether the inputs of a call have the sizes of their buffers. Not hot."""
         return all(inputs[i].shape == shape for i, shape in self._shapes)
 
     def copy_odd(self, inputs: list[Input]) -> None:

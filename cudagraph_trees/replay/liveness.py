@@ -67,14 +67,16 @@ class StorageWeakRefWrapper:
         self.own = 0
 
     def expired(self) -> bool:
-        """Whether nobody outside the trees holds the storage."""
+        """Tells whether nobody outside the trees holds the storage."""
         if self.cache is None:
             return _count(self.pointer) == 0
         # The list's reference and the argument's.
         return _refs(self.cache[self.slot]) == 2 and self.is_alone()
 
     def is_alone(self) -> bool:
-        """Whether the cached tensor is the only one over the storage, the trees' own aside."""
+        """Tells whether the cached tensor is the only one over the storage, the trees' own
+        aside.
+        """
         t = self.cache[self.slot] if self.cache is not None else None
         return t is not None and _count(self.pointer) == self.own and self.has(t)
 
@@ -123,7 +125,7 @@ def find_live() -> FindLive:
 
 
 def slowly(refs: list[StorageWeakRefWrapper]) -> Sequence[int]:
-    """The same in Python."""
+    """Finds indices of references that somebody holds, in Python: the oracle of the native one."""
     return [i for i, r in enumerate(refs) if not r.expired()]
 
 

@@ -66,7 +66,7 @@ def _is_marked(t: torch.Tensor) -> bool:
 
 
 class OutputCache:
-    """What each output of one recording is, and the tensors that replays hand out.
+    """Describes what each output of one recording is, and the tensors that replays hand out.
 
     Attributes:
         refs: by output: the reference to one that lies in the pool.

@@ -1,4 +1,4 @@
-"""What several subcommands share: the FILE argument, reading a profile, printing."""
+"""Describes what several subcommands share: the FILE argument, reading a profile, printing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputPath(click.Path):
-    """Where a command writes; ``-`` is refused, as nothing here writes to standard output."""
+    """Describes where a command writes; ``-`` is refused, as nothing here writes to standard
+    output."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
@@ -166,7 +167,9 @@ def output_option(help: str, *, required: bool = True) -> Callable[[Command], Co
 
 
 def page_path(output: str, file: str) -> str:
-    """Where the page of ``file`` goes: beside it where ``page_option`` was given no path."""
+    """Returns where the page of ``file`` goes: beside it where ``page_option`` was given no
+    path.
+    """
     return output or f"{os.path.splitext(file)[0]}.html"
 
 

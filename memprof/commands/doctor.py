@@ -62,7 +62,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one probe found, in words, and what to do about it, "" for nothing."""
+    """Describes what one probe found, in words, and what to do about it, "" for nothing."""
 
     name: str
     status: Status

@@ -102,7 +102,7 @@ def _frame(found: list[Present]) -> str:
 
 
 def _looks(watches: list[JobFile], interval: float) -> Iterator[list[Present]]:
-    """What there is to see, until all have ended."""
+    """Yields what there is to see, until all have ended."""
     while True:
         found = [watch.look() for watch in watches]
         yield found

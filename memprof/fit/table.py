@@ -36,8 +36,8 @@ _BACK = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Whether a value fits, bytes of the device that it could not do without where it does, and
-    bytes that the request which failed was short of, 0 if nobody knows."""
+    """Says whether a value fits, bytes of the device that it could not do without where it does,
+    and bytes that the request which failed was short of, 0 if nobody knows."""
 
     fits: bool
     needed: int = 0
@@ -129,7 +129,7 @@ ENOUGH = 0.01
 
 @dataclass(slots=True)
 class Row:
-    """What was found on one GPU with one combination of listed values.
+    """Describes what was found on one GPU with one combination of listed values.
 
     Attributes:
         best: the try with the largest value of the range that fits, or without a range the only
@@ -157,7 +157,7 @@ class Row:
 
     @property
     def monotonic(self) -> bool:
-        """Whether more budget never needed less."""
+        """Tells whether more budget never needed less."""
         needs = [t.needed for t in self.curve if t.fits]
         return needs == sorted(needs)
 

@@ -36,7 +36,7 @@ class Trial:
 
     @property
     def idle(self) -> bool:
-        """Whether there was nothing that it could have changed."""
+        """Tells whether there was nothing that it could have changed."""
         return self.tried is not None and set(self.changes) <= set(self.tried.idle)
 
     def run(self, gpu: Gpu, tries: Tries, before: Tried) -> None:
@@ -132,7 +132,7 @@ def render_trials(
 
 
 def _sentence(trial: Trial) -> str:
-    """What was changed and how to have it, or why there is no row."""
+    """Returns what was changed and how to have it, or why there is no row."""
     (text,) = trial.changes
     if trial.tried is None:
         return f"{text}: the program failed with it: {trial.problem}"

@@ -34,7 +34,7 @@ class BadStore(ValueError):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out of a try, with values of the variables, on the GPU of that key.
+    """Describes what came out of a try, with values of the variables, on the GPU of that key.
 
     Attributes:
         fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
@@ -65,7 +65,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> bool:
-        """Whether its gradients are wrong, as a note says."""
+        """Tells whether its gradients are wrong, as a note says."""
         return DRAWN_ANEW in self.notes
 
 
@@ -142,7 +142,7 @@ class Undecided(ScriptFailed):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run; every text may have ``{NAME}`` of a variable in it.
+    """Describes what is run; every text may have ``{NAME}`` of a variable in it.
 
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def texts(self) -> list[str]:
-        """Where a variable may stand."""
+        """Returns where a variable may stand."""
         return [*self.words, *self.env.values(), *self.torch_config.values(), self.world_size]
 
 

@@ -1,4 +1,5 @@
-"""What ``memprof fit`` varies: ranges and lists of values, and the places where they stand."""
+"""Describes what ``memprof fit`` varies: ranges and lists of values, and the places where they
+stand."""
 
 from __future__ import annotations
 

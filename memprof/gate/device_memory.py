@@ -11,8 +11,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What something took in bytes: the most that torch's allocator had from the device meanwhile,
-    the most of blocks meanwhile, and those of blocks when it began."""
+    """Describes what something took in bytes: the most that torch's allocator had from the device
+    meanwhile, the most of blocks meanwhile, and those of blocks when it began."""
 
     reserved: int
     allocated: int

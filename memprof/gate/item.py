@@ -84,8 +84,8 @@ class BadGate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a test may take: bytes, None for no limit; of which GPU, None for the usual one; and
-    growth as a part of the baseline, None if it is not compared."""
+    """Describes what a test may take: bytes, None for no limit; of which GPU, None for the usual
+    one; and growth as a part of the baseline, None if it is not compared."""
 
     limit: int | None
     gpu: str | None
@@ -93,7 +93,7 @@ class Gate:
 
 
 def read_mark(mark: pytest.Mark) -> Gate:
-    """What a mark asks for.
+    """Returns what a mark asks for.
 
     Raises:
         BadGate: its arguments are none that it has.
@@ -135,7 +135,7 @@ def _share(growth: object) -> Fraction | None:
 
 
 def baseline_path(nodeid: str, test_file: Path) -> Path:
-    """Where the baseline of a test lies: a profile, which other commands read too."""
+    """Returns where the baseline of a test lies: a profile, which other commands read too."""
     name = nodeid.partition("::")[2].replace("::", ".")
     safe = re.sub(r"[^\w.,=+\[\]-]", "_", name)
     if safe != name or len(safe.encode()) > _LONGEST:  # and another name may look the same
@@ -147,8 +147,8 @@ def baseline_path(nodeid: str, test_file: Path) -> Path:
 def judge(
     nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """What is wrong with what a test took, in words, empty if nothing is; and its row of a table.
-    With ``update`` what it took becomes its baseline.
+    """Returns what is wrong with what a test took, in words, empty if nothing is; and its row of a
+    table. With ``update`` what it took becomes its baseline.
 
     Raises:
         BadGate: the baseline cannot be written.

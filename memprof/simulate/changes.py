@@ -171,8 +171,8 @@ def change_of(text: str) -> Change:
 
 
 def is_idle(text: str, changed: Collection[str], partitions: int) -> bool:
-    """Whether a change found nothing to change in this process, which ``changed`` these: without a
-    graph that was partitioned into forward and backward a budget has changed nothing."""
+    """Tells whether a change found nothing to change in this process, which ``changed`` these:
+    without a graph that was partitioned into forward and backward a budget has changed nothing."""
     change = change_of(text)
     if not change.setting:
         return not change.allocator and text not in changed
@@ -195,9 +195,9 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
 def environment_again(
     changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """What ``environment_of`` has put into the environment as it was ``given``, where the program
-    has since set it otherwise: the variable that it has set, and the variables with the changes
-    again; an empty text and no variables where it has set none."""
+    """Returns what ``environment_of`` has put into the environment as it was ``given``, where the
+    program has since set it otherwise: the variable that it has set, and the variables with the
+    changes again; an empty text and no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 

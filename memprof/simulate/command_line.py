@@ -1,4 +1,5 @@
-"""What stands after ``memprof simulate … --``, taken apart, and the job of which it is a rank."""
+"""Describes what stands after ``memprof simulate … --``, taken apart, and the job of which it is a
+rank."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class Job:
         return self.rank % self.ranks_per_host
 
     def environment(self) -> dict[str, str]:
-        """What torchrun would have set."""
+        """Returns what torchrun would have set."""
         hosts = -(-self.world_size // self.ranks_per_host)
         return {
             "RANK": str(self.rank),

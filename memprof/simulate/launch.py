@@ -129,7 +129,7 @@ class _Run:
 
     @property
     def is_child(self) -> bool:
-        """Whether this process was forked from the script's."""
+        """Tells whether this process was forked from the script's."""
         return os.getpid() != self._process
 
     def begin(self) -> None:

@@ -52,8 +52,8 @@ class Leaving:
     _peaks: list[int] = field(default_factory=lambda: [0])
 
     def after_step(self, fewest: int, most: int, peak: int) -> bool:
-        """Whether to leave after a step, with so many of the optimizer that has made fewest and of
-        the one that has made most, and so many bytes reserved at most."""
+        """Tells whether to leave after a step, with so many of the optimizer that has made fewest
+        and of the one that has made most, and so many bytes reserved at most."""
         if fewest == len(self._peaks):
             # The script may have set the counter back, so that this one is lower.
             self._peaks.append(max(peak, self._peaks[-1]))
@@ -63,8 +63,8 @@ class Leaving:
         return fewest >= wanted or most >= 2 * wanted
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
-        """Whether to leave after so many blocks asked for: nothing is new. ``news`` is what only
-        grows: steps, then peaks."""
+        """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what
+        only grows: steps, then peaks."""
         if news > self._news:
             self._news, self.asked = news, asked
         if trains and self.wanted is not None:

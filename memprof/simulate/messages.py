@@ -49,14 +49,14 @@ class Announced(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """What one rank has sent to another; ``objects`` are pickled lists."""
+    """Describes what one rank has sent to another; ``objects`` are pickled lists."""
 
     tensors: list[Announced] = []
     objects: list[bytes] = []
 
 
 class Messages:
-    """What this rank sends to others, and answers for what it receives.
+    """Describes what this rank sends to others, and answers for what it receives.
 
     Args:
         heard: by rank, what those that were simulated before have sent to this one.

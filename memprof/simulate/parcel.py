@@ -151,7 +151,8 @@ class _Unpacker(pickle.Unpickler):
 
 
 def unpack(data: bytes, device: str) -> Any:
-    """What ``pack`` has packed, with every tensor on ``device``. Only for what it has packed."""
+    """Returns what ``pack`` has packed, with every tensor on ``device``. Only for what it has
+    packed."""
     return _Unpacker(data, device).load()
 
 

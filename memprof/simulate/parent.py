@@ -120,7 +120,7 @@ AMPLE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Settings(Run):
-    """How to simulate.
+    """Describes how to simulate.
 
     Attributes:
         job: None for a process alone.
@@ -142,7 +142,7 @@ class Settings(Run):
 
 @dataclass(slots=True)
 class Simulation:
-    """What a script takes on a device, of a job or alone.
+    """Describes what a script takes on a device, of a job or alone.
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
@@ -248,7 +248,8 @@ def find_smallest(
 
 
 def _ran(outcome: Outcome) -> bool:
-    """Whether a script was seen to run: not where it has caught an error and said so as it left."""
+    """Tells whether a script was seen to run: not where it has caught an error and said so as it
+    left."""
     return outcome.failure is None and not outcome.status and not outcome.undecided
 
 
@@ -258,8 +259,8 @@ def _run(
     environment: Mapping[str, str],
     total: int | None = None,
 ) -> Outcome:
-    """What became of a script; its accounts are of a device with ``total`` bytes, by default its
-    own."""
+    """Returns what became of a script; its accounts are of a device with ``total`` bytes, by
+    default its own."""
     torch = find_torch(command.interpreter)
     base = {**environment, **environment_of(settings.changes, environment)}
     variables = simulated_environment(

@@ -52,8 +52,8 @@ DRAWN_ANEW = (
 
 
 def _draws_anew(*halves: Any) -> bool:
-    """Whether a forward and its backward draw random numbers of the same node of the joint graph,
-    whose name it keeps in both."""
+    """Tells whether a forward and its backward draw random numbers of the same node of the joint
+    graph, whose name it keeps in both."""
     from memprof.compile_backend._torch_compat import draws_random_numbers
 
     forward, backward = (

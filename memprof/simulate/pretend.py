@@ -1,4 +1,4 @@
-"""Where a program looks at values that nobody knows, and what it is to find there.
+"""Describes where a program looks at values that nobody knows, and what it is to find there.
 
 What the program itself put on the device is known (Note [What the host knows]), and a look at that
 is none at all here.

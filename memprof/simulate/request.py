@@ -1,4 +1,4 @@
-"""What the process that runs the script is asked to do, and what it answers."""
+"""Describes what the process that runs the script is asked to do, and what it answers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
-    """How to run a script, as its process is told: where its ``Outcome`` goes, and whether to print
-    progress. Without a ``world_size`` process groups are left as they are; with one the job's other
-    ranks are not there."""
+    """Describes how to run a script, as its process is told: where its ``Outcome`` goes, and
+    whether to print progress. Without a ``world_size`` process groups are left as they are; with
+    one the job's other ranks are not there."""
 
     outcome: str
     world_size: int | None = None
@@ -57,7 +57,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What became of a script.
+    """Describes what became of a script.
 
     Attributes:
         accounts: one a device that was used, the one with most reserved first.

@@ -18,8 +18,8 @@ from .parent import Simulation
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
-    """What ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns; ``limit``
-    is that of ``--fail-above``."""
+    """Returns what ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns;
+    ``limit`` is that of ``--fail-above``."""
     worst = max(simulations, key=lambda s: s.needed)
     fits = [s.fits for s in simulations]
     return {

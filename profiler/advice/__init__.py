@@ -1,4 +1,4 @@
-"""What a person can do about the memory of a profile: at most five findings, by bytes.
+"""Describes what a person can do about the memory of a profile: at most five findings, by bytes.
 
 Note [When something is worth a finding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

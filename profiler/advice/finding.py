@@ -1,4 +1,4 @@
-"""What a finding is; when something is worth one stands in ``__init__.py``."""
+"""Describes what a finding is; when something is worth one stands in ``__init__.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_OUTPUT_SHARE = 0.1
 
 
 class FindingKind(str, Enum):
-    """What a finding is about; see Note [When something is worth a finding]."""
+    """Describes what a finding is about; see Note [When something is worth a finding]."""
 
     RECOMPUTE = "recompute"
     OUTPUT_CLONE = "output_clone"
@@ -47,7 +47,7 @@ class Evidence:
 
     @staticmethod
     def at(site: Site, graph: str, text: str, nbytes: int, count: int) -> Evidence:
-        """What was seen of memory that comes from a site."""
+        """Returns what was seen of memory that comes from a site."""
         return Evidence(text, nbytes, count, graph, site.node, site.module, site.frame)
 
 
@@ -69,12 +69,12 @@ Made = tuple[int, str | None, int]
 
 
 def made(item: LiveItem) -> Made:
-    """Who made a live storage."""
+    """Returns who made a live storage."""
     return item.graph, item.owner, item.line
 
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
-    """What is live at the peak, and where it is from; nothing where there is none."""
+    """Yields what is live at the peak, and where it is from; nothing where there is none."""
     for i in timeline.at_peak():
         yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
 

@@ -1,4 +1,4 @@
-"""What graph trees had to do that a change of the program would spare them."""
+"""Describes what graph trees had to do that a change of the program would spare them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
 
 
 def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
-    """Whether several programs, which were observed at different calls, have it as an input.
+    """Tells whether several programs, which were observed at different calls, have it as an input.
 
     That another graph has it says nothing: a batch is handed from graph to graph in a step.
     """

@@ -38,7 +38,9 @@ _NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STAT
 
 
 def is_product(op: str) -> bool:
-    """Whether an operator multiplies matrices or convolves, by its name: ``aten.mm.default``."""
+    """Tells whether an operator multiplies matrices or convolves, by its name:
+    ``aten.mm.default``.
+    """
     namespace, _, rest = op.partition(".")
     words = re.findall("[a-z]+", rest.partition(".")[0])
     return namespace == "aten" and not _PRODUCTS.isdisjoint(words)
@@ -88,7 +90,9 @@ def of_compiled(
 
 
 class _Head(NamedTuple):
-    """What makes logits: its graph and module, their shape, and its place in the forward."""
+    """Describes what makes logits: its graph and module, their shape, and its place in the
+    forward.
+    """
 
     graph: GraphRecord
     module: str | None
@@ -116,7 +120,7 @@ def _heads(
 
 
 def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
-    """Whether an item is as large, and made of nothing that was there before."""
+    """Tells whether an item is as large, and made of nothing that was there before."""
     node = graph.nodes.get(site.node or "") if graph is not None else None
     later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
     return site.category not in _NOT and later and _kind(_shape(graph, item)) == _kind(head.shape)

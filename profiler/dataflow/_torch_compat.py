@@ -130,15 +130,17 @@ _TENSOR = TensorKey(torch.device("cpu"), 0, _Storage(0, 0))
 
 
 def accepts(schema_type: Any, observed: type | None) -> bool:
-    """Whether an argument of a JIT type can have been recorded as ``observed``: ``TensorMetadata``
-    for a tensor, ``list`` for a list of tensors, a Python scalar type, or None for what the
-    profiler does not record."""
+    """Tells whether an argument of a JIT type can have been recorded as ``observed``:
+    ``TensorMetadata`` for a tensor, ``list`` for a list of tensors, a Python scalar type, or None
+    for what the profiler does not record."""
     example = _TENSOR if observed is TensorMetadata else observed and observed()
     return SchemaMatcher._types_match(example, schema_type)
 
 
 def is_compiler_frame(name: str) -> bool:
-    """Whether a Python call's name, ``file(line): function``, is an entry into the compiler."""
+    """Tells whether a Python call's name, ``file(line): function``, is an entry into the
+    compiler.
+    """
     for start, functions in COMPILER_FRAMES:
         if start in name:
             return not functions or name.rpartition(": ")[2] in functions

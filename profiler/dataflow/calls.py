@@ -116,8 +116,8 @@ def _logged(profile: Profile) -> dict[int, list[tuple[int, int]]]:
 
 
 def _nearest(calls: Sequence[tuple[int, int]], start: int) -> tuple[int, int]:
-    """How far away the nearest of a graph's logged calls is, and its program; -1 if none is near
-    enough."""
+    """Returns how far away the nearest of a graph's logged calls is, and its program; -1 if none is
+    near enough."""
     at = bisect_left(calls, (start,))
     near = [(abs(begun - start), program) for begun, program in calls[max(at - 1, 0) : at + 1]]
     away, program = min(near, default=(NEAREST_CALL_NS, -1))
@@ -151,8 +151,8 @@ _Match = tuple[GraphRecord, AllocationProgram | None, dict[int, int], str]
 
 
 def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _Match:
-    """What a call ran that allocates ``sizes``: its graph is one of some, the likeliest first, of
-    which the log says that it ran program number ``logged``."""
+    """Returns what a call ran that allocates ``sizes``: its graph is one of some, the likeliest
+    first, of which the log says that it ran program number ``logged``."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
         expected = _allocations(program)
@@ -182,7 +182,7 @@ def _common(sizes: list[int], program: AllocationProgram) -> dict[int, int]:
 
 
 def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
-    """What of a program a call did not allocate, in words; "" if it did all."""
+    """Returns what of a program a call did not allocate, in words; "" if it did all."""
     missing = [program.events[e].storage for e in _allocations(program) if e not in index_of]
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed

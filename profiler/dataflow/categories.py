@@ -1,4 +1,4 @@
-"""What each value is for: the rules of torch's memory profile, over columns.
+"""Describes what each value is for: the rules of torch's memory profile, over columns.
 
 Note [Precedence]
 ~~~~~~~~~~~~~~~~~
@@ -151,7 +151,7 @@ class _Deduction:
         return np.frombuffer(done, np.bool_)
 
     def inputs(self) -> None:
-        """What contributes to a gradient but depends on none is an input."""
+        """Returns what contributes to a gradient but depends on none is an input."""
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
@@ -169,7 +169,7 @@ class _Deduction:
         self.set_default(np.flatnonzero(candidate), INPUT)
 
     def parameters_by_data_flow(self) -> None:
-        """What the forward reads, and is updated from gradients it contributes to."""
+        """Returns what the forward reads, and is updated from gradients it contributes to."""
         category = self.current()
         gradient = (category == GRADIENT).tobytes()
         forward = bytearray((category == INPUT).tobytes())
@@ -218,7 +218,7 @@ class _Deduction:
         self.set_default(np.asarray(found, np.int32), ACTIVATION)
 
     def autograd_detail(self) -> None:
-        """What the backward makes anew, or from what is unknown."""
+        """Returns what the backward makes anew, or from what is unknown."""
         category = bytearray(self.current().tobytes())
         found = array("i")
         version = self.graph.value_version[self.made_backward].data

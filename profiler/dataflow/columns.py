@@ -116,7 +116,7 @@ class AllocationTable(_Columns):
 
 @dataclass(slots=True)
 class CachingTable(_Columns):
-    """What a caching allocator held, bytes, after ``row`` of the allocation table."""
+    """Describes what a caching allocator held, bytes, after ``row`` of the allocation table."""
 
     row: Ints
     reserved: Ints
@@ -225,7 +225,7 @@ def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
 
 
 def differs(values: Ints) -> Bools:
-    """Where a value is not the one before it; the first of all never is."""
+    """Returns where a value is not the one before it; the first of all never is."""
     out = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=out[1:])
     return out

@@ -48,7 +48,7 @@ from .storages import Storages
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What memprof knows of an allocation in compiled code."""
+    """Describes what memprof knows of an allocation in compiled code."""
 
     graph: GraphRecord  # that made it
     storage: Storage  # in the graph's program
@@ -70,7 +70,7 @@ class Owner:
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """What is known of compiled code in a trace."""
+    """Describes what is known of compiled code in a trace."""
 
     category: Bytes  # of each storage (keys, then blocks), 0 where this says nothing
     by_program: Bytes  # the category comes from an observed program, not from the phase
@@ -87,7 +87,7 @@ class CompiledCalls:
 def find_compiled(
     columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
-    """What is known of the compiled code of a trace, of its ``calls`` of generated code."""
+    """Returns what is known of the compiled code of a trace, of its ``calls`` of generated code."""
     reasons = Counter(call.why for call in calls)
     out = CompiledCalls(
         category=_by_phase(columns, context, storages),
@@ -220,6 +220,6 @@ def _inputs(
 
 
 def _made_as_input(context: Context, storages: Storages, key: int) -> bool:
-    """Whether a storage was made outside of modules, compiled code and the backward."""
+    """Tells whether a storage was made outside of modules, compiled code and the backward."""
     row = int(storages.created[key])
     return bool(context.module[row] < 0 and context.compiled[row] < 0 and context.phase[row] == 0)

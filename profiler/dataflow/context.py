@@ -1,4 +1,4 @@
-"""Where in a program a storage was made: phase, optimizer step, module, compiled call.
+"""Describes where in a program a storage was made: phase, optimizer step, module, compiled call.
 
 Note [Ranges are found by time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -1,4 +1,4 @@
-"""Where the categories differ from torch's, and why.
+"""Describes where the categories differ from torch's, and why.
 
 torch's rules see operators and versions. Each ``Rule`` adds one thing that the trace knows besides,
 and is the only source of one kind of difference; which one decided is kept for every value, so
@@ -33,7 +33,7 @@ from .storages import Storages
 
 
 class Rule(IntEnum):
-    """What decided a category. In order; later rules overrule earlier ones."""
+    """Describes what decided a category. In order; later rules overrule earlier ones."""
 
     TORCH = 0
     FORWARD_CALL = 1

@@ -1,5 +1,5 @@
-"""What is live: bytes by category over time, storages at an instant, and which of them should not
-have stayed.
+"""Describes what is live: bytes by category over time, storages at an instant, and which of them
+should not have stayed.
 
 Note [Bytes at an instant]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -114,13 +114,15 @@ class DataFlowProfile:
     # -- names ----------------------------------------------------------------------
 
     def owners(self, storage: int) -> tuple[Owner, ...]:
-        """What memprof's own profile knows of a storage made by compiled code: who owned it,
-        in order of time; () if nothing."""
+        """Returns what memprof's own profile knows of a storage made by compiled code: who owned
+        it, in order of time; () if nothing."""
         known = self.compiled.owners if self.compiled is not None else {}
         return tuple(known.get(int(self.storages.created[storage]), ()))
 
     def owner(self, storage: int, time: int | None = None) -> Owner | None:
-        """Who owns a storage made by compiled code at a time (ns); None is when it is made."""
+        """Returns who owns a storage made by compiled code at a time (ns); None is when it is
+        made.
+        """
         owners = self.owners(storage)
         if not owners:
             return None

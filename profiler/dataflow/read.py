@@ -100,7 +100,7 @@ _STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
 
 
 def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
-    """Whether a call can be one of an operator, and what it does to each argument.
+    """Tells whether a call can be one of an operator, and what it does to each argument.
 
     The profiler records no overload, so the call is held against every overload's schema; in
     practice one remains. WRITTEN is what any of those that remain writes to.
@@ -180,7 +180,9 @@ class _Rows:
 
 
 class _Reader:
-    """What was read so far: the tables of ``EventColumns`` while rows are added to them."""
+    """Describes what was read so far: the tables of ``EventColumns`` while rows are added to
+    them.
+    """
 
     def __init__(self, skip_compiler: bool) -> None:
         # By the reader, as operators may be registered between two runs. A run of a million calls
@@ -419,7 +421,8 @@ class _Reader:
 
     def columns(self, kineto: Any) -> EventColumns:
         """The tables as they are now, read from ``kineto``."""
-        allocations = AllocationTable(*self.allocations.columns(), frozen(self.unnamed))
+        columns = [*self.allocations.columns(), frozen(self.unnamed)]
+        allocations = AllocationTable(*columns)
         failed_on = compat.failed_devices(kineto) if self.failures else {}
         for failure in self.failures:
             failure.device = failed_on.get(failure.time)

@@ -96,7 +96,9 @@ def join_replays(
 
 
 def _blocks(call: GeneratedCall, columns: EventColumns, ends: Ends) -> Iterator[_Block]:
-    """What a replayed call did not allocate; devices that the trace lacks are added to it."""
+    """Yields what a replayed call did not allocate; devices that the trace lacks are added to
+    it.
+    """
     program = call.program
     assert program is not None
     times = call.times(columns).tolist()

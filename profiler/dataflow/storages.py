@@ -32,7 +32,7 @@ from .graph import ALLOCATED, FREED, MUTATED, Graph
 
 
 class Action(IntEnum):
-    """What a change does to a storage; the numbers are torch's."""
+    """Describes what a change does to a storage; the numbers are torch's."""
 
     PREEXISTING = 1
     """It was there before the profiler started."""

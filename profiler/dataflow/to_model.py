@@ -35,7 +35,7 @@ LEAKS = 1_000
 def data_flow_columns(
     profile: DataFlowProfile, perf_origin_ns: int = 0, *, points: int = POINTS
 ) -> DataFlowColumns:
-    """What a profile file keeps of a data-flow profile.
+    """Returns what a profile file keeps of a data-flow profile.
 
     Args:
         profile: from ``profile_memory``.
@@ -68,7 +68,7 @@ def _notes(profile: DataFlowProfile) -> list[str]:
 def data_flow_device(
     profile: DataFlowProfile, device: str, perf_origin_ns: int = 0, points: int = POINTS
 ) -> DataFlowDevice:
-    """The same of one device.
+    """Makes the model's record of one device of a data-flow profile.
 
     Raises:
         ValueError: nothing in the trace is on that device.
@@ -238,7 +238,7 @@ class PeakReport:
 
 
 def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:
-    """What is live at the peak of a device, and why.
+    """Returns what is live at the peak of a device, and why.
 
     Args:
         profile: from ``profile_memory``.

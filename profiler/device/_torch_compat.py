@@ -68,7 +68,7 @@ def drain_history() -> dict[str, Any]:
 
 
 def allocation_counts(device: int) -> tuple[int, int]:
-    """How many blocks the allocator of a device has handed out, and has got back."""
+    """Returns how many blocks the allocator of a device has handed out, and has got back."""
     counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
     asked, let_go = _before_reset.get(device, (0, 0))
     return asked + counts["allocated"], let_go + counts["freed"]
@@ -135,13 +135,15 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:
-    """What ``capture_begin`` was given for a pool: a handle, or from 2.14 on a ``MemPool``."""
+    """Returns what ``capture_begin`` was given for a pool: a handle, or from 2.14 on a
+    ``MemPool``.
+    """
     handle = getattr(pool, "id", pool)
     return None if handle is None else (int(handle[0]), int(handle[1]))
 
 
 def pool_of(graph: torch.cuda.CUDAGraph) -> tuple[int, int] | None:
-    """Where a graph was captured; None if it has none, as after ``reset()``."""
+    """Returns where a graph was captured; None if it has none, as after ``reset()``."""
     try:
         return pool_id(graph.pool())
     except RuntimeError:  # "without a preceding successful capture"
@@ -221,7 +223,7 @@ def without_torch_function() -> Any:
 
 
 def is_stand_in(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory of its own: the compiler's placeholders."""
+    """Tells whether a tensor has no memory of its own: the compiler's placeholders."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
@@ -245,7 +247,7 @@ def current_operation() -> Any:
 
 
 def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
-    """What a look at an object gives, which it may forbid."""
+    """Returns what a look at an object gives, which it may forbid."""
     try:
         return look()
     except Exception:
@@ -277,7 +279,8 @@ def _saved_names(kind: Any) -> tuple[str, ...]:
 
 
 def saved_by(node: Any) -> list[torch.Tensor]:
-    """What an operation of autograd has saved for its backward, as it lies, hooks' results too."""
+    """Returns what an operation of autograd has saved for its backward, as it lies, hooks' results
+    too."""
     found: list[Any] = []
     kind: Any = type(node)
     for name in _saved_names(kind):
@@ -310,8 +313,8 @@ _OWN = ("_raw_saved_result", "_raw_saved_output", "_raw_saved_total_weight")
 
 
 def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """What an operation has saved that an operation made, with that operation. It is read as it
-    lies: what hooks of the program have put in its place is nobody's."""
+    """Yields what an operation has saved that an operation made, with that operation. It is read as
+    it lies: what hooks of the program have put in its place is nobody's."""
     kind: Any = type(node)
     for name in _saved_names(kind):
         saved = _seen(lambda name=name: getattr(node, name).data, None)  # type: ignore[misc]
@@ -344,23 +347,23 @@ def number_of(node: Any) -> int:
 
 
 def compiled_autograd_is_on() -> bool:
-    """Whether backwards are captured, with the hooks of their operations."""
+    """Tells whether backwards are captured, with the hooks of their operations."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def writes_to(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None where nobody counts."""
+    """Returns how often a tensor was written to; None where nobody counts."""
     return _seen(lambda: int(tensor._version), None)  # Not of one made in inference mode.
 
 
 def is_marked_static(tensor: torch.Tensor) -> bool:
-    """Whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
+    """Tells whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
     return _seen(lambda: "_dynamo_static_input_type" in tensor.__dict__, False)
 
 
 def tensors_of_caches() -> list[torch.Tensor]:
-    """What transformers' caches of keys, values and states have."""
+    """Returns what transformers' caches of keys, values and states have."""
     module = sys.modules.get("transformers.cache_utils")
     names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
     kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]

@@ -286,7 +286,7 @@ class _Decider:
         return Purpose.OUTPUT if of_model else Purpose.INPUT
 
     def _same_span(self, begin: int, end: int) -> bool:
-        """Whether no phase began between two marks, the first's own aside."""
+        """Tells whether no phase began between two marks, the first's own aside."""
         phase = self._marks[begin].phase
         return all(m.phase is phase for m in self._marks[begin : end + 1])
 
@@ -315,7 +315,7 @@ BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
 def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
-    """What FSDP or DDP asked for, by frames, innermost first; None if neither did."""
+    """Returns what FSDP or DDP asked for, by frames, innermost first; None if neither did."""
     buffer = Purpose.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")

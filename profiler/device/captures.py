@@ -83,7 +83,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What is known of a device when the session ends.
+    """Describes what is known of a device when the session ends.
 
     Attributes:
         blocks: those of captures and of the pools that were captured into, in order.
@@ -175,7 +175,7 @@ class _Pool:
         return [b for b in blocks[begin:end] if has(c.segments, b.address)]
 
     def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
-        """Whether a block was in the pool: its segment may have been another one's before."""
+        """Tells whether a block was in the pool: its segment may have been another one's before."""
         at = bisect.bisect_right(begins, block.mark) - 1
         if at >= 0 and block.mark < self._captures[at].end:
             return has(self._captures[at].segments, block.address)
@@ -222,7 +222,7 @@ class _Pool:
         return Fate.UNEXPLAINED if self._instant is None else Fate.KEPT
 
     def _is_held(self, block: Block) -> bool:
-        """Whether a tensor in Python refers to it; not known of what went before the end."""
+        """Tells whether a tensor in Python refers to it; not known of what went before the end."""
         return self._instant is None and block.first_of(self._device.held) is not None
 
     def _share(self, pool: GraphPool) -> None:
@@ -250,7 +250,7 @@ class _Pool:
         pool.unused = pool.reserved - total(either)
 
     def _lives(self, block: Block) -> bool:
-        """Whether a block is there at the instant of the pool."""
+        """Tells whether a block is there at the instant of the pool."""
         if self._instant is None:
             return block.ended is None
         freed = block.freed_after
@@ -296,7 +296,7 @@ def _range(block: Block) -> Range:
 
 
 def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
-    """What was there when most bytes were, of the blocks of one capture in order."""
+    """Returns what was there when most bytes were, of the blocks of one capture in order."""
     steps = [(b.event, b.size) for b in blocks]
     steps += [(b.ended, -b.size) for b in blocks if b.ended is not None]
     steps.sort(key=lambda step: (step[0], step[1] < 0))
@@ -366,7 +366,7 @@ class SimulatedPool:
             free.give(address, size, self._borders)
 
     def _place(self, address: int, size: int) -> int:
-        """Where a new segment lies: at ``address`` if nothing is there, else above all."""
+        """Returns where a new segment lies: at ``address`` if nothing is there, else above all."""
         at = bisect.bisect_right(self._segments, (address, 0))
         before = self._segments[at - 1][1] if at else 0
         after = self._segments[at][0] if at < len(self._segments) else address + size

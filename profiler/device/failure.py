@@ -123,8 +123,8 @@ _BY_PURPOSE = {
 def reliefs(
     f: Failure, rows: Sequence[AccountRow], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
-    """What would have made room, most first, with rows, phase and bytes ``reserved`` of the account
-    of that moment; no growing segments where they are ``expandable`` already."""
+    """Returns what would have made room, most first, with rows, phase and bytes ``reserved`` of the
+    account of that moment; no growing segments where they are ``expandable`` already."""
     found = [
         Relief(
             0 if expandable else f.free,

@@ -83,7 +83,7 @@ class GraphWatch:
         self._blocks.setdefault(device, []).append(block)
 
     def pools(self) -> list[GraphPool]:
-        """What was captured, by pool, at the end.
+        """Returns what was captured, by pool, at the end.
 
         Raises:
             RuntimeError: the history was not followed.
@@ -232,8 +232,8 @@ def _text(error: BaseException) -> str:
 
 
 def _who_captures() -> tuple[str, SourceFrame | None, str]:
-    """Whose code captures now on this thread, the innermost frame of the program, and what the
-    graph is of, as far as the former says it."""
+    """Returns whose code captures now on this thread, the innermost frame of the program, and what
+    the graph is of, as far as the former says it."""
     maker, name = "capture_begin", ""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -250,7 +250,7 @@ def _who_captures() -> tuple[str, SourceFrame | None, str]:
 
 
 def _maker(code: CodeType, line: int) -> tuple[str, str]:
-    """What a frame of torch's or memprof's says of a capture below it, and of its graph."""
+    """Returns what a frame of torch's or memprof's says of a capture below it, and of its graph."""
     file = code.co_filename
     if _OURS.search(file):
         return _MEMPROF, ""

@@ -1,4 +1,5 @@
-"""What a ``Watch`` has seen grow: blocks of step after step that are there, and who has them."""
+"""Describes what a ``Watch`` has seen grow: blocks of step after step that are there, and who has
+them."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ parameters: copies of a model that are kept are a leak."""
 
 @dataclass(slots=True)
 class Steps:
-    """What counts as a step of a run: the numbers of that in which a block was made, from 1, and of
-    that in which it was let go of, how many have ended, what they are called, and whether they are
-    nothing but events of the allocator."""
+    """Describes what counts as a step of a run: the numbers of that in which a block was made, from
+    1, and of that in which it was let go of, how many have ended, what they are called, and whether
+    they are nothing but events of the allocator."""
 
     of: Callable[[Block], int]
     end: Callable[[Block], int]
@@ -57,7 +58,7 @@ class _Line:
 
 
 def steps_of(marks: Sequence[Mark], events: int) -> Steps:
-    """What to count: optimizer steps, else backwards, else the allocator's events."""
+    """Returns what to count: optimizer steps, else backwards, else the allocator's events."""
 
     def by(count: Callable[[Mark], int], name: str) -> Steps | None:
         if count(marks[-1]) < LEAST:
@@ -87,8 +88,8 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
 def growth_of(
     device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
 ) -> Iterator[Growth]:
-    """What is held on a device across steps and grows; ``known`` is what modules and optimizers
-    have now, by address."""
+    """Yields what is held on a device across steps and grows; ``known`` is what modules and
+    optimizers have now, by address."""
     steps = steps_of(marks, replay.events)
     addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}

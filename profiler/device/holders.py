@@ -1,4 +1,5 @@
-"""Whose the memory of a device is, asked of the live objects of the process: no history needed.
+"""Tells whose the memory of a device is, asked of the live objects of the process: no history
+needed.
 
 Note [What holds memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -75,7 +76,7 @@ class Held:
 
     @property
     def purpose(self) -> Purpose:
-        """What it is for, as far as that shows."""
+        """Returns what it is for, as far as that shows."""
         if COMPILED in self.chain:
             if _BUFFER.match(self.chain):
                 return Purpose.TEMPORARY
@@ -95,7 +96,7 @@ _ARGUMENT = re.compile(r"arg\d+_\d+\b")
 
 
 class Holders:
-    """What every piece of memory of the process is held by, at one instant.
+    """Describes what every piece of memory of the process is held by, at one instant.
 
     Attributes:
         held: in order of addresses. Let go of it at once: it holds tensors.
@@ -151,18 +152,18 @@ class Holders:
         return found
 
     def of(self, block: Block) -> Held | None:
-        """Who holds a block, as far as that is known: of several the first."""
+        """Returns who holds a block, as far as that is known: of several the first."""
         address = block.first_of(self._addresses)
         return None if address is None else self._found[address]
 
     def address_of(self, tensor: torch.Tensor | None) -> int | None:
-        """Where a tensor's memory begins; None if it has none."""
+        """Returns where a tensor's memory begins; None if it has none."""
         with compat.without_torch_function():
             memory = [] if tensor is None else compat.memory_of(tensor, self._type)
         return memory[0][0] if memory else None
 
     def purpose(self, block: Block) -> tuple[Purpose, str] | None:
-        """What a block is for of which nothing else is known, and who has it."""
+        """Returns what a block is for of which nothing else is known, and who has it."""
         held = self.of(block)
         return None if held is None else (held.purpose, held.what or UNNAMED)
 
@@ -183,7 +184,7 @@ class Holders:
 
 @dataclass(frozen=True, slots=True)
 class HeldGraphs:
-    """So many operations of autograd of one kind that still have what they saved: bytes but for
+    """Operations of autograd of one kind that still have what they saved: bytes but for
     parameters and what several of them have, the device with most of it, and who refers to the
     tensors that lead to them."""
 
@@ -275,7 +276,7 @@ def _chains(
     ours: list[Any],
     owners: Mapping[int, tuple[torch.Tensor, str]] | None = None,
 ) -> dict[int, str]:
-    """Who refers to tensors, by identity, but for objects of ours; owners as ``known`` of
+    """Returns who refers to tensors, by identity, but for objects of ours; owners as ``known`` of
     ``Referrers.chains``."""
     different = {id(t): t for t in tensors}
     asked = list(different.values())

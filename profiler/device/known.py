@@ -50,8 +50,8 @@ _DEEPEST = 4
 
 
 class Look(NamedTuple):
-    """What is known of modules and optimizers, and what the program itself says; addresses of
-    storages that were written to often; and gradients of any tensors."""
+    """Describes what is known of modules and optimizers, and what the program itself says;
+    addresses of storages that were written to often; and gradients of any tensors."""
 
     known: Known
     often: frozenset[int]
@@ -99,8 +99,8 @@ class Objects:
         self._optimizers.append(weakref.ref(optimizer))
 
     def least_written(self) -> int:
-        """How often that parameter of the optimizers was written to that was so least often; -1
-        where there is none."""
+        """Returns how often that parameter of the optimizers was written to that was so least
+        often; -1 where there is none."""
         made = [optimizer for r in self._optimizers if (optimizer := r()) is not None]
         groups = [group for o in made for group in getattr(o, "param_groups", ())]
         writes = (compat.writes_to(p) or 0 for group in groups for p in group["params"])
@@ -114,7 +114,7 @@ class Objects:
                 seen.look(module)
 
     def was_written(self, module: torch.nn.Module, name: str) -> bool:
-        """Whether a module's own parameter or buffer had been written to at two looks."""
+        """Tells whether a module's own parameter or buffer had been written to at two looks."""
         seen = self._modules.get(id(module))
         if seen is None or seen.reference() is not module or name not in seen.seen:
             return False
@@ -218,7 +218,7 @@ def _is_written_often(tensor: torch.Tensor) -> bool:
 
 
 def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
-    """What an optimizer is to step on, and its gradients."""
+    """Returns what an optimizer is to step on, and its gradients."""
     known: Known = {}
     for group in optimizer.param_groups:
         for p in group["params"]:

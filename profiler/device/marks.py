@@ -10,7 +10,7 @@ from memprof.profiler.model import Purpose, SourceFrame
 
 
 class Phase(str, Enum):
-    """What runs from a mark to the next."""
+    """Describes what runs from a mark to the next."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

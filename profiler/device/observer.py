@@ -19,7 +19,7 @@ log = logging.getLogger("memprof")
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryEvent:
-    """What the allocator says of a request that failed. Bytes.
+    """Describes what the allocator says of a request that failed. Bytes.
 
     Attributes:
         device: number of the device.

@@ -101,8 +101,9 @@ def _kind(result: compat.Result) -> tuple[int, int]:
 def origins(
     backwards: Sequence[Backward], device: int, events: Sequence[Mapping[str, Any]], asked: int
 ) -> dict[int, Origin]:
-    """Where blocks of autograd's operations are from, of forwards and backwards, by their number
-    among the requests in these events of the allocator. ``asked`` had been asked for by their end.
+    """Returns where blocks of autograd's operations are from, of forwards and backwards, by their
+    number among the requests in these events of the allocator. ``asked`` had been asked for by
+    their end.
     """
     allocs = [e for e in events if e["action"] == "alloc"]
     first = asked - len(allocs)

@@ -128,7 +128,7 @@ on_fork(REPORTS.forked)
 
 
 def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
-    """What tells one failing place from another."""
+    """Returns what tells one failing place from another."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())

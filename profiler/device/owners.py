@@ -22,7 +22,7 @@ Owners = dict[int, str]
 def owners(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> Owners:
-    """What modules have now; those that are inside of others count as parts of these."""
+    """Returns what modules have now; those that are inside of others count as parts of these."""
     every = list(modules)
     states = {id(p): state for o in optimizers for p, state in list(o.state.items())}
     inside = {id(child) for m in every for child in _has(m, "_modules")}

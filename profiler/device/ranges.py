@@ -17,13 +17,13 @@ def total(ranges: Iterable[Range]) -> int:
 
 
 def has(ranges: Sequence[Range], address: int) -> bool:
-    """Whether an address lies in one of some ranges, which ascend and do not overlap."""
+    """Tells whether an address lies in one of some ranges, which ascend and do not overlap."""
     at = bisect.bisect_right(ranges, (address, math.inf)) - 1
     return at >= 0 and address < ranges[at][1]
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """The same addresses in as few ranges as possible, ascending."""
+    """Joins ranges that overlap or touch: as few as possible, ascending."""
     found: list[Range] = []
     for begin, end in sorted(ranges):
         if found and begin <= found[-1][1]:
@@ -34,7 +34,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def clipped(ranges: Sequence[Range], to: Sequence[Range]) -> list[Range]:
-    """What of ranges lies in others; both ascend and do not overlap."""
+    """Returns what of ranges lies in others; both ascend and do not overlap."""
     found: list[Range] = []
     i = j = 0
     while i < len(ranges) and j < len(to):
@@ -105,14 +105,14 @@ class FreeRanges:
         self.add(address, size)
 
     def beside(self, address: int, end: int) -> int | None:
-        """Where a range begins that has all of another one, and begins or ends with it."""
+        """Returns where a range begins that has all of another one, and begins or ends with it."""
         if end <= address + self._sizes.get(address, -1):
             return address
         begin = self._begins.get(end)
         return begin if begin is not None and begin <= address else None
 
     def around(self, address: int, end: int) -> int | None:
-        """Where a range begins that has all of another one. It looks at all."""
+        """Returns where a range begins that has all of another one. It looks at all."""
         return next((a for a, n in self if a <= address and end <= a + n), None)
 
 
@@ -124,8 +124,8 @@ class BestFit(FreeRanges):
         self._ordered: list[tuple[int, int]] = []
 
     def best(self, size: int) -> int | None:
-        """Where the smallest range of at least so many bytes begins, the lowest address first;
-        None if there is none."""
+        """Returns where the smallest range of at least so many bytes begins, the lowest address
+        first; None if there is none."""
         at = bisect.bisect_left(self._ordered, (size, 0))
         return self._ordered[at][1] if at < len(self._ordered) else None
 

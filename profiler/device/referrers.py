@@ -1,4 +1,4 @@
-"""Who keeps objects alive, in words that a reader finds in his program.
+"""Tells who keeps objects alive, in words that a reader finds in his program.
 
 ``losses[...], global of train.py`` or ``cache of the closure of step (train.py:12), held by
 model._forward_hooks[...], global of train.py``.
@@ -177,7 +177,7 @@ class Referrers:
         return above
 
     def _root(self, holder: Any, how: str) -> _Root | None:
-        """What ``holder`` is if it has a name of its own."""
+        """Returns what ``holder`` is if it has a name of its own."""
         if type(holder) is dict:
             name = holder.get("__name__")
             if "__builtins__" in holder or _is_module(holder, name):
@@ -307,7 +307,7 @@ def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
 
 
 def _is(x: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether an object is of a class, without asking the object, as ``isinstance`` does."""
+    """Tells whether an object is of a class, without asking the object, as ``isinstance`` does."""
     return issubclass(type(x), kinds)
 
 
@@ -342,7 +342,8 @@ def _is_module(globals_: dict[str, Any], name: Any) -> bool:
 
 
 def _is_machinery(holder: Any) -> bool:
-    """Whether a referrer is none of the program's: frames of ours, modules, iterators of ours."""
+    """Tells whether a referrer is none of the program's: frames of ours, modules, iterators of
+    ours."""
     if _is(holder, types.FrameType):
         return _is_ours(holder.f_code.co_filename)
     return _is(holder, (types.ModuleType, _Step, _Root, Referrers))
@@ -352,7 +353,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _is_ours(file: str) -> bool:
-    """Whether a file is part of this very search, or of torch and what runs programs."""
+    """Tells whether a file is part of this very search, or of torch and what runs programs."""
     return file.startswith(_FOLDER) or is_internal(file)
 
 

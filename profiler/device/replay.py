@@ -1,4 +1,4 @@
-"""What the caching allocator held at each instant, from the history that it keeps.
+"""Describes what the caching allocator held at each instant, from the history that it keeps.
 
 Note [Following the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -111,7 +111,7 @@ class Block:
     cut: bool = False
 
     def lived_long(self, events: int) -> bool:
-        """Whether it lived for much of a history of so many events, all of it within that."""
+        """Tells whether it lived for much of a history of so many events, all of it within that."""
         return 0 < self.event <= (self.ended or 0) - events // LONG
 
     @property
@@ -218,7 +218,7 @@ class Replay:
         return self._segments
 
     def now(self) -> Peak:
-        """What there is at this instant, as if it were the one that decides."""
+        """Returns what there is at this instant, as if it were the one that decides."""
         peak = Peak(self.reserved, self.allocated_bytes, self.events, self.mark)
         self._take_down(peak)
         return peak
@@ -316,7 +316,9 @@ class Replay:
         self._live[address] = block
 
     def agrees(self, segments: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether as many bytes are reserved and handed out as a snapshot of this device has."""
+        """Tells whether as many bytes are reserved and handed out as a snapshot of this device
+        has.
+        """
         sizes = [(s["total_size"], s["allocated_size"]) for s in segments]
         found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
         return found == (self.reserved, self.allocated_bytes)
@@ -405,7 +407,7 @@ class Replay:
         return -(-requested // step) * step if step else size
 
     def cuts(self, rest: int, size: int, expandable: bool) -> bool:
-        """Whether a block of so many bytes is cut off where ``rest`` would remain."""
+        """Tells whether a block of so many bytes is cut off where ``rest`` would remain."""
         if expandable:
             return rest >= ROUNDING
         limited = size > SMALL and self._max_split is not None and size >= self._max_split
@@ -484,7 +486,7 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
 
 
 def is_cut(rest: int, size: int) -> bool:
-    """Whether a block of so many bytes is cut off where ``rest`` would remain: c10's
+    """Tells whether a block of so many bytes is cut off where ``rest`` would remain: c10's
     ``should_split`` for a segment that does not grow."""
     return rest >= ROUNDING if size <= SMALL else rest > SMALL
 

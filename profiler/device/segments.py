@@ -1,4 +1,4 @@
-"""What the allocator has from a device: segments by address."""
+"""Describes what the allocator has from a device: segments by address."""
 
 from __future__ import annotations
 

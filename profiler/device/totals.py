@@ -1,4 +1,4 @@
-"""What the allocator counts: its totals, with no history and no look at any block."""
+"""Describes what the allocator counts: its totals, with no history and no look at any block."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def counted(steps: int) -> list[DeviceAccount]:
 
 
 def outside(device: int) -> list[Outside]:
-    """What is gone of a device beside torch's allocator now, as one figure; nothing where CUDA does
-    not say."""
+    """Returns what is gone of a device beside torch's allocator now, as one figure; nothing where
+    CUDA does not say."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError:
@@ -67,8 +67,9 @@ def counters() -> dict[str, dict[str, int]]:
 
 
 def device_totals() -> list[DeviceTotals]:
-    """What the allocators of CUDA devices count now, in some tens of microseconds a device. Nothing
-    where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has failed."""
+    """Returns what the allocators of CUDA devices count now, in some tens of microseconds a device.
+    Nothing where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has
+    failed."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     with contextlib.suppress(RuntimeError):

@@ -72,7 +72,9 @@ _MANY_MARKS = 1_000
 
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
-    """What torch calls of a ``Watch``: nothing where nobody watches, and it never raises."""
+    """Returns what torch calls of a ``Watch``: nothing where nobody watches, and it never
+    raises.
+    """
 
     @functools.wraps(do)
     def guarded(self: Watch, *args: Any) -> None:
@@ -181,7 +183,8 @@ class Watch:
 
     @property
     def watches(self) -> bool:
-        """Whether this is to be told what happens: not in a forked child, nor after a failure."""
+        """Tells whether this is to be told what happens: not in a forked child, nor after a
+        failure."""
         return self._installed and not self.why_not and os.getpid() == self._process
 
     @property
@@ -194,8 +197,8 @@ class Watch:
         log.error("%s. Please report this.", self.why_not, exc_info=error)
 
     def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
-        """What was reserved at the peak of each device that was used, most first, of a run that is
-        over: but for a guest's, cuBLAS's workspaces are given back.
+        """Returns what was reserved at the peak of each device that was used, most first, of a run
+        that is over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
             cut_off: whether the program ended in the middle: by an exception, or as it was left.
@@ -257,8 +260,9 @@ class Watch:
         return account
 
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
-        """What is reserved on a device at this instant, in the midst of the program, and how many
-        bytes the request was for that failed last; 0 if none did. ``otherwise`` as for ``explain``.
+        """Returns what is reserved on a device at this instant, in the midst of the program, and
+        how many bytes the request was for that failed last; 0 if none did. ``otherwise`` as for
+        ``explain``.
 
         Raises:
             LookupError: it is not followed.
@@ -284,7 +288,7 @@ class Watch:
         return account, failed[-1][0] if failed else 0
 
     def growth(self) -> list[Growth]:
-        """What is held across steps and grows, on all devices, most a step first."""
+        """Returns what is held across steps and grows, on all devices, most a step first."""
         if not self.follows:
             return []
         known = self._mark_process(None)
@@ -376,7 +380,7 @@ class Watch:
 
     @property
     def trains(self) -> bool:
-        """Whether the program was seen to train: it has an optimizer, or a backward ran."""
+        """Tells whether the program was seen to train: it has an optimizer, or a backward ran."""
         return self.objects.has_optimizer or self.backwards > 0
 
     @property
@@ -516,7 +520,9 @@ class Watch:
         self._mark(None, batch=frozenset(sizes_of(batch)))
 
     def _looks(self) -> bool:
-        """Whether to look at this step for parameters and state, which stay where they are."""
+        """Tells whether to look at this step for parameters and state, which stay where they
+        are.
+        """
         return self.steps < _LOOKS or self.steps % _LOOKS == 0
 
     @_hook

@@ -1,4 +1,4 @@
-"""What program text asked for a block: a source line, the classes of modules, an FX node.
+"""Describes what program text asked for a block: a source line, the classes of modules, an FX node.
 
 Note [Frames of compiled code]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -48,7 +48,7 @@ _NO_USE = re.compile(r"^\s*(#|del |assert_|\w+ = empty_strided|\w+ = tracked_emp
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What asked for a block.
+    """Describes what asked for a block.
 
     Attributes:
         line, library: of the program, and of the library that it called for that; see
@@ -90,9 +90,9 @@ _ENGINE = "_engine_run_backward"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What is known of a line of generated code: the label of its graph, the FX node whose memory
-    it asks for, empty if not known, the line of the program of that node, and whether it is one of
-    the forward that a backward runs again."""
+    """Describes what is known of a line of generated code: the label of its graph, the FX node
+    whose memory it asks for, empty if not known, the line of the program of that node, and whether
+    it is one of the forward that a backward runs again."""
 
     graph: str
     node: str = ""
@@ -112,14 +112,16 @@ def describe_with(describe: Describe) -> None:
 
 
 def compiled_at(generated: SourceFrame | None) -> Compiled:
-    """What is known of a line of generated code; nothing of None."""
+    """Returns what is known of a line of generated code; nothing of None."""
     found = _describe[0](generated.file, generated.line) if _describe and generated else None
     return found or Compiled("")
 
 
 @functools.lru_cache(maxsize=8192)
 def is_internal(file: str) -> bool:
-    """Whether a file belongs to torch, Triton, memprof or Python's own machinery of running."""
+    """Tells whether a file belongs to torch, Triton, memprof or Python's own machinery of
+    running.
+    """
     return file.startswith(_OWN) or bool(_INTERNAL.search(file) or _GENERATED.search(file))
 
 
@@ -134,7 +136,7 @@ def line_of_caller() -> SourceFrame | None:
 
 @functools.lru_cache(maxsize=8192)
 def is_generated(file: str) -> bool:
-    """Whether a file is of Inductor's code."""
+    """Tells whether a file is of Inductor's code."""
     return _GENERATED.search(file) is not None
 
 
@@ -148,7 +150,7 @@ def nodes_of_buffer(file: str, name: str) -> str:
 
 
 def where(frames: Sequence[SourceFrame]) -> Where:
-    """What asked for a block, with these frames, innermost first."""
+    """Returns what asked for a block, with these frames, innermost first."""
     generated = next((f for f in frames if is_generated(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):
@@ -167,7 +169,8 @@ def where(frames: Sequence[SourceFrame]) -> Where:
 
 
 def is_of_program(file: str) -> bool:
-    """Whether a class of modules of this file is one that a program calls: its own, or torch's."""
+    """Tells whether a class of modules of this file is one that a program calls: its own, or
+    torch's."""
     return _INTERNAL.search(file) is None or "/torch/nn/modules/" in file
 
 

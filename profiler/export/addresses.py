@@ -1,4 +1,5 @@
-"""Where memory lies, for tools that draw it by address: in the pool of graph trees, or made up.
+"""Describes where memory lies, for tools that draw it by address: in the pool of graph trees, or
+made up.
 
 Note [Which address a block gets]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -200,7 +200,7 @@ class _Trace:
                 yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
     def _event(self, block: Block) -> dict[str, Any]:
-        """What events of a block have in common."""
+        """Returns what events of a block have in common."""
         if block.number not in self._known:
             self._known[block.number] = {
                 "stream": 0,

@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 
 
 class _Inside(NamedTuple):
-    """What all calls of a kind share."""
+    """Describes what all calls of a kind share."""
 
     entry: Sequence[LiveItem]
     events: Sequence[Change]
@@ -72,8 +72,8 @@ class _Inside(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What of a profile is exported: the memory of ``devices``, in the calls ``first`` to ``last``
-    of the log, both included; None is its end."""
+    """Describes what of a profile is exported: the memory of ``devices``, in the calls ``first`` to
+    ``last`` of the log, both included; None is its end."""
 
     devices: Sequence[str]
     first: int | None = None
@@ -168,7 +168,7 @@ class Walk:
         return found
 
     def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> Change:
-        """What leads from one live set to another."""
+        """Returns what leads from one live set to another."""
         # Nearly all of it is persistent memory, which is one object in all live sets.
         same = {id(item) for item in before}.intersection(map(id, after))
         left: dict[int, list[Block]] = {}

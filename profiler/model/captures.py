@@ -1,4 +1,5 @@
-"""What CUDA graphs hold: captures, whoever made them, and the pools that they allocate in."""
+"""Describes what CUDA graphs hold: captures, whoever made them, and the pools that they allocate
+in."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .provenance import SourceFrame
 
 
 class Fate(str, Enum):
-    """What became of memory that a capture asked for."""
+    """Describes what became of memory that a capture asked for."""
 
     SCRATCH = "scratch"
     """Let go of within the capture: later captures into the pool take the same place."""
@@ -33,7 +34,7 @@ class Fate(str, Enum):
 
     @property
     def stays(self) -> bool:
-        """Whether it is there after the capture, and no other capture can have its place."""
+        """Tells whether it is there after the capture, and no other capture can have its place."""
         return self not in (Fate.SCRATCH, Fate.GIVEN_BACK)
 
 

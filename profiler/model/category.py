@@ -1,4 +1,4 @@
-"""What a byte is for.
+"""Describes what a byte is for.
 
 Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory profile; ``OUTPUT``,
 ``CONSTANT``, ``PERSISTENT_STATE`` and ``CHECKPOINTED_INPUT`` exist only for compiled code, whose
@@ -33,7 +33,7 @@ from enum import Enum
 
 
 class Category(str, Enum):
-    """What a storage is for."""
+    """Describes what a storage is for."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"

@@ -1,4 +1,4 @@
-"""What the data-flow profile of a ``torch.profiler`` run says, as columns.
+"""Describes what the data-flow profile of a ``torch.profiler`` run says, as columns.
 
 ``profiler/dataflow`` finds it out (and needs torch); here is what a profile file keeps of it.
 """

@@ -34,8 +34,8 @@ class WhyNot(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """What would have made room: how many bytes at most, what to do, in words, and the line it is
-    about, None where it is about no single one."""
+    """Describes what would have made room: how many bytes at most, what to do, in words, and the
+    line it is about, None where it is about no single one."""
 
     nbytes: Int
     change: str
@@ -112,8 +112,8 @@ LOGITS = "logits"
 
 
 class Purpose(str, Enum):
-    """What a reserved byte is for. The first ones mean what ``Category`` calls so: Note [How a
-    purpose is decided] in ``profiler/device/account.py``."""
+    """Describes what a reserved byte is for. The first ones mean what ``Category`` calls so: Note
+    [How a purpose is decided] in ``profiler/device/account.py``."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -316,7 +316,7 @@ class DeviceAccount:
         return sum(p.free for p in self.pools)
 
     def other_parts(self) -> list[tuple[str, str, int]]:
-        """What is reserved and in no row: its name, the words of a report, and bytes."""
+        """Returns what is reserved and in no row: its name, the words of a report, and bytes."""
         pools = []
         for p in self.pools:
             n = p.with_free or p.segments
@@ -350,7 +350,8 @@ class DeviceAccount:
         return self.reserved + self.outside_bytes
 
     def parts(self) -> list[tuple[str, int]]:
-        """What ``reserved`` is made of, in words and bytes; all of it, in the order of a report."""
+        """Returns what ``reserved`` is made of, in words and bytes; all of it, in the order of a
+        report."""
         found = [(p.label, n) for p, n in self.by_purpose().items()]
         return found + [(words, nbytes) for _, words, nbytes in self.other_parts()]
 

@@ -22,7 +22,7 @@ class GraphKind(str, Enum):
 
 
 class Role(str, Enum):
-    """What a graph input or output is to AOTAutograd and Dynamo."""
+    """Describes what a graph input or output is to AOTAutograd and Dynamo."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -44,7 +44,7 @@ class Role(str, Enum):
 
 
 class StatementKind(str, Enum):
-    """What a line of generated code does to buffers."""
+    """Describes what a line of generated code does to buffers."""
 
     ALLOC = "alloc"
     REUSE = "reuse"

@@ -49,7 +49,9 @@ class LedgerKind(str, Enum):
 
 
 class TreeCause(str, Enum):
-    """What made graph trees do what an entry says, where readers want to tell that apart."""
+    """Describes what made graph trees do what an entry says, where readers want to tell that
+    apart.
+    """
 
     MOVED = "moved"
     """Inputs whose address a recording relies on are somewhere else."""
@@ -66,7 +68,7 @@ class TreeCause(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TreeDetail:
-    """What graph trees add to a ledger entry.
+    """Describes what graph trees add to a ledger entry.
 
     Attributes:
         function: e.g. ``0/0 forward``.

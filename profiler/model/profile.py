@@ -47,7 +47,7 @@ class DeviceTotals:
 
 
 class GrowthSource(str, Enum):
-    """Who has seen something grow."""
+    """Names who has seen something grow."""
 
     ALLOCATOR = "allocator"
     """The allocator's history, followed to the end (``eager=True``)."""
@@ -61,8 +61,9 @@ class GrowthSource(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class GrowthPart:
-    """What grows, of one line: bytes that are held, in so many blocks or tensors; ``what`` they are
-    for, or the FX node that made them; and who made them, as in ``AccountRow``."""
+    """Describes what grows, of one line: bytes that are held, in so many blocks or tensors;
+    ``what`` they are for, or the FX node that made them; and who made them, as in ``AccountRow``.
+    """
 
     nbytes: Int
     count: Int
@@ -106,8 +107,9 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this process
-    may use, bytes of physical memory (0 if unknown), and names of the devices torch sees."""
+    """Describes where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this
+    process may use, bytes of physical memory (0 if unknown), and names of the devices torch sees.
+    """
 
     system: str = ""
     cpu: str = ""

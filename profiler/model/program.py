@@ -18,7 +18,7 @@ from .limits import Count, Int
 
 
 class Origin(str, Enum):
-    """Who made a storage."""
+    """Names who made a storage."""
 
     INPUT = "input"
     """It was live when the call began and is reachable from its arguments."""
@@ -32,7 +32,7 @@ class Origin(str, Enum):
 
 
 class EventKind(str, Enum):
-    """What happens to a storage."""
+    """Describes what happens to a storage."""
 
     ALLOC = "alloc"
     FREE = "free"
@@ -67,7 +67,7 @@ class Storage:
 
     @property
     def at_entry(self) -> bool:
-        """Whether it was live before the call began."""
+        """Tells whether it was live before the call began."""
         return self.origin is Origin.INPUT or self.origin is Origin.EXTERNAL
 
 
@@ -99,7 +99,7 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class AllocationProgram:
-    """What one call of one graph does to memory.
+    """Describes what one call of one graph does to memory.
 
     Attributes:
         key: values of the graph's symbolic sizes: of its integer inputs, in input order, then

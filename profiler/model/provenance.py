@@ -1,4 +1,4 @@
-"""Where a buffer of generated code comes from: FX nodes, user source, module."""
+"""Describes where a buffer of generated code comes from: FX nodes, user source, module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .limits import Count, Int
 
 
 class Evidence(str, Enum):
-    """How the origin of a node or buffer is known."""
+    """Describes how the origin of a node or buffer is known."""
 
     EXACT = "exact"
     """The compiler itself linked the two."""

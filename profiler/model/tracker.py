@@ -1,4 +1,4 @@
-"""What the run-time tracker recorded: snapshots, operations, operator statistics.
+"""Describes what the run-time tracker recorded: snapshots, operations, operator statistics.
 
 Note [Clock of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -38,7 +38,7 @@ MAX_DEVICES = 1_000
 
 
 class RunState(str, Enum):
-    """How the record ended."""
+    """Describes how the record ended."""
 
     RUNNING = "running"
     """It has not: its process is alive, or was killed."""
@@ -65,7 +65,7 @@ class SnapshotKind(str, Enum):
 
 
 class LaneKind(str, Enum):
-    """What a lane stands for."""
+    """Describes what a lane stands for."""
 
     THREAD = "thread"
     TASK = "task"
@@ -82,8 +82,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where figures came from, e.g. ``python tensors``, and whether it was asked in this run; in
-    words what it counts, and what it cannot see, or why it was not used."""
+    """Describes where figures came from, e.g. ``python tensors``, and whether it was asked in this
+    run; in words what it counts, and what it cannot see, or why it was not used."""
 
     name: str
     used: bool
@@ -384,7 +384,7 @@ class OperatorStatistics:
 
 @dataclass(slots=True)
 class OperatorRecord:
-    """What ``track_pytorch_ops()`` saw.
+    """Describes what ``track_pytorch_ops()`` saw.
 
     Attributes:
         windows: when it was on.

@@ -17,7 +17,7 @@ Row = tuple[Cell, ...]
 
 
 class Unit(str, Enum):
-    """What the cells of a column are, and so how they are written and aligned."""
+    """Describes what the cells of a column are, and so how they are written and aligned."""
 
     TEXT = "text"
     CODE = "code"  # names and source text
@@ -37,7 +37,7 @@ class Unit(str, Enum):
 
     @property
     def is_number(self) -> bool:
-        """Whether cells are aligned at the right and never cut."""
+        """Tells whether cells are aligned at the right and never cut."""
         return self in _NUMBERS
 
 

@@ -21,7 +21,7 @@ def asked(f: Failure, show: Show) -> str:
 
 
 def asker(f: Failure) -> str:
-    """Who asked, in a phrase that follows a verb."""
+    """Returns who asked, in a phrase that follows a verb."""
     called_from = f.called_from if f.called_from != f.frame else None
     parts = (
         ("by", f.nodes or f.operation),

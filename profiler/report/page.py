@@ -32,7 +32,7 @@ _ASCII = str.maketrans({"…": "~", "·": "|"})
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a text should look."""
+    """Describes how a text should look."""
 
     top: int = 10  # rows in each table, at least 1; the rest is added up in one more row
     # characters a line, at least 80 (100 with ``exact``): less is taken as that. Tables of many
@@ -53,7 +53,7 @@ PLAIN = Style()
 
 
 def style_of(out: TextIO) -> Style:
-    """How text for ``out`` should look: as wide as COLUMNS says, else as the terminal, else
+    """Returns how text for ``out`` should look: as wide as COLUMNS says, else as the terminal, else
     100; colour on terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
     terminal = bool(getattr(out, "isatty", bool)())
     width = os.environ.get("COLUMNS", "")

@@ -1,4 +1,5 @@
-"""What a view says, before it is text, JSON or a page: sections of notes and typed tables.
+"""Describes what a view says, before it is text, JSON or a page: sections of notes and typed
+tables.
 
 Note [One description of each view]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -31,7 +32,7 @@ UNATTRIBUTED = "unattributed"
 
 
 class Tone(str, Enum):
-    """How much a text matters."""
+    """Describes how much a text matters."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -93,7 +94,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is said of one subject."""
+    """Describes what is said of one subject."""
 
     id: str  # its name in addresses, "" where nothing leads to it
     title: str  # a line, "" for none

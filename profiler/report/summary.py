@@ -1,4 +1,5 @@
-"""What a report says, as data. ``text.py`` prints it; ``memprof report --json`` writes it."""
+"""Describes what a report says, as data. ``text.py`` prints it; ``memprof report --json`` writes
+it."""
 
 from __future__ import annotations
 
@@ -130,7 +131,7 @@ class Summary:
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
-        """What ``memprof report --json`` has as data, by name."""
+        """Returns what ``memprof report --json`` has as data, by name."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "profile"}
         return {name: getattr(self.profile, name) for name in _OF_PROFILE} | own
 
@@ -196,12 +197,12 @@ def summarize(
 
 
 def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
-    """The same report about the timeline's device."""
+    """Makes a summary about the timeline's device, all else being equal."""
     return replace(summary, **_memory(timeline, attribution))
 
 
 def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
-    """What a report says of one device."""
+    """Returns what a report says of one device."""
     live = timeline.at_peak()
     views = {view: attribution.breakdown(live, view) for view in View}
     return {
@@ -234,7 +235,7 @@ def _device_peaks(
 
 
 def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool:
-    """Whether it is known what every compiled call of the process had, and kept."""
+    """Tells whether it is known what every compiled call of the process had, and kept."""
     compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
     return (
         not profile.calls.dropped
@@ -333,7 +334,7 @@ def _donated(unit: PreparedProgram) -> int:
 
 
 def _returned_inputs(graph: model.GraphRecord) -> tuple[str, ...]:
-    """What is saved for the backward the caller does not see."""
+    """Returns what is saved for the backward the caller does not see."""
     returned = {
         v.alias_of_input: None
         for v in graph.outputs

@@ -43,7 +43,7 @@ EAGER, BARE = "no generated code", "no stack"
 
 @dataclass(slots=True)
 class Enriched:
-    """What was named and what was not.
+    """Describes what was named and what was not.
 
     Attributes:
         frames, events: distinct frames that have a name now, and events with such a one, by graph.
@@ -97,8 +97,8 @@ def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
 
 
 class _Stack(NamedTuple):
-    """What is known of a stack: its innermost file of generated code, its innermost name, what the
-    memory is for, and all of it in words; "" is not known."""
+    """Describes what is known of a stack: its innermost file of generated code, its innermost name,
+    what the memory is for, and all of it in words; "" is not known."""
 
     file: str = ""
     name: Name | None = None

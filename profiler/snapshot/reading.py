@@ -28,7 +28,8 @@ _GZIP = b"\x1f\x8b"
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether the content of a file begins like a pickle of protocol 2 or later, packed or not."""
+    """Tells whether the content of a file begins like a pickle of protocol 2 or later, packed or
+    not."""
     if data.startswith(_GZIP):
         try:
             return zlib.decompressobj(wbits=31).decompress(data[:4096], 1) == _PROTO

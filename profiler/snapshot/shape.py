@@ -1,4 +1,4 @@
-"""What a snapshot of torch's allocator holds, checked before anybody uses it.
+"""Describes what a snapshot of torch's allocator holds, checked before anybody uses it.
 
 Note [The shape of a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -95,7 +95,8 @@ class Snapshot:
 
 
 class _Checks:
-    """What is checked of each part. What is missing of what older torch did not write is put in."""
+    """Describes what is checked of each part. What is missing of what older torch did not write is
+    put in."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -219,7 +220,7 @@ _WORDS: dict[type, str] = {dict: "a dictionary", list: "a list", str: "text"}
 
 
 def _settings(found: Any) -> Json:
-    """What ``Replay`` reads of ``allocator_settings``, where it is what torch writes."""
+    """Returns what ``Replay`` reads of ``allocator_settings``, where it is what torch writes."""
     if type(found) is not dict:
         return {}
     settings: Json = {}
@@ -238,7 +239,7 @@ def _settings(found: Any) -> Json:
 
 
 def is_workspace(frames: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a stack asked for a workspace of cuBLAS, which stays for later calls. Stacks of
+    """Tells whether a stack asked for a workspace of cuBLAS, which stays for later calls. Stacks of
     Python alone do not tell."""
     native = (f["name"] for f in frames if f["line"] == 0 or ".so" in f["filename"])
     return any(word in name for name in native for word in _WORKSPACE)

@@ -148,7 +148,7 @@ def _add_history(
 
 
 def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[str]:
-    """What a history of such events lacks, that ends as a snapshot's ``account`` says."""
+    """Yields what a history of such events lacks, that ends as a snapshot's ``account`` says."""
     freed = kinds & _FREED
     if len(freed) == 1:
         yield (

@@ -29,8 +29,8 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def loads_within_limits(data: bytes) -> bool:
-    """Whether another process comes to an end with a pickle, be it an error; see Note [Who may load
-    a snapshot].
+    """Tells whether another process comes to an end with a pickle, be it an error; see Note [Who
+    may load a snapshot].
 
     Raises:
         OSError: it cannot be started.

@@ -44,7 +44,7 @@ def without_torch_function() -> Any:
 
 
 def cuda_in_use() -> bool:
-    """Whether this process has initialised CUDA; asking does not do it."""
+    """Tells whether this process has initialised CUDA; asking does not do it."""
     return bool(torch.cuda.is_initialized()) and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
 
 
@@ -131,8 +131,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class HostEvent(NamedTuple):
-    """What ran on the host. ``kernels_ns`` is device time of the kernels that it launched itself;
-    an ``asynchronous`` one ended on another thread."""
+    """Describes what ran on the host. ``kernels_ns`` is device time of the kernels that it launched
+    itself; an ``asynchronous`` one ended on another thread."""
 
     name: str
     thread: int
@@ -160,8 +160,9 @@ def kineto_profile(*, device: bool, shapes: bool, memory: bool) -> Any:
 
 
 def operator_events(profile: Any) -> tuple[list[HostEvent], list[MemoryEvent]]:
-    """What ran on the host in a finished profile, and its allocations in order of time. Kernels and
-    calls of the device's runtime are linked to the event that launched them by its number."""
+    """Returns what ran on the host in a finished profile, and its allocations in order of time.
+    Kernels and calls of the device's runtime are linked to the event that launched them by its
+    number."""
     events: list[tuple[int, HostEvent]] = []
     runtime: list[tuple[int, HostEvent]] = []
     kernels: dict[int, int] = {}

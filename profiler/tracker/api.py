@@ -1,4 +1,4 @@
-"""What users call: ``memprof.track`` and its three companions."""
+"""Describes what users call: ``memprof.track`` and its three companions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a tracker's file says piece by piece while it grows, the record that it adds up to, and how
-both stay bounded; no torch.
+"""Describes what a tracker's file says piece by piece while it grows, the record that it adds up
+to, and how both stay bounded; no torch.
 
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -93,8 +93,9 @@ def as_columns(rows: Iterable[OperationRow]) -> model.OperationColumns:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is added to a record; what is None or empty adds nothing. Of the same operation (by
-    number), summary (by position) or other part it replaces what an earlier entry said."""
+    """Describes what is added to a record; what is None or empty adds nothing. Of the same
+    operation (by number), summary (by position) or other part it replaces what an earlier entry
+    said."""
 
     metadata: model.TrackerMetadata | None = None
     snapshot: model.MemorySnapshot | None = None

@@ -1,4 +1,4 @@
-"""How a tracker learns that its process ends, or has been forked.
+"""Describes how a tracker learns that its process ends, or has been forked.
 
 Note [Ends of a process]
 ~~~~~~~~~~~~~~~~~~~~~~~~

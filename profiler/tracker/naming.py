@@ -1,4 +1,5 @@
-"""Where those who know more than the tracker tell it: what a tensor is, what was compiled.
+"""Describes where those who know more than the tracker tell it: what a tensor is, what was
+compiled.
 
 The tracker must not import the backend (``docs/architecture.md``, One profile), so the backend
 registers. Nothing here imports torch: registering costs nothing where no tracker runs.
@@ -15,8 +16,8 @@ from memprof.profiler.model import Category, Profile
 
 @dataclass(frozen=True, slots=True)
 class TensorOrigin:
-    """What a tensor is to a compiled graph: ``GraphRecord.id`` (None if it belongs to none in
-    particular), the FX node that computed it, what it is for, the name of a parameter."""
+    """Describes what a tensor is to a compiled graph: ``GraphRecord.id`` (None if it belongs to
+    none in particular), the FX node that computed it, what it is for, the name of a parameter."""
 
     graph: int | None = None
     node: str | None = None

@@ -237,7 +237,7 @@ class OperationLog:
         return lane
 
     def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
-        """What is alive and in use now; what it takes is charged to ``operation``."""
+        """Returns what is alive and in use now; what it takes is charged to ``operation``."""
         begin = self.clock()
         try:
             return self._count_tensors(), self._in_use(entered)
@@ -398,8 +398,8 @@ class OperationLog:
             return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """What changed since it was last asked: at most ``limit`` rows of those that have ended,
-        and summaries. Ask again until there is nothing more."""
+        """Returns what changed since it was last asked: at most ``limit`` rows of those that have
+        ended, and summaries. Ask again until there is nothing more."""
         with self._lock:
             self._digest()
             rows: list[OperationRow] = []

@@ -46,7 +46,7 @@ _NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
 
 
 class Figures(NamedTuple):
-    """What one call took, what is inside it included; ``self_``: excluded."""
+    """Describes what one call took, what is inside it included; ``self_``: excluded."""
 
     cpu_ns: int
     self_cpu_ns: int

@@ -1,4 +1,6 @@
-"""Where operations are: in the tree of names, and in lanes of threads and asyncio tasks."""
+"""Describes where operations are: in the tree of names, and in lanes of threads and asyncio
+tasks.
+"""
 
 from __future__ import annotations
 

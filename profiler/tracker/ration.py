@@ -1,4 +1,4 @@
-"""How much of the time something may take, and at a stretch.
+"""Describes how much of the time something may take, and at a stretch.
 
 Note [Which operations are looked at]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -43,7 +43,7 @@ class Allowance:
         self._dice = random.Random(0)
 
     def allows(self, name: str, now: int) -> bool:
-        """Whether an operation of this name that begins now is to be looked at."""
+        """Tells whether an operation of this name that begins now is to be looked at."""
         if not self._share:
             return False
         return self._own.get(name, 0) >= 0 or now >= self.next_ns

@@ -1,4 +1,4 @@
-"""What a tracker has recorded: in memory, and in its file."""
+"""Describes what a tracker has recorded: in memory, and in its file."""
 
 from __future__ import annotations
 

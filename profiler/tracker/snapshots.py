@@ -17,8 +17,8 @@ from .tensors import KnownStorage, Pause
 def take_snapshot(
     operations: OperationLog, kind: SnapshotKind, name: str, pause: Pause
 ) -> MemorySnapshot:
-    """What the sources of ``operations`` say now, and which of these run; ``pause`` is called
-    between slices of work, to let other threads run."""
+    """Returns what the sources of ``operations`` say now, and which of these run; ``pause`` is
+    called between slices of work, to let other threads run."""
     begin = time.perf_counter_ns()
     at, sources = operations.clock(), operations.sources
     running = [operations.path(o.summary) for o in operations.running()]

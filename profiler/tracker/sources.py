@@ -1,4 +1,5 @@
-"""What allocators and the operating system say of memory, and what each source cannot see.
+"""Describes what allocators and the operating system say of memory, and what each source cannot
+see.
 
 Note [No call to the driver]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~

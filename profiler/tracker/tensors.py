@@ -65,7 +65,7 @@ Pause = Callable[[], None]
 
 
 def no_pause() -> None:
-    """Where nobody waits."""
+    """Returns where nobody waits."""
 
 
 _Refs = list["weakref.ref[torch.Tensor]"]

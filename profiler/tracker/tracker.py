@@ -150,12 +150,12 @@ class MemoryTracker:
 
     @property
     def started(self) -> bool:
-        """Whether it was started and has not stopped."""
+        """Tells whether it was started and has not stopped."""
         return self._state is RunState.RUNNING
 
     @property
     def enabled(self) -> bool:
-        """Whether it records now; set by ``enable`` and ``disable``."""
+        """Tells whether it records now; set by ``enable`` and ``disable``."""
         return self.started and not self._paused
 
     def __repr__(self) -> str:
@@ -322,7 +322,7 @@ class MemoryTracker:
             self._recorder.sources.tensors.scan()
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """What has been recorded so far.
+        """Returns what has been recorded so far.
 
         Args:
             call_threads: numbers of threads in the profile that the record joins, by

@@ -1,1 +1,2 @@
-"""What a simulated process has on PYTHONPATH: Python imports ``sitecustomize`` as it starts."""
+"""Describes what a simulated process has on PYTHONPATH: Python imports ``sitecustomize`` as it
+starts."""

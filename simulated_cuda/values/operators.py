@@ -133,7 +133,7 @@ def tensor_places(schema: Any) -> list[int]:
 
 
 def writes(schema: Any) -> bool:
-    """Whether an operator writes to one of its arguments."""
+    """Tells whether an operator writes to one of its arguments."""
     return any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
 
 
@@ -235,7 +235,7 @@ class _Operator:
             _device.simgpu_inside(0)
 
     def _targets(self, result: Any) -> list[Any]:
-        """What is computed is assigned to these, as aliases; None for an argument."""
+        """Returns what is computed is assigned to these, as aliases; None for an argument."""
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return [
             tree_map(to_cpu, x) if i >= len(self.fresh) or self.fresh[i] else None
@@ -251,7 +251,7 @@ class _Operator:
         targets: Sequence[Any],
         single: bool,
     ) -> Callable[[], None]:
-        """What computes the result, on aliases.
+        """Returns what computes the result, on aliases.
 
         It must hold no tensor of the device: a graph node does not keep memory alive.
         """

@@ -117,7 +117,7 @@ def _state_address(generator: torch.Generator) -> int:
 
 @functools.cache
 def _state_place() -> int:
-    """Where in a CUDAGeneratorImpl the pointer to its state is, in bytes.
+    """Returns where in a CUDAGeneratorImpl the pointer to its state is, in bytes.
 
     It is what a generator and a view of its state share, and two generators do not. Several are
     looked at, since what lies between their fields is chance.

@@ -1,4 +1,4 @@
-"""What computed nothing, and what went wrong, in values mode."""
+"""Describes what computed nothing, and what went wrong, in values mode."""
 
 from __future__ import annotations
 

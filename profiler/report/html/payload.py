@@ -1,4 +1,4 @@
-"""What the page knows: a profile as plain data.
+"""Describes what the page knows: a profile as plain data.
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -135,7 +135,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Where the clock of the page begins."""
+    """Returns where the clock of the page begins."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]

@@ -46,8 +46,8 @@ class Bar:
 
 
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
-    """What the page's bars are, as JSON values; None where there is none. ``calls`` are shown
-    first, by default everything."""
+    """Returns what the page's bars are, as JSON values; None where there is none. ``calls`` are
+    shown first, by default everything."""
     lanes = _lanes(profile)
     bars = [b for _, lane in lanes for b in lane]
     if not bars:
@@ -187,8 +187,8 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
 
 
 def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str | int, ...]]:
-    """What the page says of an operation beside its name and its times: a label, and a text, or
-    bytes, or bytes before and after."""
+    """Returns what the page says of an operation beside its name and its times: a label, and a
+    text, or bytes, or bytes before and after."""
     if not bar.kind.endswith("operation"):
         return []
     rows, i = tracker.operation_allocations, bar.number

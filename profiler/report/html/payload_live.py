@@ -56,8 +56,9 @@ def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
 
 
 class Sites:
-    """Where storages come from, each place once. In each view a site has a place, by its number: a
-    part of the view by its name, or, if it is not ``known``, a reason why it is in the remainder.
+    """Describes where storages come from, each place once. In each view a site has a place, by its
+    number: a part of the view by its name, or, if it is not ``known``, a reason why it is in the
+    remainder.
     """
 
     def __init__(self, attribution: Attribution) -> None:
@@ -194,8 +195,8 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
 
 
 def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
-    """Where a graph's replays have their memory: each segment with its bytes and the highest that
-    is ever used, each block with its site."""
+    """Returns where a graph's replays have their memory: each segment with its bytes and the
+    highest that is ever used, each block with its site."""
     names = ("address", "nbytes", "begin", "end", "node", "owner")
     ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
     sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""

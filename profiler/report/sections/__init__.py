@@ -1,4 +1,5 @@
-"""What there is to say of a profile, subject by subject: see Note [One description of each view].
+"""Describes what there is to say of a profile, subject by subject: see Note [One description of
+each view].
 
 Nothing here knows whether it will be text or a page, and nothing reads a file or torch.
 """
@@ -60,7 +61,7 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
 
 
 def of_device(s: Summary, show: Show) -> Iterator[Section]:
-    """What a page shows again when another device is chosen."""
+    """Yields what a page shows again when another device is chosen."""
     yield live.saved(s, show)
     yield live.graphs(s)
     yield about.not_counted(s, show)

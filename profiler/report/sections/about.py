@@ -1,4 +1,5 @@
-"""Whose profile it is, what failed, what grows, what to change, and what the figures leave out."""
+"""Tells whose profile it is, what failed, what grows, what to change, and what the figures leave
+out."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def _out_of_memory(s: Summary) -> Section:
 
 
 def totals(s: Summary) -> Section:
-    """What each part of the profile has as its peak, most first; nothing where there is one alone.
+    """Returns what each part of the profile has as its peak, most first; nothing where there is one
+    alone.
 
     A part sees what another does not: compiled code, all code under ``torch.profiler``, the tensors
     of a process. None of these figures is wrong, and the largest is what must fit.
@@ -173,8 +175,8 @@ def _peaks(s: Summary) -> Iterator[tuple[int, str, str]]:
 
 
 def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> Section:
-    """What is held across steps and grows, most a step first: the first thing that a report says;
-    nothing where nothing does."""
+    """Returns what is held across steps and grows, most a step first: the first thing that a report
+    says; nothing where nothing does."""
     parts = tuple(
         replace(_grows(n, g, show), detail=n > _SHORT) for n, g in enumerate(found[:most], 1)
     )

@@ -1,4 +1,4 @@
-"""What grew from one profile to another."""
+"""Describes what grew from one profile to another."""
 
 from __future__ import annotations
 

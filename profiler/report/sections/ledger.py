@@ -1,4 +1,4 @@
-"""What memprof did and declined, and why: the ledger, and the recordings of trees."""
+"""Describes what memprof did and declined, and why: the ledger, and the recordings of trees."""
 
 from __future__ import annotations
 

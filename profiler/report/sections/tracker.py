@@ -1,4 +1,4 @@
-"""What the run-time tracker recorded of a process."""
+"""Describes what the run-time tracker recorded of a process."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def _while(t: Translator, line: str) -> list[View]:
 
 
 class _Combination:
-    """What a reduction and a scan share: tensors, an axis, and a region that combines two elements.
+    """Describes what a reduction and a scan share: tensors, an axis, and a region that combines two
+    elements.
 
     The region is written once, for elements of copies of the tensors; it gives the combined one.
     """

@@ -159,7 +159,7 @@ def _shape(op: Operation) -> tuple[int, ...] | None:
 
 
 def _expression(op: Operation) -> Callable[..., str] | None:
-    """What gives the result from the operands, where it has their type."""
+    """Returns what gives the result from the operands, where it has their type."""
     name = op.short_name
     kind = op.operands[0].type if op.operands else ""
     width = BITS.get(kind, 0)

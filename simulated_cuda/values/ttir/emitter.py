@@ -66,7 +66,7 @@ class Emitter:
         self.loop(target.shape, lambda i: f"{target.at(i)} = {source.at(i)};")
 
     def dense(self, view: View) -> View:
-        """The same elements one after the other in an array."""
+        """Lays the elements out one after the other in an array."""
         if view.is_contiguous():
             return view
         assert view.shape is not None

@@ -75,17 +75,17 @@ NARROW_FLOATS = {"f16": "f16", "bf16": "bf16", "f8E4M3FN": "e4m3", "f8E5M2": "e5
 
 
 def is_pointer(kind: str) -> bool:
-    """Whether an element type is a pointer: ``!tt.ptr<f32>``."""
+    """Tells whether an element type is a pointer: ``!tt.ptr<f32>``."""
     return kind.startswith("!tt.ptr")
 
 
 def is_float(kind: str) -> bool:
-    """Whether an element type is of floating point numbers."""
+    """Tells whether an element type is of floating point numbers."""
     return kind in C_TYPES and "f" in kind
 
 
 def pointee(kind: str) -> str:
-    """What a pointer's type points to, without its address space."""
+    """Returns what a pointer's type points to, without its address space."""
     return split_commas(kind[kind.index("<") + 1 : -1])[0]
 
 
@@ -146,7 +146,7 @@ def _opens(c: str) -> bool:
 
 
 def _closes(text: str, i: int) -> bool:
-    """Whether there is a closing bracket; that of an arrow is none."""
+    """Tells whether there is a closing bracket; that of an arrow is none."""
     return text[i] in ">)]}" and not (text[i] == ">" and text[i - 1] == "-")
 
 

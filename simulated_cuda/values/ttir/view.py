@@ -1,4 +1,4 @@
-"""What a value of TTIR is in C."""
+"""Describes what a value of TTIR is in C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class View:
         return View(name, shape, kind, tuple(0 for _ in shape or ()))
 
     def uniform(self) -> bool:
-        """Whether all elements are the same one."""
+        """Tells whether all elements are the same one."""
         sizes = zip(self.strides, self.shape or (), strict=False)
         return not any(stride and size > 1 for stride, size in sizes)
 
@@ -62,7 +62,7 @@ class View:
         return View.same(f"{self.name}[{'+'.join(terms)}]", None, self.type)
 
     def is_contiguous(self) -> bool:
-        """Whether it is an array whose elements lie one after the other."""
+        """Tells whether it is an array whose elements lie one after the other."""
         if self.store is None or self.shape is None:
             return False
         expected = contiguous(self.shape)

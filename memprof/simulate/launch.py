@@ -206,7 +206,10 @@ class _Run:
         steps, backwards = self._watch.steps, self._watch.backwards
         if outcome.failure is None:
             has_optimizer = self._watch.objects.has_optimizer
-            outcome.undecided = why_undecided(outcome.ended, steps, backwards, has_optimizer)
+            fewest = self._watch.fewest
+            outcome.undecided = why_undecided(
+                outcome.ended, fewest, steps, backwards, has_optimizer
+            )
         for account in outcome.accounts:
             account.simulated = True
             account.elapsed_ns = int(elapsed * 1e9)

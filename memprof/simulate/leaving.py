@@ -6,7 +6,9 @@ A job is fullest in a whole step that has the optimizer's state from the start, 
 earliest. What was seen decides:
 
 1. *steps*: ``--steps N`` leaves the program after its N-th optimizer step. Without it that is the
-   third, or the fourth where the third still raised the peak.
+   third, or the fourth where the third still raised the peak. These are steps of every optimizer
+   that is there; one that pauses is not waited for once it has made ``ENOUGH``, and one that has
+   not only until another has made ``PAUSES`` times as many.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
    steps nobody can count, a server that made one), and with ``--steps`` not even then.
@@ -14,7 +16,8 @@ earliest. What was seen decides:
    ``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
    least ``LEAST``: blocks, not seconds, so that the answer does not depend on the machine.
 
-A program that trains and of which fewer than ``ENOUGH`` steps were seen is *undecided*. That holds
+A program that trains and of which, or of one of whose optimizers, fewer than ``ENOUGH`` steps were
+seen is *undecided*: a generator's turn may come after five of its discriminator's. The first holds
 at its own end too if it has made one step, or none of an optimizer that it has run backwards for: a
 job that is cut short so that it can be simulated. All else that ended by itself was seen whole.
 """
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field
 
 STEPS = 3
 ENOUGH = 2
+PAUSES = 10
 
 FACTOR = 3
 LEAST = 20_000
@@ -59,8 +63,9 @@ class Leaving:
             self._peaks.append(max(peak, self._peaks[-1]))
         rose = fewest == STEPS and self._peaks[-1] > self._peaks[-2]
         wanted = self.wanted or STEPS + rose
-        # All optimizers: the last one's turn may be the fullest. One that pauses is not waited for.
-        return fewest >= wanted or most >= 2 * wanted
+        # All optimizers: the last one's turn may be the fullest.
+        waits = self.wanted is None and fewest < ENOUGH
+        return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
         """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what
@@ -73,8 +78,14 @@ class Leaving:
         return asked - self.asked >= enough
 
 
-def why_undecided(ended: str, steps: int, backwards: int, has_optimizer: bool) -> str:
-    """Why a run that ``ended`` so does not tell whether its program fits; empty if it does."""
+def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optimizer: bool) -> str:
+    """Why a run that ``ended`` so does not tell whether its program fits; empty if it does.
+    ``fewest`` as for ``Leaving.after_step``, ``steps`` of the optimizer that has made most."""
+    if fewest < ENOUGH <= steps and ended != BY_ITSELF:
+        return (
+            f"{ended} of one optimizer were seen, and {fewest or 'none'} of another, whose turn "
+            "may be the fullest: --to-the-end waits for the script's end"
+        )
     seen_whole = ended == BY_ITSELF and steps == 0 and not (backwards and has_optimizer)
     if steps >= ENOUGH or seen_whole or not (backwards or has_optimizer):
         return ""

@@ -106,6 +106,18 @@ class Objects:
         writes = (compat.writes_to(p) or 0 for group in groups for p in group["params"])
         return min(writes, default=-1)
 
+    def fewest_steps(self, steps: Mapping[int, int]) -> int:
+        """The fewest steps of an optimizer that is there, of ``steps`` by id. One that has made
+        none counts where it holds a parameter that no other one updates, or it wraps another."""
+        alive = [optimizer for r in self._optimizers if (optimizer := r()) is not None]
+        held = {
+            id(o): {id(p) for g in o.__dict__.get("param_groups", ()) for p in g["params"]}
+            for o in alive
+        }
+        updated = {p for o in alive if id(o) in steps for p in held[id(o)]}
+        counts = (steps.get(i, 0) for i, mine in held.items() if i in steps or mine - updated)
+        return min(counts, default=0)
+
     def look(self) -> None:
         """See what was written to since the last time."""
         with self._lock:  # A thread of ``Watch`` looks, too.

@@ -115,7 +115,7 @@ class Watch:
         """
         Args:
             on_step: called when a step has ended, with the steps of the optimizer that has made
-                fewest, of those that have made any, and of the one that has made most.
+                fewest, and of the one that has made most.
             guest: whether the process is somebody else's, see Note [A guest].
             phases: set marks at backwards and optimizer steps, and look for parameters, without
                 which ``accounts`` can tell nothing apart.
@@ -190,6 +190,11 @@ class Watch:
     @property
     def follows(self) -> bool:
         return bool(self.replays) and self.watches
+
+    @property
+    def fewest(self) -> int:
+        """Steps of the optimizer that is there and has made fewest."""
+        return self.objects.fewest_steps(self._steps_of) if self._steps_of else self.steps
 
     def fail(self, error: Exception) -> None:
         """Follow nothing any more because of a fault of ours; the program goes on."""
@@ -548,7 +553,7 @@ class Watch:
         self._mark(Phase.FORWARD, found, owners=owned)
         self.drain(DRAIN)
         if self._on_step is not None:
-            self._on_step(min(self._steps_of.values()), self.steps)
+            self._on_step(self.fewest, self.steps)
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -44,9 +44,10 @@ def test_every_optimizer_has_its_turn() -> None:
     fullest = [(1, 1, 5), (1, 1, 6), (1, 2, 8), (2, 2, 8), (2, 3, 8)]
     assert not any(leaving.after_step(*seen) for seen in fullest)
     assert leaving.after_step(3, 3, 8)
-    # One that pauses is not waited for.
-    leaving = Leaving(None)
-    assert next(n for n in range(1, 8) if leaving.after_step(1, n, 5)) == 6
+    # One that pauses is not waited for, and for long where it has not made two.
+    for fewest, wanted, left in (2, None, 6), (1, None, 30), (0, None, 30), (0, 3, 6):
+        leaving = Leaving(wanted)
+        assert next(n for n in range(1, 40) if leaving.after_step(fewest, n, 5)) == left
 
 
 def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> None:
@@ -93,9 +94,16 @@ def test_what_was_seen_of_a_training_decides(
     steps: int, backwards: int, has_optimizer: bool, by_itself: bool, undecided: bool
 ) -> None:
     ended = BY_ITSELF if by_itself else "it was left"
-    why = why_undecided(ended, steps, backwards, has_optimizer)
+    why = why_undecided(ended, steps, steps, backwards, has_optimizer)
     assert why.startswith(f"{ended}: ") is undecided
     assert bool(why) is undecided
+
+
+def test_an_optimizer_that_had_no_turn_decides_nothing() -> None:
+    for fewest in 0, 1:
+        assert "of another" in why_undecided("30 optimizer steps", fewest, 30, 60, True)
+        assert not why_undecided(BY_ITSELF, fewest, 30, 60, True)
+    assert not why_undecided("6 optimizer steps", 2, 6, 12, True)
 
 
 def test_a_long_accumulation_is_said_with_what_it_costs() -> None:

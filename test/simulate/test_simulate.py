@@ -132,6 +132,30 @@ while True:
     assert rows(result)["optimizer_state"] == 2 * WEIGHT + 4
 
 
+@pytest.mark.parametrize(("every", "steps", "exit_status"), [(5, 10, 0), (1_000, 30, 4)])
+def test_an_optimizer_that_comes_every_few_steps_is_waited_for(
+    tmp_path: Path, every: int, steps: int, exit_status: int
+) -> None:
+    """A generator is larger than the discriminator that makes the first steps alone."""
+    source = f"""
+import torch
+small = torch.nn.Parameter(torch.empty(1024, device="cuda"))
+large = torch.nn.Parameter(torch.empty({N}, {N}, device="cuda"))
+first, other = torch.optim.Adam([small]), torch.optim.Adam([large])
+n = 0
+while n := n + 1:
+    for weight, optimizer in [(small, first), (large, other)][: 1 + (n % {every} == 0)]:
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    status, result, errors = simulate(tmp_path, source)
+    (rank,) = result["ranks"]
+    assert (status, rank["steps"]) == (exit_status, steps), errors
+    assert bool(rank["undecided"]) is bool(exit_status)
+    assert (rank["allocated_bytes"] >= 4 * WEIGHT) is (every == 5)
+
+
 def test_what_does_not_fit_is_shown_on_a_larger_device(tmp_path: Path) -> None:
     source = """
 import torch

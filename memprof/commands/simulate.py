@@ -270,7 +270,8 @@ def simulate(
     if as_data:
         print_json(as_json(found, limit))
     else:
-        print_text(render(found, replace(style_of(sys.stdout), top=top, exact=exact)))
+        style = replace(style_of(sys.stdout), top=top, exact=exact)
+        print_text(render(found, style, limit))
     raise SystemExit(_status(found, limit))
 
 

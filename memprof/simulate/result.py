@@ -70,12 +70,15 @@ def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
     write_profiles([profile_of(s) for s in simulations], path)
 
 
-def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
+def render(
+    simulations: Sequence[Simulation], style: Style = PLAIN, limit: int | None = None
+) -> str:
     """Simulations as text, one a rank, of which one is shown in full: that which needs most, of
-    those that do not fit, or are undecided, if there are such."""
+    those that do not fit, or are undecided, if there are such. ``limit`` is that of
+    ``--fail-above``."""
     worst = max(simulations, key=lambda s: (s.fits is False, s.fits is None, s.needed))
     page = Page(style)
-    _verdict(page, worst)
+    _verdict(page, worst, limit)
     if len(simulations) > 1:
         _ranks(page, simulations)
     page.line()
@@ -88,7 +91,7 @@ def render(simulations: Sequence[Simulation], style: Style = PLAIN) -> str:
     return text
 
 
-def _verdict(page: Page, s: Simulation) -> None:
+def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
     gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
     account, failure = s.account, s.outcome.failure
     needs = f"needs {page.bytes(s.needed)}"
@@ -106,7 +109,9 @@ def _verdict(page: Page, s: Simulation) -> None:
         page.line(f"Undecided for {gpu}: {needs} so far, {seen}", "bold yellow")
     else:
         spare = page.bytes(s.gpu.memory - s.needed)
-        page.line(f"Fits {gpu}: {needs}, {spare} to spare, {seen}", "bold")
+        over = limit is not None and s.needed > limit
+        above = f", more than {page.bytes(limit or 0)} of --fail-above" if over else ""
+        page.line(f"Fits {gpu}: {needs}{above}, {spare} to spare, {seen}", "bold")
         caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
         if caught:
             page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")

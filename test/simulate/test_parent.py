@@ -108,3 +108,10 @@ def test_too_little_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> No
     fits.outcome.accounts[0].reserved += GIB
     assert as_json([fits, found])["fits"] is None
     assert render([fits, found]).startswith("Undecided")
+
+
+def test_the_verdict_says_that_it_is_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = simulated(monkeypatch, ended(5 * GIB, 4 * GIB))
+    first = render([found], limit=4 * GIB).splitlines()[0]
+    assert "needs 5.00 GiB, more than 4.00 GiB of --fail-above" in first
+    assert "--fail-above" not in render([found], limit=6 * GIB)

@@ -30,10 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lines import results
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "account_models.json"
+RESULTS = results("account_models.json")
 WAYS = ("plain", "eager=True", "uncompiled")
 WORKLOADS = (
     "gpt2-training",
@@ -253,7 +255,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="at most so many layers (all)")
     parser.add_argument("--rows", action="store_true", help="print the accounts as well")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one run (900)")
-    parser.add_argument("--save", action="store_true", help=f"write results/{RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     parser.add_argument("--page", default="", help="of a worker: print the report, write the page")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -13,7 +13,7 @@ For each model and forward (plain, compiled), medians of
 The two take turns from one backward to the next. Ratios are memprof / torch; lower is better.
 --cpu-time counts the CPU time of the thread that runs the backward, which on a busy machine
 and with OMP_NUM_THREADS=1 says more than the clock on the wall. --save writes
-results/compiled_autograd.json.
+out/results/compiled_autograd.json.
 
 Compiled code goes into a folder that is removed at the end, unless TORCHINDUCTOR_CACHE_DIR
 names one: in a shared cache, a run that was killed leaves truncated files.
@@ -40,12 +40,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
 import torch._dynamo.compiled_autograd as torchs
 from backend_overhead import machine
 from compiled_autograd.support import peak_of
-from lines import Lines
+from lines import Lines, results
 from models import zoo
 
 from memprof import compiled_autograd as ours
 
-RESULTS = Path(__file__).parent / "results" / "compiled_autograd.json"
+RESULTS = results("compiled_autograd.json")
 TORCHS_CLASS = torchs.AutogradCompilerInstance
 CLASSES: dict[str, Any] = {"torch": TORCHS_CLASS, "memprof": ours.AutogradCompilerInstance}
 engine: Any = torch._C._dynamo.compiled_autograd
@@ -279,7 +279,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--backends", help="eager,aot_eager,inductor")
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--save", action="store_true", help=f"write results/{RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     args = parser.parse_args()
     quick, full = (
         ("gpt2", 3, "eager,aot_eager"),

@@ -41,12 +41,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines
+from lines import Lines, results
 from models import zoo
 
 CONTENDERS = {"inductor": "inductor", "memprof": "memprof", "control": "inductor"}
 MODELS = ("resnet", "gpt2", "llama")
-RESULTS = Path(__file__).parent / "results" / "backend_overhead.json"
+RESULTS = results("backend_overhead.json")
 
 
 @dataclass

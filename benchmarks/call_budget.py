@@ -3,7 +3,7 @@
     make bench-call                         # the simulated device: beside mode="reduce-overhead"
     make bench-call ARGS=--quick            # two sizes, few rounds: a minute
     make bench-call-cpu                     # without graphs, beside backend="inductor"
-    make bench-call ARGS='--save'           # benchmarks/results/call_budget.json
+    make bench-call ARGS='--save'           # out/results/call_budget.json
 
 Note [How a call is divided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -45,9 +45,9 @@ import torch
 from memprof.cudagraph_trees import native
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines
+from lines import Lines, results
 
-RESULTS = Path(__file__).parent / "results" / "call_budget.json"
+RESULTS = results("call_budget.json")
 SIZES = (1, 10, 50, 200)
 CALLS = 50
 LAYERS = ("Dynamo", "around", "trees", "trees, backward", "rest")
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     args = parser.parse_args()
     sizes = [int(n) for n in args.sizes.split(",")]
     rounds = args.rounds

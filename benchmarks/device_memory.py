@@ -45,10 +45,10 @@ from pathlib import Path
 from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines
+from lines import Lines, results
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "device_memory.json"
+RESULTS = results("device_memory.json")
 BACKENDS = ("inductor", "reduce-overhead", "memprof")
 AMPLE_MIB = 81920
 CONTEXT_MIB = 512
@@ -419,7 +419,7 @@ def parse_args() -> argparse.Namespace:
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="workers at a time (2)"
     )
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one run (900)")
-    parser.add_argument("--save", action="store_true", help=f"write results/{RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     return parser.parse_args()
 
 

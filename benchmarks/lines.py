@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class Lines:
@@ -32,3 +33,11 @@ class Lines:
             for cell, (_, w) in zip(cells, self._columns, strict=False)
         )
         return f"| {' | '.join(padded)} |"
+
+
+def results(name: str) -> Path:
+    """The file of a benchmark's saved results: beside the sources and not among them, since docs
+    have a table of each."""
+    folder = Path(__file__).resolve().parent.parent / "out" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name

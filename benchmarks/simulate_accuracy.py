@@ -20,10 +20,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lines import results
 from simulate_cases import CASES, Case
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "simulate_accuracy.json"
+RESULTS = results("simulate_accuracy.json")
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
 
 
@@ -191,7 +192,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few cases, under three minutes")
     parser.add_argument("--only", nargs="+", metavar="ID", help="these cases, or their beginnings")
     parser.add_argument("--limit", type=float, default=900, help="seconds for one case")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     parser.add_argument("--table", action="store_true", help="print what is saved, run nothing")
     args = parser.parse_args()
     if args.table:

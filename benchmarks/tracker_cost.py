@@ -35,17 +35,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
+from lines import results
 
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker.ration import Pace
 from memprof.profiler.tracker.settings import TrackerSettings
 from memprof.profiler.tracker.tracker import MemoryTracker
 
-RESULTS = Path(__file__).parent / "results" / "tracker_cost.json"
+RESULTS = results("tracker_cost.json")
 
 
 class Ticker(threading.Thread):
@@ -316,7 +316,7 @@ def between_kernels(around: Around, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     arguments = parser.parse_args()
     quick = arguments.quick
     torch.set_num_threads(1)

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines
+from lines import Lines, results
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "what_if.json"
+RESULTS = results("what_if.json")
 MODELS = ("gpt2", "llama-lora", "resnet50")
 GPUS = ("t4", "a100-40gb", "h100-80gb")
 TRIES, SECONDS = 10, 180.0
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16, help="of the Llama whose budget varies")
     parser.add_argument("--runs", type=int, default=100, help="of the gate")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--save", action="store_true", help=f"write out/results/{RESULTS.name}")
     args = parser.parse_args()
     if args.quick:
         args.only, args.models, args.gpus, args.runs = "fit,gate", "resnet50", "t4", 3

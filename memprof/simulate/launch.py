@@ -35,7 +35,7 @@ from .changes import (
     unused_settings,
 )
 from .checkpointed import Checkpointed
-from .leaving import BY_ITSELF, Leaving, of_accumulation, why_undecided
+from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
@@ -221,6 +221,7 @@ class _Run:
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
         outcome.notes = [
+            *self._leaving.growth(),
             *self._reads.misfits,
             *self._reads.unused(),
             *self._messages.notes,
@@ -314,7 +315,7 @@ class _Run:
             if self._request.until_still and self._leaving.stands_still(
                 (steps, *peaks), asked, self._watch.trains
             ):
-                ended = f"the peak stood still for {asked - self._leaving.asked:,} allocations"
+                ended = f"{STILL} for {asked - self._leaving.asked:,} allocations"
                 on_main_thread(functools.partial(self._finish_once, ended))
                 time.sleep(_PATIENCE)
                 self._finish_once(ended)

@@ -11,10 +11,12 @@ earliest. What was seen decides:
    not only until another has made ``PAUSES`` times as many.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
-   steps nobody can count, a server that made one), and with ``--steps`` not even then.
+   steps nobody can count, a server that made one).
 3. *it does not train*: what serves a model has no steps. It is left once it has asked for
    ``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
    least ``LEAST``: blocks, not seconds, so that the answer does not depend on the machine.
+
+With ``--steps`` it is left for its steps alone: who asks for some knows that they come.
 
 A program that trains and of which, or of one of whose optimizers, fewer than ``ENOUGH`` steps were
 seen is *undecided*: a generator's turn may come after five of its discriminator's. The first holds
@@ -36,6 +38,9 @@ TRAINING = 5_000_000
 
 MANY = 16
 """Backwards a step from which on gradients are said to accumulate."""
+
+STILL = "the peak stood still"
+"""What is said of a run that was left with nothing new, at the beginning."""
 
 BY_ITSELF = "the script ended"
 """What is said of a run that was not left."""
@@ -67,12 +72,26 @@ class Leaving:
         waits = self.wanted is None and fewest < ENOUGH
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
+    def growth(self) -> list[str]:
+        """Says that a job may grow out of the device: the peak rose in both of the last steps, from
+        the third on, by when what a step takes is there."""
+        if len(self._peaks) < STEPS + 2:
+            return []
+        earlier, before, last = self._peaks[-3:]
+        if not earlier < before < last:
+            return []
+        more = last - before
+        return [
+            f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a job "
+            "that grows needs more later, which more --steps show"
+        ]
+
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
         """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what
         only grows: steps, then peaks."""
         if news > self._news:
             self._news, self.asked = news, asked
-        if trains and self.wanted is not None:
+        if self.wanted is not None:
             return False
         enough = TRAINING if trains else max(LEAST, FACTOR * self.asked)
         return asked - self.asked >= enough

@@ -14,6 +14,7 @@ from memprof.profiler.report.page import PLAIN, Page, Style
 from memprof.profiler.report.sections.about import advice as findings
 from memprof.profiler.report.sections.account import of_accounts
 
+from .leaving import STILL
 from .parent import Simulation
 
 
@@ -120,6 +121,8 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
     elif account is not None and failure is None:
         if "optimizer step" not in s.outcome.ended:
             page.line(f"  as far as it ran: {s.outcome.ended}")
+        if account.steps == 0 and s.outcome.ended.startswith(STILL):
+            page.line("  a training that begins later is not in it: --steps 3 waits for it")
         if s.smallest is not None:
             page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
         elif s.least <= s.gpu.memory:

@@ -51,11 +51,23 @@ def test_every_optimizer_has_its_turn() -> None:
 
 
 def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> None:
-    for steps in (None, 3):
-        still = Leaving(steps)
-        assert not still.stands_still((0, 5, 3), 100_000, False)
-        assert not still.stands_still((0, 5, 3), 100_000 * (1 + FACTOR) - 1, False)
-        assert still.stands_still((0, 5, 3), 100_000 * (1 + FACTOR), False)
+    still, asked = Leaving(None), Leaving(3)
+    for leaving, left in (still, True), (asked, False):
+        assert not leaving.stands_still((0, 5, 3), 100_000, False)
+        assert not leaving.stands_still((0, 5, 3), 100_000 * (1 + FACTOR) - 1, False)
+        assert leaving.stands_still((0, 5, 3), 100_000 * (1 + FACTOR), False) == left
+
+
+def test_a_peak_that_rises_with_every_step_is_said() -> None:
+    grows, settles = Leaving(6), Leaving(6)
+    for step in range(1, 7):
+        grows.after_step(step, step, step << 20)
+        settles.after_step(step, step, min(step, 5) << 20)
+    assert grows.growth() == [
+        "the peak still rose, by 1.0 MiB in the last step that was seen: a job that grows needs "
+        "more later, which more --steps show"
+    ]
+    assert settles.growth() == Leaving(None).growth() == []
 
 
 def test_a_new_peak_or_a_step_begins_anew() -> None:

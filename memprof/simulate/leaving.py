@@ -82,8 +82,8 @@ class Leaving:
             return []
         more = last - before
         return [
-            f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a job "
-            "that grows needs more later, which more --steps show"
+            f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a "
+            "job that grows needs more later, which more --steps show"
         ]
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:

@@ -216,7 +216,7 @@ def test_a_damaged_file_is_not_judged(tmp_path: Path) -> None:
     # GIVEN a file whose peak was in a part that cannot be used
     after = written(tmp_path, "b.memprof", training())
     data = json.loads(to_json(training()))
-    data["graphs"][0]["programs"][0]["storages"][0]["nbytes"] = -5
+    data["graphs"][2]["programs"][0]["storages"][0]["nbytes"] = -5
     after.write_bytes(framed(data))
     before = written(tmp_path, "a.memprof", training())
     assert invoke(before, after).exit_code == 0

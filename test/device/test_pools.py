@@ -99,7 +99,7 @@ for line in out.getvalue().splitlines():
     if "outside" in line or "CUDA context" in line or "GPU" in line:
         continue  # of the device, and not of the allocator
     # All allocations of a call added up: torch 2.15 has a workspace in them for each product.
-    line = re.sub(r"^(0/0 \\w+ +\\d+ +[0-9.]+ \\w+) +[0-9.]+ [KMG]iB", r"\1", line)
+    line = re.sub(r"^(0/0 \\w+ +\\d+ +[0-9.]+ \\w+) +[0-9.]+ [KMG]iB", r"\\1", line)
     for number, unit in re.findall(r"(-?[0-9.]+) ([KMG]iB)", line):
         figures.append((float(number) * 1024 ** ("KMG".index(unit[0]) + 1), line))
 assert len(figures) > 50

@@ -337,7 +337,8 @@ torch.cuda.empty_cache()
 with memprof.profile(eager=True) as session:
     compiled(torch.randn(BATCH, 256, device="cuda", requires_grad=True)).backward()
 rows = [r for r in account_of(session).rows if r.compiled and r.nbytes >= 16 * MIB]
-rows = [r for r in rows if not r.what.startswith("workspace")]  # which products of torch 2.15 have as well
+# Products of torch 2.15 have workspaces as well.
+rows = [r for r in rows if not r.what.startswith("workspace")]
 assert sum(r.nbytes for r in rows if r.what == RECOMPUTED) in (16 * MIB, 32 * MIB), rows
 assert {r.what for r in rows} == {RECOMPUTED, "temporary"}, rows
 assert {"aten.gelu" in r.nodes for r in rows if r.what == RECOMPUTED} == {True}, rows

@@ -162,15 +162,17 @@ def test_no_kind_of_step_leaves_an_object(tmp_path: Path, device: str) -> None:
     left = {}
     with memprof.profile(tmp_path / "run.memprof") as session:
         for step in kinds:
-            before = [0, 0]
-            for _ in range(2):
+            before, rates = [0, 0], []
+            for _ in range(4):
                 for _ in range(steps):
                     step()
                 session.profile()  # writes what was called
                 gc.collect()
                 now = [sys.getallocatedblocks(), len(gc.get_objects())]
-                left[step.__name__] = [(b - a) / steps for a, b in zip(before, now, strict=True)]
+                rates.append([(b - a) / steps for a, b in zip(before, now, strict=True)])
                 before = now
+            # What is left by each step is left in every round; a cache fills in one.
+            left[step.__name__] = [min(column) for column in zip(*rates[1:], strict=True)]
     # A call in the log was four, of which each step makes one or more.
     assert all(blocks < 2 and objects < 0.2 for blocks, objects in left.values()), left
 

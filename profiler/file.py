@@ -74,10 +74,12 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     Raises:
         ProfileMergedError: it holds several; others as ``decode_profiles``.
     """
-    return single_profile(decode_profiles(data, path), path, _WAY_OUT)
+    return single_profile(decode_profiles(data, path), path)
 
 
-def single_profile(profiles: Sequence[Profile], path: StrPath | None, way_out: str) -> Profile:
+def single_profile(
+    profiles: Sequence[Profile], path: StrPath | None, way_out: str = _WAY_OUT
+) -> Profile:
     """The profile of a file that holds one; ``way_out`` says what to do where there are several.
 
     Raises:
@@ -172,7 +174,7 @@ def read_profile(path: StrPath) -> Profile:
         ProfileInvalidError: nothing of it can be used, or it contradicts itself.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
-    return single_profile(read_profiles(path), path, _WAY_OUT)
+    return single_profile(read_profiles(path), path)
 
 
 def read_profiles(path: StrPath) -> list[Profile]:

@@ -13,9 +13,9 @@ from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import check_has_time
 from memprof.profiler.export.walk import Part
-from memprof.profiler.file import read_profiles
+from memprof.profiler.file import read_profiles, single_profile
 from memprof.profiler.growth import growth, looked
-from memprof.profiler.model import Profile
+from memprof.profiler.model import Growth, Profile
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.page import Style, style_of
 from memprof.profiler.report.sections.about import of_growth
@@ -53,8 +53,7 @@ def _check_output(output: str | None, as_json: bool, *read: str) -> None:
         keep_apart([output], read, "--output")
 
 
-def _print_leaks(profile: Profile, as_json: bool, style: Style) -> None:
-    found, seen = growth(profile), looked(profile)
+def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Style) -> None:
     if as_json:
         print_json(found)
     elif found:
@@ -66,13 +65,6 @@ def _print_leaks(profile: Profile, as_json: bool, style: Style) -> None:
             "This file cannot tell what grows: take one with memprof.profile(PATH, eager=True) "
             "over at least 10 steps."
         )
-
-
-def _check_growth(profile: Profile) -> None:
-    """Exit with 1 if memory of a profile grows, and with 2 if it cannot tell."""
-    found = growth(profile)
-    if found or not looked(profile):
-        raise click.exceptions.Exit(1 if found else 2)
 
 
 @click.command()
@@ -126,37 +118,39 @@ def report(
     if section is not None and (full or top or device or output or calls):
         raise click.UsageError(f"--section {section} is all of it: leave the other options out")
     style = replace(style_of(sys.stdout), exact=exact)
+    if names:
+        profiles = [read_named_snapshot(file, names)]
+    else:
+        profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
     if section is not None or fail_on_leaks or calls is not None:
-        profile = read_named_snapshot(file, names) if names else read(file)
+        profile = single_profile(profiles, file)
+    if section == "leaks" or fail_on_leaks:
+        found, seen = growth(profile), looked(profile)
     try:
         if section == "ledger" and as_json:
             print_json(profile.ledger)
         elif section == "ledger":
             print_text(render([replace(of_ledger(profile, style.show), title="")], style))
         elif section == "leaks":
-            _print_leaks(profile, as_json, style)
+            _print_leaks(found, seen, as_json, style)
         elif calls is not None:
             _print_page_at(calls, profile, output, file)
         else:
-            _print_report(file, names, output, as_json, report_style(style, full, top), device)
+            _print_report(profiles, file, output, as_json, report_style(style, full, top), device)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if fail_on_leaks:
-        _check_growth(profile)
+    if fail_on_leaks and (found or not seen):
+        raise click.exceptions.Exit(1 if found else 2)
 
 
 def _print_report(
+    profiles: list[Profile],
     file: str,
-    names: tuple[str, ...],
     output: str | None,
     as_json: bool,
     style: Style,
     device: str | None,
 ) -> None:
-    if names:
-        profiles = [read_named_snapshot(file, names)]
-    else:
-        profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
     if output is not None:
         # Its assets are of no use to the terminal's report.
         from memprof.profiler.report.html import write_report

@@ -110,8 +110,9 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
         page.line(f"Undecided for {gpu}: {needs} so far, {seen}", "bold yellow")
     else:
         spare = page.bytes(s.gpu.memory - s.needed)
-        over = limit is not None and s.needed > limit
-        above = f", more than {page.bytes(limit or 0)} of --fail-above" if over else ""
+        above = ""
+        if limit is not None and s.needed > limit:
+            above = f", more than {page.bytes(limit)} of --fail-above"
         page.line(f"Fits {gpu}: {needs}{above}, {spare} to spare, {seen}", "bold")
         caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
         if caught:

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lines import results
+from lines import results, write_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -236,9 +235,7 @@ def save(found: list[Outcome], about: dict[str, Any]) -> None:
     content["results"] = [
         every[key] for key in sorted(every, key=lambda k: (order[k[:2]], k[2] is not None))
     ]
-    new = RESULTS.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, RESULTS)
+    write_json(content, RESULTS)
 
 
 def parse_args() -> argparse.Namespace:

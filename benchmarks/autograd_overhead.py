@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -40,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "test"))
 import torch._dynamo.compiled_autograd as torchs
 from backend_overhead import machine
 from compiled_autograd.support import peak_of
-from lines import Lines, results
+from lines import Lines, results, write_json
 from models import zoo
 
 from memprof import compiled_autograd as ours
@@ -265,7 +264,7 @@ def write(
         "dynamic": args.dynamic,
         "results": results,
     }
-    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(content, out)
 
 
 def parse_args() -> argparse.Namespace:

@@ -41,7 +41,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines, results
+from lines import Lines, results, write_json
 from models import zoo
 
 CONTENDERS = {"inductor": "inductor", "memprof": "memprof", "control": "inductor"}
@@ -327,7 +327,7 @@ def write(
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(content, out)
 
 
 def parse_args() -> argparse.Namespace:

@@ -45,7 +45,7 @@ import torch
 from memprof.cudagraph_trees import native
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines, results
+from lines import Lines, results, write_json
 
 RESULTS = results("call_budget.json")
 SIZES = (1, 10, 50, 200)
@@ -292,7 +292,7 @@ def save(rows: list[dict[str, Any]], where: str) -> None:
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "rows": rows,
     }
-    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    write_json(known, RESULTS)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines, results
+from lines import Lines, results, write_json
 
 HERE = Path(__file__).parent
 RESULTS = results("device_memory.json")
@@ -354,9 +354,7 @@ def save(results: list[Result], about: dict[str, Any], settings: dict[str, Any])
     others = [r for r in content["results"] if r["workload"] != name]
     every = [*others, *(asdict(r) for r in results)]
     content["results"] = sorted(every, key=lambda r: list(WORKLOADS).index(r["workload"]))
-    new = RESULTS.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    new.replace(RESULTS)
+    write_json(content, RESULTS)
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""Tables that are printed one line at a time, as their figures become known."""
+"""Tables that are printed one line at a time, as their figures become known, and saved results."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class Lines:
@@ -38,6 +40,12 @@ class Lines:
 def results(name: str) -> Path:
     """The file of a benchmark's saved results: beside the sources and not among them, since docs
     have a table of each."""
-    folder = Path(__file__).resolve().parent.parent / "out" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
+    return Path(__file__).resolve().parent.parent / "out" / "results" / name
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write results as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)

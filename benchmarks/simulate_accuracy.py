@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lines import results
+from lines import results, write_json
 from simulate_cases import CASES, Case
 
 HERE = Path(__file__).parent
@@ -168,7 +168,7 @@ def save(outcomes: list[Outcome]) -> None:
     known = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
     known |= {outcome.id: asdict(outcome) for outcome in outcomes}
     data = {"machine": machine(), "versions": versions(), "cases": known}
-    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+    write_json(data, RESULTS)
 
 
 def table() -> str:

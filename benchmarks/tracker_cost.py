@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lines import results
+from lines import results, write_json
 
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.tracker.ration import Pace
@@ -338,7 +338,7 @@ def main() -> None:
             found[name] = measure()
             print(json.dumps({name: found[name]}, indent=1), flush=True)
     if arguments.save:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(found, RESULTS)
 
 
 if __name__ == "__main__":

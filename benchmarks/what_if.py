@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lines import Lines, results
+from lines import Lines, results, write_json
 
 HERE = Path(__file__).parent
 RESULTS = results("what_if.json")
@@ -237,7 +237,7 @@ def main() -> None:
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         known.update(found)
         known["machine"] = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        write_json(known, RESULTS)
     if not all(row["met"] for rows in found.values() for row in rows):
         sys.exit(1)
 

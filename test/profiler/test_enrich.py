@@ -223,10 +223,14 @@ def invoke(folder: Path, *args: str) -> Any:
     return CliRunner().invoke(main, given)
 
 
+def export(folder: Path, profile: str, output: str) -> Any:
+    """What the command says that writes the snapshot with names of a profile."""
+    options = ("-f", "memory-viz", "--profile", profile, "-o", output)
+    return invoke(folder, "export", "s.pickle", *options)
+
+
 def test_the_command_says_what_was_named_and_what_was_not(files: Path) -> None:
-    result = invoke(
-        files, "export", "-f", "memory-viz", "s.pickle", "--profile", "p.memprof", "-o", "o.pickle"
-    )
+    result = export(files, "p.memprof", "o.pickle")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "0/0 forward: 2 frames named, in 1 block of 2.00 MiB and 4 events"
@@ -241,34 +245,14 @@ def test_the_command_says_what_was_named_and_what_was_not(files: Path) -> None:
     report = invoke(files, "report", "o.pickle").stdout
     assert "mm (aten.mm.default)" in report
     assert report == invoke(files, "report", "s.pickle", "--profile", "p.memprof").stdout
-    packed = invoke(
-        files,
-        "export",
-        "-f",
-        "memory-viz",
-        "s.pickle",
-        "--profile",
-        "p.memprof",
-        "-o",
-        "o.pickle.gz",
-    )
+    packed = export(files, "p.memprof", "o.pickle.gz")
     assert packed.exit_code == 0
     assert invoke(files, "report", "o.pickle.gz").stdout == report
 
 
 def test_a_profile_that_knows_nothing_of_it(files: Path) -> None:
     write_profile(training(), files / "other.memprof")
-    result = invoke(
-        files,
-        "export",
-        "-f",
-        "memory-viz",
-        "s.pickle",
-        "--profile",
-        "other.memprof",
-        "-o",
-        "o.pickle",
-    )
+    result = export(files, "other.memprof", "o.pickle")
     assert result.stdout.startswith("Nothing was named: ")
     assert pickle.loads((files / "o.pickle").read_bytes()) == snapshot()
 
@@ -282,9 +266,7 @@ def test_what_is_there_is_kept(files: Path) -> None:
         ("train.py", "is no snapshot"),
         ("no.folder/o.pickle", "the folder must exist"),
     ):
-        result = invoke(
-            files, "export", "-f", "memory-viz", "s.pickle", "--profile", "p.memprof", "-o", output
-        )
+        result = export(files, "p.memprof", output)
         assert result.exit_code == 2
         assert words in " ".join(result.stderr.split())
     for args, words in (

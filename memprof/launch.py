@@ -34,14 +34,14 @@ def watching_graphs(folder: str, arguments: list[str]) -> None:
     name = time.strftime("cuda_graphs_%Y%m%d_%H%M%S.memprof", time.localtime())
     session = watch_graphs(os.path.join(folder, name))
 
-    def said() -> None:
+    def print_path() -> None:
         print(visible(f"memprof run: CUDA graphs are in {session.path}"), file=sys.stderr)
 
     with contextlib.ExitStack() as written, contextlib.ExitStack() as inside:
 
         def begin() -> None:
             inside.enter_context(session)
-            written.callback(said)
+            written.callback(print_path)
 
         run_main.launch(arguments, begin, __file__)
 

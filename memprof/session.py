@@ -288,8 +288,8 @@ def _join_tracker(profile: Profile, threads: Mapping[int, int]) -> None:
     api = sys.modules.get("memprof.profiler.tracker.api")
     tracker = api.current_tracker() if api is not None else None
     if tracker is not None and tracker.started:
-        said = "The tracker's record does not join the profile"
-        profile.tracker = _unless_it_fails(lambda: tracker.record(threads), said)
+        problem = "The tracker's record does not join the profile"
+        profile.tracker = _unless_it_fails(lambda: tracker.record(threads), problem)
 
 
 def fill_path(path: str | os.PathLike[str], process: Process) -> str:
@@ -331,12 +331,12 @@ _NO_GROWTH = "memprof failed to look for growth"
 _NO_STATE = "memprof failed to look for the state of optimizers"
 
 
-def _unless_it_fails(make: Callable[[], _Part], said: str) -> _Part | None:
+def _unless_it_fails(make: Callable[[], _Part], problem: str) -> _Part | None:
     """A part of a profile, which is of more use without it than not at all."""
     try:
         return make()
     except Exception as e:
-        log.error("%s: %s: %s", said, type(e).__name__, e)
+        log.error("%s: %s: %s", problem, type(e).__name__, e)
         return None
 
 

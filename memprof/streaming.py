@@ -159,8 +159,8 @@ class Streamer:
             self._given_up = len(self._unwritten) > MAX_UNWRITTEN
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            said = "What is new stays in memory: session.save(PATH)"
-            self._log_once(e, "cannot write the profile on", said)
+            remedy = "What is new stays in memory: session.save(PATH)"
+            self._log_once(e, "cannot write the profile on", remedy)
             return True
         self._size += len(self._unwritten)
         self._unwritten, self.failed = b"", False

@@ -215,10 +215,10 @@ def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
 def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Sequence[str]:
     """``wanted``, by default all that ``profiles`` have something on; raises ``ValueError`` if they
     have nothing on one."""
-    known = sorted({device for profile in profiles for device in known_devices(profile)})
+    devices = sorted({device for profile in profiles for device in known_devices(profile)})
     for device in wanted or ():
-        check_known(device, known)
-    return wanted or known
+        check_known(device, devices)
+    return wanted or devices
 
 
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
         data = {f.name: getattr(found, f.name) for f in fields(found)}
     else:
         data = found.figures()
-    said = _sections(found, format_bytes, EVERY)
-    return {**data, "sections": [s.plain(without="") for s in said if s]}
+    sections = _sections(found, format_bytes, EVERY)
+    return {**data, "sections": [s.plain(without="") for s in sections if s]}
 
 
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:

@@ -128,8 +128,8 @@ def _in_placement(
     last = len(placement.lines) + 1
     for i, b in enumerate(placement.blocks):
         if not 0 <= b.begin <= b.end <= last:
-            said = f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}"
-            yield f"{at}.blocks[{i}]", said
+            problem = f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}"
+            yield f"{at}.blocks[{i}]", problem
         # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
         if b.graph in graphs:
             inputs = len(graphs[b.graph].inputs)
@@ -143,9 +143,9 @@ def _in_calls(
         if graph not in graphs:
             yield "$.calls.graph", f"there is no graph {graph}"
         else:
-            known = len(graphs[graph].programs)
+            programs = len(graphs[graph].programs)
             # -1 stands for none.
-            yield from _in_range("program", [program], known, "$.calls.program", lowest=-1)
+            yield from _in_range("program", [program], programs, "$.calls.program", lowest=-1)
 
 
 # Other parts
@@ -173,11 +173,11 @@ def _in_pool(pool: model.GraphPool, at: str) -> Iterator[Finding]:
     ):
         if total != pool.reserved:
             yield f"{at}.reserved", f"{pool.reserved} bytes, while its {what} come to {total}"
-    known = {g.number for g in pool.graphs}
-    if len(known) != len(pool.graphs):
+    numbers = {g.number for g in pool.graphs}
+    if len(numbers) != len(pool.graphs):
         yield f"{at}.graphs", "two graphs have one number"
     for i, share in enumerate(pool.shares):
-        if not share.graphs or not known.issuperset(share.graphs):
+        if not share.graphs or not numbers.issuperset(share.graphs):
             yield f"{at}.shares[{i}]", f"{share.nbytes} bytes of graphs {list(share.graphs)}"
     for i, graph in enumerate(pool.graphs):
         had = graph.rounding + sum(r.nbytes for r in graph.at_peak)
@@ -195,8 +195,8 @@ def _in_flow(device: model.DataFlowDevice, at: str) -> Iterator[Finding]:
     yield from _ascending(times, f"{at}.time_ns", least=1)
     for category, column in device.bytes.items():
         if len(column) != len(times):
-            said = f"{len(column)} entries for {len(times)} times"
-            yield f"{at}.bytes[{category.value!r}]", said
+            problem = f"{len(column)} entries for {len(times)} times"
+            yield f"{at}.bytes[{category.value!r}]", problem
     if device.peak is None:
         return
     yield from _in_range("time", [device.peak], len(times), f"{at}.peak")

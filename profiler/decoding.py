@@ -48,9 +48,9 @@ def _some(kind: type, without: set[str], **other: Any) -> Any:
         other: fields of another type than in the dataclass.
     """
     hints = get_type_hints(kind, include_extras=True)
-    known = {name: hint for name, hint in hints.items() if name not in without}
+    earlier = {name: hint for name, hint in hints.items() if name not in without}
     some: Any = TypedDict  # Of which mypy wants every field named where it is called.
-    return some(kind.__name__, {**known, **other}, total=False)
+    return some(kind.__name__, {**earlier, **other}, total=False)
 
 
 class _Header(msgspec.Struct):
@@ -150,8 +150,8 @@ class Document:
 
     def end(self, damage: Damage) -> None:
         """Note that nothing is read from a place on."""
-        said = f"what comes after {damage.start:,} bytes: {damage.problem}"
-        self.left_out.append(said[:_LONGEST])
+        reason = f"what comes after {damage.start:,} bytes: {damage.problem}"
+        self.left_out.append(reason[:_LONGEST])
 
     def add(self, frame: Frame) -> None:
         """Add the next frame, unless the profile has ended before it."""
@@ -212,22 +212,22 @@ class Document:
         id = change.get("id")
         if id not in self._graphs:
             msgspec.json.decode(payload, type=_NewGraph)  # It has what every graph has.
-        known = self._programs.setdefault(id, [])
+        earlier = self._programs.setdefault(id, [])
         new: _Programs | None = change.pop("programs", None)
         if new is not None:
-            if new.start > len(known):
-                raise ValueError(f"program {new.start} where {len(known)} are known")
-            known[new.start :] = new.items
+            if new.start > len(earlier):
+                raise ValueError(f"program {new.start} where {len(earlier)} are known")
+            earlier[new.start :] = new.items
         # In place: a graph can have very many changes.
         self._graphs.setdefault(id, {}).update(change)
 
     def _entries(self, change: _Ledger) -> None:
-        known = min(len(self._ledger), change.length)
-        added = [i for i, _ in change.entries if i >= known]
-        end = known + len(added)
-        if end != change.length or added != list(range(known, end)):
-            raise ValueError(f"entries {added[:9]} of {known} to {change.length} of the ledger")
-        del self._ledger[known:]
+        earlier = min(len(self._ledger), change.length)
+        added = [i for i, _ in change.entries if i >= earlier]
+        end = earlier + len(added)
+        if end != change.length or added != list(range(earlier, end)):
+            raise ValueError(f"entries {added[:9]} of {earlier} to {change.length} of the ledger")
+        del self._ledger[earlier:]
         for i, entry in change.entries:
             self._ledger[i : i + 1] = [entry]
 
@@ -240,17 +240,17 @@ class Document:
         # The times are sums of what the file has, and of its numbers each alone fits.
         if min(starts, default=0) < -LARGEST or max(ends, default=0) > LARGEST:
             raise ValueError("times of calls that do not fit 64 bits")
-        known = self._columns
-        known.graph.extend(new.graph)
-        known.program.extend(new.program)
-        known.start_ns.extend(starts)
-        known.end_ns.extend(ends)
-        known.thread.extend(new.thread)
+        earlier = self._columns
+        earlier.graph.extend(new.graph)
+        earlier.program.extend(new.program)
+        earlier.start_ns.extend(starts)
+        earlier.end_ns.extend(ends)
+        earlier.thread.extend(new.thread)
         self._counts.update(new.graph)
         if new.dropped is not None:
             self._dropped = new.dropped
-        if self._keep_calls is not None and (more := len(known) - self._keep_calls) > 0:
-            self._columns = known.each(lambda column: column[more:], known.dropped)
+        if self._keep_calls is not None and (more := len(earlier) - self._keep_calls) > 0:
+            self._columns = earlier.each(lambda column: column[more:], earlier.dropped)
             self._dropped += more
 
     def profile(self) -> Profile:

@@ -46,23 +46,23 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
 def known_devices(profile: Profile) -> list[str]:
     """Devices of which anything in a profile knows memory: compiled code, the tracker, the data
     flow, an account; in order."""
-    known = {*devices_of(profile), *(a.device for a in profile.accounts)}
+    devices = {*devices_of(profile), *(a.device for a in profile.accounts)}
     if profile.dataflow is not None:
-        known |= {d.device for d in profile.dataflow.devices}
+        devices |= {d.device for d in profile.dataflow.devices}
     if profile.tracker is not None:
-        known |= {d for s in profile.tracker.snapshots for d in s.devices}
-        known |= {d for o in profile.tracker.operation_summary for d in o.devices}
-    return sorted(known)
+        devices |= {d for s in profile.tracker.snapshots for d in s.devices}
+        devices |= {d for o in profile.tracker.operation_summary for d in o.devices}
+    return sorted(devices)
 
 
-def check_known(wanted: str | None, known: Sequence[str]) -> None:
+def check_known(wanted: str | None, devices: Sequence[str]) -> None:
     """Refuse a device of which a profile knows nothing.
 
     Raises:
-        ValueError: it is not among those that are ``known``.
+        ValueError: it is not among ``devices``.
     """
-    if wanted is not None and wanted not in known:
-        devices = ", ".join(known) or "none"
+    if wanted is not None and wanted not in devices:
+        devices = ", ".join(devices) or "none"
         raise ValueError(f"this profile has no memory on {wanted!r}; devices in it: {devices}")
 
 

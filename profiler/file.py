@@ -155,9 +155,9 @@ def _check_kind(data: bytes, name: str | None) -> None:
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
             "again, or read it with memprof 0.1.0",
         )
-    known = (says for pattern, says in _OTHERS if re.search(pattern, begin))
-    says = next(known, f"a profile begins with the bytes {MAGIC!r}")
-    raise errors.ProfileForeignError(name, f"not a memprof profile: {says}")
+    matches = (description for pattern, description in _OTHERS if re.search(pattern, begin))
+    description = next(matches, f"a profile begins with the bytes {MAGIC!r}")
+    raise errors.ProfileForeignError(name, f"not a memprof profile: {description}")
 
 
 def read_profile(path: StrPath) -> Profile:

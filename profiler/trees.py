@@ -159,11 +159,11 @@ def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Ite
     for (kind, cause, reason), count in reasons.items():
         of_outputs = cause in (TreeCause.HELD, TreeCause.HELD_GRADIENT)
         # What follows "output 7 is".
-        said = reason.split(" ", 3)[-1] if of_outputs else reason
-        grouped.setdefault((kind, said), []).append((reason, count))
-    for (kind, said), members in grouped.items():
+        reason_text = reason.split(" ", 3)[-1] if of_outputs else reason
+        grouped.setdefault((kind, reason_text), []).append((reason, count))
+    for (kind, reason_text), members in grouped.items():
         times = sum(count for _, count in members)
-        together = f"{len(members)} outputs are {said.replace(' its ', ' their ')}"
+        together = f"{len(members)} outputs are {reason_text.replace(' its ', ' their ')}"
         yield TreeReason(kind, together if len(members) > 1 else members[0][0], times)
 
 
@@ -284,7 +284,7 @@ class CallMode(str, Enum):
     REPLAY_OR_RUN = "replay or run"
 
 
-_TOLD = {
+_MODES = {
     LedgerKind.WARM_UP: CallMode.WARM_UP,
     LedgerKind.RECORD: CallMode.RECORD,
     LedgerKind.RERECORD: CallMode.RECORD,
@@ -297,28 +297,28 @@ def call_modes(profile: Profile) -> list[CallMode]:
     calls, origin = profile.calls, profile.perf_origin_ns
     modes = [CallMode.RUN] * len(calls)
     replays: Counter[int] = Counter()
-    told: dict[int, list[tuple[int, CallMode]]] = {}
+    by_graph: dict[int, list[tuple[int, CallMode]]] = {}
     for e in profile.ledger:
         if e.graph is None:
             continue
         if e.kind is LedgerKind.REPLAY:
             replays[e.graph] += e.count
-        elif e.kind in _TOLD:
-            told.setdefault(e.graph, []).append((e.time_ns - origin, _TOLD[e.kind]))
+        elif e.kind in _MODES:
+            by_graph.setdefault(e.graph, []).append((e.time_ns - origin, _MODES[e.kind]))
     if not replays:
         return modes
-    for entries in told.values():
+    for entries in by_graph.values():
         entries.sort(key=itemgetter(0))
     recorded = {
         graph: next((time for time, mode in entries if mode is CallMode.RECORD), -math.inf)
-        for graph, entries in told.items()
+        for graph, entries in by_graph.items()
     }
     found: dict[int, list[int]] = {}
     columns = zip(calls.graph, calls.start_ns, calls.end_ns, strict=True)
     for k, (graph, start, end) in enumerate(columns):
         if graph not in replays:
             continue
-        entries = told.get(graph, [])
+        entries = by_graph.get(graph, [])
         at = bisect_left(entries, start, key=itemgetter(0))
         if origin and at < len(entries) and entries[at][0] <= end:
             modes[k] = entries[at][1]

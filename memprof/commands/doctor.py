@@ -140,8 +140,8 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
             out += [indent + line for line in lines[1:]]
     works = ", ".join(f.name for f in diagnosis.features if f.status is Status.OK)
     rest = f"These work: {works}." if works else ""
-    said = f"memprof does not work here as a backend: see `fail`. {rest}"
-    out += ["", *textwrap.wrap("memprof works here." if diagnosis.works else said, style.width)]
+    message = f"memprof does not work here as a backend: see `fail`. {rest}"
+    out += ["", *textwrap.wrap("memprof works here." if diagnosis.works else message, style.width)]
     return "\n".join(line.rstrip() for line in out) + "\n"
 
 
@@ -230,9 +230,9 @@ def _compile(compiler: str, includes: str, flags: list[str]) -> str | None:
             return str(e)
     if done.returncode == 0:
         return None
-    said = done.stderr.decode(errors="replace").splitlines()
-    errors = [line for line in said if "error" in line]
-    return (errors or said or [f"exit status {done.returncode}"])[0][:200]
+    lines = done.stderr.decode(errors="replace").splitlines()
+    errors = [line for line in lines if "error" in line]
+    return (errors or lines or [f"exit status {done.returncode}"])[0][:200]
 
 
 def _entry_point() -> str:
@@ -313,6 +313,6 @@ def _simulation() -> str:
         torch = find_torch()
         compiler(os.environ)
     except SimulationError as e:
-        said, _, commands = str(e).partition("\n")
-        raise _Warn(f"no: {said.rstrip(':')}", commands.partition("\n")[0].strip()) from e
+        message, _, commands = str(e).partition("\n")
+        raise _Warn(f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()) from e
     return f"torch {torch.version} can run on a simulated GPU"

@@ -54,7 +54,7 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
     "format_",
     type=click.Choice(list(_FORMATS)),
     required=True,
-    help="; ".join(f"{name}: {says}" for name, says in _FORMATS.items()) + ".",
+    help="; ".join(f"{name}: {purpose}" for name, purpose in _FORMATS.items()) + ".",
 )
 @output_option("Where to; compressed if it ends in .gz.")
 @click.option(
@@ -152,10 +152,10 @@ def _name(snapshot: str, format_: str, names: tuple[str, ...], output: str) -> N
         )
     _keep_other_files(output)
     found = read_snapshot(snapshot)
-    known = read_names(names)
-    done = enrich_snapshot(found, CodeNames(known), fields=format_ == "memory-viz")
+    profiles = read_names(names)
+    done = enrich_snapshot(found, CodeNames(profiles), fields=format_ == "memory-viz")
     write_snapshot(found, output)
-    for line in [*_said(done), *(said for _, said in replayed(found, known))]:
+    for line in [*_files_written(done), *(line for _, line in replayed(found, profiles))]:
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
 
@@ -180,7 +180,7 @@ def _keep_other_files(output: str) -> None:
         )
 
 
-def _said(done: Enriched) -> list[str]:
+def _files_written(done: Enriched) -> list[str]:
     lines = []
     graphs = dict.fromkeys([*done.frames, *done.events])
     for graph in sorted(graphs, key=lambda g: (-done.nbytes[g], -done.events[g])):

@@ -243,17 +243,17 @@ def fit(
             print_text(render_trials(gpus[0], before, trials, tries, style))
         raise SystemExit(ended)
 
-    def said(row: Row, tried: Tried) -> None:
+    def on_try(row: Row, tried: Tried) -> None:
         if not quiet:
             click.echo(visible(progress(row, tried)), err=True)
 
     with failures_in_words("fit", output):
         if budget:
             rows = itertools.product(gpus, combinations(variables))
-            found = [budget_row(gpu, values, tries, said) for gpu, values in rows]
+            found = [budget_row(gpu, values, tries, on_try) for gpu, values in rows]
         else:
-            found = search_rows(variables, gpus, tries, said)
-    counts = tries.made, tries.known
+            found = search_rows(variables, gpus, tries, on_try)
+    counts = tries.made, tries.reused
     if as_data:
         print_json({"rows": [_row(row, budget) for row in found]})
     elif budget:
@@ -298,12 +298,12 @@ def _tried(
     """The program as it is, what came of each change, and the exit status: where a signal or a
     failure ended it early, these are the trials until then."""
 
-    def said(name: str, tried: Tried | None) -> None:
+    def on_try(name: str, tried: Tried | None) -> None:
         if not quiet:
             what = "failed" if tried is None else f"needs {format_bytes(tried.needed)}"
             click.echo(visible(f"memprof fit: {name}: {what}"), err=True)
 
-    runs = try_changes(gpu, changes, tries, said)
+    runs = try_changes(gpu, changes, tries, on_try)
     ended = 0
     with exits_on_signals():
         with failures_in_words("fit", output):

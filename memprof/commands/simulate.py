@@ -53,7 +53,7 @@ def steps_option(help: str) -> Callable[[Command], Command]:
     return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or 4 if it takes it]")
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     for line in text.splitlines():
         click.echo(visible(line), err=True)
 
@@ -66,19 +66,19 @@ def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         kept = f"; {output} has the tries so far" if output is not None else ""
-        _say(f"memprof {name}: interrupted{kept}")
+        _print_error(f"memprof {name}: interrupted{kept}")
         raise SystemExit(130) from None
     except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
     except SimulationError as e:
-        _say(f"memprof {name}: {e}")
+        _print_error(f"memprof {name}: {e}")
         raise SystemExit(BadFile.exit_code) from e
     except Undecided as e:
-        _say(f"memprof {name}: undecided: {e}")
+        _print_error(f"memprof {name}: undecided: {e}")
         raise SystemExit(UNDECIDED) from e
     except ScriptFailed as e:
-        _say(e.trace)
-        _say(f"memprof {name}: the script failed: {e}")
+        _print_error(e.trace)
+        _print_error(f"memprof {name}: the script failed: {e}")
         raise SystemExit(FAILED) from e
     except BadStore as e:
         raise BadFile(str(e)) from e
@@ -113,10 +113,10 @@ size_option = read_by(_size, SimulationError)
 
 
 def _capability(value: str) -> tuple[int, int]:
-    known = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in known_gpus()})}
-    if value not in known:
-        raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(known)}")
-    return known[value]
+    capabilities = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in known_gpus()})}
+    if value not in capabilities:
+        raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(capabilities)}")
+    return capabilities[value]
 
 
 def _numbers(value: str) -> tuple[int, ...]:
@@ -258,7 +258,7 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
             input=given,
-            heard={other: said[rank] for other, said in sent.items() if rank in said},
+            heard={other: messages[rank] for other, messages in sent.items() if rank in messages},
         )
         with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
@@ -281,20 +281,22 @@ def _status(found: list[Simulation], limit: int | None) -> int:
     for s in found:
         failure, status = s.outcome.failure, s.outcome.status
         if failure is not None and not failure.out_of_memory:
-            _say(failure.trace)
+            _print_error(failure.trace)
             first = failure.message.partition("\n")[0]
-            _say(f"memprof simulate: the script failed: {failure.kind}: {visible(first)}")
+            _print_error(f"memprof simulate: the script failed: {failure.kind}: {visible(first)}")
             return FAILED
         if status:
-            _say(f"memprof simulate: exit status {status}")
+            _print_error(f"memprof simulate: exit status {status}")
         if status or (s.account is None and not s.outcome.undecided):
             return FAILED
     needed = max(s.needed for s in found)
     if limit is not None and needed > limit:
-        _say(f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}")
+        _print_error(
+            f"memprof simulate: needs {format_bytes(needed)}, more than {format_bytes(limit)}"
+        )
         return TOO_MUCH
     for s in found:
         if s.outcome.undecided:
-            _say(f"memprof simulate: undecided: {s.outcome.undecided}")
+            _print_error(f"memprof simulate: undecided: {s.outcome.undecided}")
             return UNDECIDED
     return 0

@@ -143,11 +143,11 @@ class Row:
     failed: Tried | None = None
     tries: list[Tried] = field(default_factory=list)
 
-    def attempt(self, values: dict[str, str], tries: Tries, said: Said) -> Tried:
+    def attempt(self, values: dict[str, str], tries: Tries, on_try: OnTry) -> Tried:
         """Run one, and tell of it."""
         tried = tries.run(self.gpu, values)
         self.tries.append(tried)
-        said(self, tried)
+        on_try(self, tried)
         return tried
 
     @property
@@ -169,7 +169,7 @@ class Row:
         return (tried.flops - whole) / whole
 
 
-Said = Callable[[Row, Tried], None]
+OnTry = Callable[[Row, Tried], None]
 """Is told of each try as it ends."""
 
 
@@ -177,7 +177,7 @@ def rows(
     variables: Sequence[Variable],
     gpus: Sequence[Gpu],
     tries: Tries,
-    said: Said,
+    on_try: OnTry,
 ) -> list[Row]:
     """Search each row; at most one variable is a range. Raises as ``Tries.run``."""
     varied = next((v for v in variables if v.is_range), None)
@@ -188,14 +188,14 @@ def rows(
         found.append(row)
 
         if varied is None:
-            tried = row.attempt(values, tries, said)
+            tried = row.attempt(values, tries, on_try)
             row.best, row.failed = (tried, None) if tried.fits else (None, tried)
             continue
         by_index: dict[int, Tried] = {}
 
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
             varying = {**row.values, varied.name: varied.values[index]}
-            tried = by_index[index] = row.attempt(varying, tries, said)
+            tried = by_index[index] = row.attempt(varying, tries, on_try)
             needed = tried.needed - tried.reserved + tried.allocated
             return Try(tried.fits, needed, tried.short)
 
@@ -227,7 +227,7 @@ def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
     return list(map(dict, itertools.product(*pairs)))
 
 
-def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Row:
+def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, on_try: OnTry) -> Row:
     """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01; none where
     its gradients are wrong.
 
@@ -236,27 +236,27 @@ def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, said: Said) -> Ro
     Raises as ``Tries.run``.
     """
     row = Row(gpu, values)
-    known: dict[int, Tried] = {}
+    tried_by_budget: dict[int, Tried] = {}
 
     def fits(thousandths: int) -> bool:
-        if thousandths not in known:
+        if thousandths not in tried_by_budget:
             budget = {**values, BUDGET: f"{thousandths / _WHOLE:g}"}
-            known[thousandths] = row.attempt(budget, tries, said)
-        return known[thousandths].fits
+            tried_by_budget[thousandths] = row.attempt(budget, tries, on_try)
+        return tried_by_budget[thousandths].fits
 
     low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
     if low is None:
-        row.failed = known[0]
+        row.failed = tried_by_budget[0]
     elif low < _WHOLE:
         high = low + _COARSE
         for step in (_FINE, _FINEST):
             while high - low > step:
                 middle = low + (high - low) // (2 * step) * step
                 low, high = (middle, high) if fits(middle) else (low, middle)
-            if gpu.memory - known[low].needed <= ENOUGH * gpu.memory:
+            if gpu.memory - tried_by_budget[low].needed <= ENOUGH * gpu.memory:
                 break
-        row.failed = known[high]
-    row.best = known[low] if low is not None and not known[low].wrong else None
+        row.failed = tried_by_budget[high]
+    row.best = tried_by_budget[low] if low is not None and not tried_by_budget[low].wrong else None
     return row
 
 
@@ -273,7 +273,7 @@ def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:
 
 
 def render(
-    rows: Sequence[Row], variables: Sequence[Variable], made: int, known: int, style: Style = PLAIN
+    rows: Sequence[Row], variables: Sequence[Variable], made: int, reused: int, style: Style = PLAIN
 ) -> str:
     """Rows as a table, and what the first one's best try is made of."""
     page = Page(style)
@@ -293,7 +293,7 @@ def render(
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
-    _end(page, rows, made, known)
+    _end(page, rows, made, reused)
     return page.text()
 
 
@@ -327,7 +327,7 @@ def _limit(row: Row, varied: Variable | None) -> str:
     return f"{where}{row.failed.limit}"
 
 
-def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
+def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
     shown = next((row.best for row in rows if row.best is not None), None)
     if shown is not None:
         values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
@@ -345,12 +345,12 @@ def _end(page: Page, rows: Sequence[Row], made: int, known: int) -> None:
         page.indented(note, 2)
     seconds = sum(t.seconds for row in rows for t in row.tries)
     page.line(
-        f"{made} tries, {known} known from the file before; {seconds:.0f} s. "
+        f"{made} tries, {reused} known from the file before; {seconds:.0f} s. "
         "Each value was run on the simulated device, as far as `memprof simulate` runs a script."
     )
 
 
-def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
+def render_budget(row: Row, made: int, reused: int, style: Style = PLAIN) -> str:
     """The curve of the budget, and the setting that fits."""
     page = Page(style)
     best, gpu, curve = row.best, row.gpu, row.curve
@@ -386,5 +386,5 @@ def render_budget(row: Row, made: int, known: int, style: Style = PLAIN) -> str:
             ("wrong gradients" * tried.wrong) if tried.fits else f"does not fit: {tried.limit}",
         )
     page.show(table)
-    _end(page, [row], made, known)
+    _end(page, [row], made, reused)
     return page.text()

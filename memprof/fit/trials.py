@@ -54,7 +54,7 @@ class Trial:
 
 
 def try_changes(
-    gpu: Gpu, changes: Sequence[str], tries: Tries, said: Callable[[str, Tried | None], None]
+    gpu: Gpu, changes: Sequence[str], tries: Tries, on_try: Callable[[str, Tried | None], None]
 ) -> Iterator[tuple[Tried, list[Trial]]]:
     """Try a program as it is, with each change, and last with all that helped, if more than one
     did; ``said`` is told of each as it ends, by name, and None where the program failed with it.
@@ -62,19 +62,19 @@ def try_changes(
     the program as it is.
     """
     before = tries.run(gpu, {})
-    said("as it is", before)
+    on_try("as it is", before)
     done: list[Trial] = []
     yield before, done
     for text in changes:
         trial = Trial((text,))
         trial.run(gpu, tries, before)
-        said(text, trial.tried)
+        on_try(text, trial.tried)
         done.append(trial)
         yield before, done
     together = Trial(_that_help(done))
     if len(together.changes) > 1:
         together.run(gpu, tries, before)
-        said(" + ".join(together.changes), together.tried)
+        on_try(" + ".join(together.changes), together.tried)
         done.append(together)
         yield before, done
 
@@ -124,7 +124,7 @@ def render_trials(
         if len(trial.changes) == 1:
             page.indented(_sentence(trial), 2)
     page.line(
-        f"{tries.made} tries, {tries.known} known from the file before. Each row is a run of the "
+        f"{tries.made} tries, {tries.reused} known from the file before. Each row is a run of the "
         "whole script on the simulated device. What is saved is of all that the device gives. "
         "Recomputed operations are those of compiled code."
     )

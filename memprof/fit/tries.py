@@ -165,14 +165,14 @@ class Plan:
 
 
 class Tries:
-    """Runs tries, each at most once: so many were ``made``, and ``known`` from the file."""
+    """Runs tries, each at most once: so many were ``made``, and ``reused`` from the file."""
 
     def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
         self._plan = plan
         self._store = store
         self._environment = environment
         self._scripts: dict[str, str] = {}
-        self.made = self.known = 0
+        self.made = self.reused = 0
 
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
         """Run one with values of the variables and changes of the program
@@ -201,7 +201,7 @@ class Tries:
         key = self._key(command, env, settings)
         found = self._store.get(key)
         if found is not None:
-            self.known += 1
+            self.reused += 1
             return msgspec.structs.replace(found, values=dict(values))
         began = time.monotonic()
         run = simulate if plan.whole else attempt
@@ -292,9 +292,9 @@ def _limit(s: Simulation) -> tuple[str, int]:
     moment = next((m for m in moments if m.failure is not None), None)
     if moment is not None and (failure := moment.failure) is not None:
         went_on = "; the script went on" if s.outcome.failure is None else ""
-        said = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
-        return said, max(failure.wanted - failure.left(moment.reserved), 0)
-    over, said = max(s.needed - s.gpu.memory, 0), "out of memory"
+        reason = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
+        return reason, max(failure.wanted - failure.left(moment.reserved), 0)
+    over, reason = max(s.needed - s.gpu.memory, 0), "out of memory"
     if s.outcome.failure is None and over:
-        said = f"with what is outside of torch's allocator it is {format_bytes(over)} too much"
-    return said, over
+        reason = f"with what is outside of torch's allocator it is {format_bytes(over)} too much"
+    return reason, over

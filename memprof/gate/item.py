@@ -98,9 +98,9 @@ def read_mark(mark: pytest.Mark) -> Gate:
     Raises:
         BadGate: its arguments are none that it has.
     """
-    known = {"limit", "gpu", "growth"}
+    names = {"limit", "gpu", "growth"}
     given = dict(mark.kwargs)
-    if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - known:
+    if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - names:
         words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in given.items()]
         raise BadGate(
             "limit_device_memory takes a limit such as '2 GiB', gpu='a100-40gb' and growth='0 %', "

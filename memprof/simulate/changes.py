@@ -202,7 +202,7 @@ def environment_again(
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 
 
-def keep_allocating(text: str, said: Callable[[str], None]) -> None:
+def keep_allocating(text: str, on_change: Callable[[str], None]) -> None:
     """See to a change of the allocator's settings where the script sets some itself before CUDA
     starts, and tell ``said`` of it; before torch is imported."""
     given = dict(os.environ)
@@ -211,7 +211,7 @@ def keep_allocating(text: str, said: Callable[[str], None]) -> None:
         name, variables = environment_again((text,), given, os.environ)
         os.environ.update(variables)
         if name:
-            said(f"in {name}, which the program sets itself")
+            on_change(f"in {name}, which the program sets itself")
         return variables.get(name, "")
 
     after_import("torch", lambda torch: allocate_by(settings))

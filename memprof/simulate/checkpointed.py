@@ -30,9 +30,9 @@ class Checkpointed:
         said: is told of a change and of all that it has changed so far, in words.
     """
 
-    def __init__(self, classes: Mapping[str, str], said: Callable[[str, str], None]) -> None:
+    def __init__(self, classes: Mapping[str, str], on_change: Callable[[str, str], None]) -> None:
         self._classes = classes
-        self._said = said
+        self._on_change = on_change
         self._made: WeakSet[Any] = WeakSet()
         self._seen: WeakSet[Any] = WeakSet()
         self._changes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -77,7 +77,7 @@ class Checkpointed:
         self._changes.update(blocks)
         for text in set(blocks.values()):
             counts = Counter(type(b).__name__ for b, of in self._changes.items() if of == text)
-            self._said(text, ", ".join(f"{n} {name}" for name, n in counts.items()))
+            self._on_change(text, ", ".join(f"{n} {name}" for name, n in counts.items()))
 
     def _blocks(self, root: Any) -> dict[Any, str]:
         found: dict[Any, str] = {}

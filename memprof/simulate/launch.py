@@ -230,7 +230,7 @@ class _Run:
             *of_accumulation(steps, backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
-        outcome.changed = [f"{text}: {said}" for text, said in self._changed.items()]
+        outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
         if self._flops is not None:
             outcome.flops = self._flops.total
             outcome.notes += [DRAWN_ANEW] if self._flops.drawn_anew else []
@@ -296,15 +296,15 @@ class _Run:
         from memprof.profiler.device.draining import on_main_thread
 
         torch, last = sys.modules["torch"], time.monotonic()
-        said: tuple[int, int] | None = None
+        shown: tuple[int, int] | None = None
         while not self._finishing:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
             peaks, asked, steps = _peaks(), self._watch.asked, self._watch.steps
             news, now = (steps, peaks[0]), time.monotonic()
-            if self._request.progress and now - last >= (_LINE_PERIOD if news == said else 1.0):
-                said, last = news, now
+            if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
+                shown, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
                     f"{self._watch.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"

@@ -130,7 +130,7 @@ class Messages:
         line = line_of_caller()
         where = f"numbers from rank {rank}" + (f" in {named(line)}" if line is not None else "")
         if at is None:
-            said = (
+            origin = (
                 f"are not known and read as 0: simulate that rank before this one (--ranks {rank},"
                 "...), or give what is read of them by --pretend"
             )
@@ -138,9 +138,9 @@ class Messages:
             self._next[rank] = number, at + 1
             values = tensor.new_tensor(coming[at], device="cpu")
             overwritten(tensor, values.view(tensor.shape))
-            said = "are taken to be what this rank has sent there"
+            origin = "are taken to be what this rank has sent there"
         if at is None or rank not in self._heard:
-            self.notes[f"{where} {said}"] = None
+            self.notes[f"{where} {origin}"] = None
 
 
 def _is_message(tensor: Any) -> bool:

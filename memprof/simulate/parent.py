@@ -361,7 +361,7 @@ def _raise_exit(number: int, frame: object) -> None:
 
 def _died(status: int) -> Failure:
     if status < 0:
-        said = f"the script's process died of {signal.Signals(-status).name}"
+        message = f"the script's process died of {signal.Signals(-status).name}"
     else:
-        said = f"the script left its process with exit status {status} by os._exit or exec"
-    return Failure(kind="Died", message=said, trace="")
+        message = f"the script left its process with exit status {status} by os._exit or exec"
+    return Failure(kind="Died", message=message, trace="")

@@ -50,7 +50,7 @@ _FORMATS = {
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}
 _NO_INTEGERS = ("float", "complex")
 """Are in the names of types that no size or branch is made of."""
-_LINES_SAID = 3
+_LINES_NAMED = 3
 _READS = ("_local_scalar_dense", "copy_")
 """Operators that bring a tensor to the host, whose first argument has the type of the copy."""
 
@@ -160,16 +160,18 @@ class HostReads:
         """Sentences about lines on whose branches or sizes the result may hang: they found whole
         numbers or truth values that nobody knows."""
         order = sorted(self._decides, key=lambda x: (self._decides[x], -self._found[x][0]))
-        said = []
-        for line in order[:_LINES_SAID]:
+        notes = []
+        for line in order[:_LINES_NAMED]:
             found, other = ("false", "true") if self._decides[line] == "?" else ("0", "NUMBER")
-            said.append(
+            notes.append(
                 f"it may hang on {named(line)}, which looked at a value that nothing had computed "
                 f"and found {found}: --pretend {named(line)}={other} shows the other way"
             )
-        if len(order) > _LINES_SAID:
-            said.append(f"and on {len(order) - _LINES_SAID:,} more lines, which the account lists")
-        return said
+        if len(order) > _LINES_NAMED:
+            notes.append(
+                f"and on {len(order) - _LINES_NAMED:,} more lines, which the account lists"
+            )
+        return notes
 
     def rows(self) -> list[HostRead]:
         """By line, most often first."""

@@ -85,10 +85,10 @@ def render(
     page.line()
     text = page.text()
     if worst.outcome.accounts:
-        said = list(of_accounts(worst.outcome.accounts, style.show))
+        sections = list(of_accounts(worst.outcome.accounts, style.show))
         if found := find(profile_of(worst)):
-            said.append(findings(found, style.show))
-        text += reports.render(said, style)
+            sections.append(findings(found, style.show))
+        text += reports.render(sections, style)
     return text
 
 
@@ -100,8 +100,8 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
     if s.fits is None and (failure is not None or s.outcome.status):
         page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
     elif s.fits is False:
-        known = f": {needs}, {seen}" if account is not None and failure is None else ""
-        page.line(f"Does not fit {gpu}{known}", "bold red")
+        details = f": {needs}, {seen}" if account is not None and failure is None else ""
+        page.line(f"Does not fit {gpu}{details}", "bold red")
         _why_not(page, s)
     elif account is None and not s.outcome.undecided:
         page.line(f"No memory of {gpu} was used.", "bold red")

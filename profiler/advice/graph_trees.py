@@ -189,8 +189,8 @@ def _moving_inputs(
     """The inputs that are the cause, largest first; one that nobody knows if none is named."""
     times: Counter[GraphValue | None] = Counter()
     for entry in entries:
-        known: Sequence[GraphValue | None] = inputs_to_blame(entry, graph)
-        for value in known or [None]:
+        blamed: Sequence[GraphValue | None] = inputs_to_blame(entry, graph)
+        for value in blamed or [None]:
             times[value] += entry.count
     found = []
     for value, n in times.items():

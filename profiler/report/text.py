@@ -1,4 +1,4 @@
-"""Sections for terminals: what is said is in ``sections/``; here is how it looks."""
+"""Sections for terminals: their content is made in ``sections/``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
 
 
-def render(said: Iterable[Section], style: Style = PLAIN) -> str:
+def render(content: Iterable[Section], style: Style = PLAIN) -> str:
     """Sections as text, ending in a newline; a short one fits a screen, as far as it can."""
-    sections = [section.without("page") for section in said]
+    sections = [section.without("page") for section in content]
     text = _render(sections, style)
     if style.short:
         for least in (EVERY, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
@@ -35,11 +35,11 @@ def render(said: Iterable[Section], style: Style = PLAIN) -> str:
     return text
 
 
-def _render(said: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
+def _render(content: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
     """Sections as text; of the names of what is left out so many."""
     page = Page(style)
     left: dict[str, None] = {}
-    for shown in said:
+    for shown in content:
         if style.short:
             shown, names = shown.short(least)
             left |= dict.fromkeys(names)
@@ -125,13 +125,13 @@ def _named(t: Table) -> int:
 
 
 def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str:
-    said = []
+    cells = []
     for c, value in zip(columns, row, strict=True):
         if value is None or value == "" or (c.unit is Unit.TIMES and value == 1):
             continue
         text = _cell(page, c, value, True).plain
-        said.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
-    return " · ".join(said)
+        cells.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
+    return " · ".join(cells)
 
 
 def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:

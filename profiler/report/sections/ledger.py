@@ -35,17 +35,17 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
     empty = "The ledger is empty: nothing was compiled."
     table = Table(columns, rows, least=EVERY, empty=empty, filtered=1)
     left = len(profile.ledger) - len(rows)
-    said = f"{left:,} earlier entries are left out here; --section ledger prints them."
-    return Section("ledger", "Ledger", (Note(said),) if left else (), (table,))
+    note = f"{left:,} earlier entries are left out here; --section ledger prints them."
+    return Section("ledger", "Ledger", (Note(note),) if left else (), (table,))
 
 
 def _why(entry: LedgerEntry, graph: GraphRecord | None, show: Show) -> str:
-    said = [short_reason(entry, graph)]
+    parts = [short_reason(entry, graph)]
     if entry.tree is not None and entry.tree.key:
-        said.append(f"sizes {', '.join(map(str, entry.tree.key))}")
+        parts.append(f"sizes {', '.join(map(str, entry.tree.key))}")
     if grown := pool_growth(entry):
-        said.append(f"the pool grew by {show(grown)}")
-    return "; ".join(said)
+        parts.append(f"the pool grew by {show(grown)}")
+    return "; ".join(parts)
 
 
 def ledger_counts(s: Summary) -> Section:
@@ -66,11 +66,11 @@ def ledger_counts(s: Summary) -> Section:
             (r.count, r.reason, ", ".join(r.graphs[:_NAMED]) + ", …" * (len(r.graphs) > _NAMED))
             for r in reasons
         ]
-        told = f"{title}: {sum(r.count for r in reasons):,}"
-        part = of_rows(told, columns, rows, rest=_MORE_REASONS, lines=True, tone=tone)
+        heading = f"{title}: {sum(r.count for r in reasons):,}"
+        part = of_rows(heading, columns, rows, rest=_MORE_REASONS, lines=True, tone=tone)
         parts.append(replace(part, detail=tone is Tone.PLAIN))
     fallbacks = () if s.ledger.fallbacks else ("no fallbacks to plain Inductor",)
-    notes = tuple(Note(said, detail=True) for said in (done, *fallbacks))
+    notes = tuple(Note(text, detail=True) for text in (done, *fallbacks))
     return Section("", "Ledger", notes, parts=tuple(parts), name="ledger", spare=3)
 
 
@@ -177,11 +177,11 @@ def _reasons(s: Summary) -> Table:
 
 
 def _why_none(s: Summary) -> str:
-    said = "No CUDA graph was recorded."
+    why = "No CUDA graph was recorded."
     if set(s.device_peaks) <= {"cpu"}:
-        said = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU."
-    told = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
-    return f"{said} Reasons: {told}." if told else said
+        why = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU."
+    reasons = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
+    return f"{why} Reasons: {reasons}." if reasons else why
 
 
 def why_no_addresses(profile: Profile) -> dict[str, str]:

@@ -13,25 +13,22 @@ from collections.abc import Iterator, Sequence
 from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.device.where import line_of_caller
-from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
+from memprof.profiler.model import LedgerEntry, LedgerKind
 
 from . import _torch_compat as compat
 from .capture_lock import capturing
 from .device.cuda import CudaDevice, CudaPool
 from .device.protocol import Input, Output
-from .moves import Moves, copyable, nbytes_of
-from .node import CUDAGraphNode, Node, number_of, path_addresses, path_to
+from .node import CUDAGraphNode, Node, path_to
 from .path import ExecutionState
 from .pool_owner import PoolOwner
-from .record_policy import cause_of, misfit_of
-from .recorder import Recorder
+from .record_policy import Call, RecordPolicy
+from .recorder import GraphRecorder
 from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, GraphSpec, Why
+from .spec import CompilationMode, FunctionSpec, GraphSpec
 from .step_end import ParameterRefs, StepEnd, continues_step, end_quickly, is_stuck
 
 _EXECUTION = ExecutionState.EXECUTION
-_RECORDING = ExecutionState.RECORDING
-_WARMUP = ExecutionState.WARMUP
 
 
 class ManagerGone(Exception):
@@ -54,11 +51,10 @@ class CUDAGraphTreeManager:
         self.functions = owner.functions
         self.path = owner.path
         self.tree = owner.tree
-        self.policy = owner.policy
+        self.policy = RecordPolicy(owner)
         self.ledger = owner.ledger
-        self.moves = Moves()
         self.parameters = ParameterRefs()
-        self.recorder = Recorder(owner, self.moves, self.parameters)
+        self.recorder = GraphRecorder(owner, self.policy, self.parameters)
         self.dead: set[FunctionSpec] = set()
         self.given: Sequence[TensorWeakRef] = ()
         self.alive = True
@@ -105,21 +101,20 @@ class CUDAGraphTreeManager:
         nodes = [n for n in self.nodes() if n.wrapped_function in self.dead]
         self.owner.drop(nodes, "its function is gone")
 
-    def _bury(self) -> None:
+    def _forget_the_dead(self) -> None:
         """Let go of the rest of the functions that have died, and of the pool if it was for
         them."""
         # Those that die meanwhile wait for the lock, and are let go of next time.
         with capturing():
             self._drop_the_dead()
             in_use = {n.wrapped_function for n in path_to(self.path.node)}
-            buried = self.dead - in_use
-            for function in buried:
+            gone = self.dead - in_use
+            for function in gone:
                 self.functions.discard(function)
                 self.policy.ran_with_graph(function)
-                self.moves.forget(function)
+                self.policy.moves.forget(function)
                 self.tree.forget(function)
-            self.dead -= buried
-            self.owner.forget(buried)
+            self.dead -= gone
             if not in_use and next(self.nodes(), None) is None:
                 self.owner.give_back("the functions that it was for are gone")
 
@@ -167,123 +162,33 @@ class CUDAGraphTreeManager:
         return outputs
 
     def _call_slowly(self, function: FunctionSpec, inputs: list[Input]) -> list[Output]:
+        """Warm up, record, or run without a graph what no recording fits."""
         if not self.alive:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
-        path, owner = self.path, self.owner
-        if path.state in (_RECORDING, _WARMUP) or owner.over_budget or self.dead:
-            self._try_end(function, inputs)
-            if path.node is None and owner.over_budget:
-                owner.enforce_budget()
-            if self.dead:
-                self._bury()
-            if path.node is None and self.tree.roots.get(function):
-                return self.call(function, inputs)
-        if owner.resting:
-            owner.rested()  # of those that run without a graph, too: the last step's memory goes
-        known, options = function.state, function.options
+        path, node = self.path, self.path.node
+        self._try_end(function, inputs)
+        if path.node is None:
+            self.owner.enforce_budget()
+        if self.dead:
+            self._forget_the_dead()
+        if node is not None and path.node is None and self.tree.roots.get(function):
+            return self.call(function, inputs)
+        options = function.options
         warms_up = (
-            (not known.warmed_up and not options["skip_cudagraph_warmup"])
-            or path.state is _WARMUP
+            (not function.state.warmed_up and not options["skip_cudagraph_warmup"])
+            or path.state is ExecutionState.WARMUP
             or options["force_cudagraphs_warmup"]
         )
-        why = Why("first recording")
-        refused = self._refusal_here(function, inputs)
-        if refused is None and not warms_up:
-            refused = self.policy.input_elsewhere(function, inputs, self.pool.device)
-            if refused is None and path.state is not _RECORDING:
-                node = path.node
-                self._try_end(function, inputs)
-                if node is not path.node and function in self.tree.roots:
-                    return self.call(function, inputs)
-                refused, why = self._misfit(function, inputs)
-        if refused is None:
-            refused = self._refusal_now(function, inputs)
-        if refused is not None:
-            return self.recorder.run_plainly(function, inputs, refused)
+        # After a recording nothing of what follows it was looked at.
+        tried = not warms_up and path.state is not ExecutionState.RECORDING
+        existing = self.tree.after(path.node).get(function, []) if tried else []
+        call = Call(function, inputs, records=not warms_up, existing=existing)
+        why_not = self.policy.why_not(call)
+        if why_not is not None:
+            return self.recorder.run_plainly(function, inputs, why_not)
         if warms_up:
             return self.recorder.warm_up(function, inputs)
-        return self.recorder.record(function, inputs, why)
-
-    def _refusal_here(
-        self, function: FunctionSpec, inputs: list[Input], *, again: bool = False
-    ) -> Why | None:
-        if self.owner.no_room:
-            return Why(self.owner.no_room)
-        if (refused := self.policy.refusal(function)) is not None:
-            return refused
-        if refused := self.policy.refusal_at(function, inputs, self.path.node, again=again):
-            return refused
-        if self.policy.exceeds_limit(function, self.path.node):
-            return Why("it was recorded too often at this place")
-        return None
-
-    def _misfit(self, function: FunctionSpec, inputs: list[Input]) -> tuple[Why | None, Why]:
-        """After a replay, or at a root: why a call runs without a graph, None if it need not; and
-        why no recording fits."""
-        node, policy = self.path.node, self.policy
-        existing = self.tree.after(node).get(function, [])
-        misfit, counts = misfit_of(existing, function, inputs)
-        if existing:
-            compat.graphs_log.debug(
-                "[%s] Re-recording function=%s, mode=%s, reason=%s",
-                function.compile_id,
-                function.label,
-                function.mode.name,
-                misfit.reason,
-            )
-        if refused := self._refusal_here(function, inputs, again=bool(function.mutated_input_idxs)):
-            return refused, misfit
-        place = function.state.places[number_of(node)]
-        if existing:
-            for reason in policy.demote(function, node, existing[-1], inputs):
-                self.ledger.add(LedgerKind.DEMOTION, function, reason, parent=number_of(node))
-        place.misfits += counts
-        if policy.exceeds_limit(function, node):
-            policy.warn_of_limit(function, node, misfit.reason)
-            return place.refusal or Why(f"re-recording limit reached: {misfit.reason}"), misfit
-        return place.refusal, misfit
-
-    def _refusal_now(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
-        """Why a call must not be warmed up or recorded now; None if nothing speaks against it. If
-        inputs keep moving, and ``cudagraph_or_error`` is on, it raises."""
-        if self.pool.damaged:
-            self.owner.give_back("the pool was damaged")
-        if self.pool.damaged:
-            return Why("there is no pool")
-        if not self.owner.rested():
-            return Why("the pool was given back in this step", this_once=True)
-        if self.path.node is None and self.owner.lacks_room(function):
-            return Why(self.owner.no_room)
-        # The lock keeps finalizers from releasing recordings in the midst of a look at them.
-        with capturing():
-            return self._refusal_for_moves(function, inputs)
-
-    def _refusal_for_moves(self, function: FunctionSpec, inputs: list[Input]) -> Why | None:
-        node, owner = self.path.node, self.owner
-        step = self.path.step + (node is None)
-        above = path_addresses(node)
-        moving, worthless = self.moves.look(function, inputs, above, step, self.nodes)
-        owner.drop(worthless, "what it reads has gone")
-        if not moving:
-            return None
-        cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, moving)
-        every = nbytes_of(inputs, function.static_input_idxs)
-        names = function.names_of_inputs(moving)
-        what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
-        if copyable(function, inputs, moving):
-            function.copy_from_now_on(moving)
-            self.moves.forget(function)
-            recordings = [n for n in self.nodes() if n.wrapped_function is function]
-            owner.drop(recordings, "an input that it reads in place is copied from now on")
-            reason = f"{what}; that is little: they are copied from now on"
-            self.ledger.add(LedgerKind.DEMOTION, function, reason, **cause)
-            return None
-        why = f"{what}; nothing of this graph is recorded any more"
-        self.policy.stop(function, why)
-        owner.give_back(why)
-        message = f"skipping cudagraphs of {function.label} due to {why}"
-        compat.announce_skip(message, function.options.or_error)
-        return Why(why, cause)
+        return self.recorder.record(function, inputs, call.reason)
 
     def ran_unwrapped(self, function: FunctionSpec, reason: str) -> None:
         """A function is about to run that is not one of the manager's, and ``reason`` is why."""

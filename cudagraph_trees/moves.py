@@ -8,29 +8,23 @@ every step: FSDP gathers parameters into new memory, an offloader brings them ba
 a program sets ``p.data``. Recording again costs about as much as ten calls, and has memory.
 
 What a single call says is little: code that several modules share is called with the parameters
-of each in turn, and each deserves its recording. So the places of all static inputs of a call are
-a *sighting*, and a sighting has *gone* when
+of each in turn, and each deserves its recording. So the addresses of all static inputs of a call
+are a *place*, and a place is *gone* when a storage of it is no longer there, or has other memory,
+or nobody but recordings holds it (a forward returns what its backward needs, say a view of a
+weight, and a recording hands out the same tensor each time). Recordings for it are dropped.
 
-* a storage is no longer there, or is somewhere else (FSDP resizes it), or nobody but recordings
-  holds it (a forward returns what its backward needs, say a view of a weight, and a recording
-  hands out the same tensor each time), or
-* a parameter, the same Python object, has other memory (``p.data = …``).
-
-The sightings of eight modules in turn have not gone: their parameters are where they were. When a
-call brings a place that is new and a sighting of an earlier step has gone, the function has
-*moved*. A move costs ``COST`` replays; of what has gone, the mean of its replays is taken off. At
+When a call brings a new place and one of an earlier step is gone, the function has *moved*. A
+move costs ``COST`` replays; of places that are gone, the mean of their replays is taken off. At
 ``LIMIT``, which is three moves in a row that hardly any replay has paid for, the inputs keep
-moving. So nothing is recorded for their sake from the fourth step on, and a program whose allocator
-has come to rest by then keeps its graphs.
+moving: nothing is recorded for their sake from the fourth step on.
 
 A storage that is there and has no memory says it at once, in the first step: it is filled before
-each use and freed after it, as FSDP does with each block's parameters. To wait whether the
-allocator comes to rest costs memory that the optimizer's state, say, needs.
+each use and freed after it, as FSDP does with each block's parameters.
 
-Then, if they are small, they become copied inputs: ``SMALL_BYTES`` or a share of ``SMALL_SHARE``
-of all static inputs, which costs a few percent of the time and of the memory. Otherwise nothing
-of the compiled graph is recorded any more (``RecordPolicy.stop``), its backward and other sizes
-included: what a forward without a graph saves is somewhere else in each step.
+Inputs that keep moving become copied ones if they are small: ``SMALL_BYTES`` or a share of
+``SMALL_SHARE`` of all static inputs. Otherwise nothing of the compiled graph is recorded any more,
+its backward and other sizes included: what a forward without a graph saves is somewhere else in
+each step.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,84 +48,67 @@ _refs = sys.getrefcount
 COST = 8
 """Replays that pay for one recording."""
 LIMIT = 3 * COST - COST // 2
-MAX_SIGHTINGS = 512
-"""Kept a function: as many modules can share code and each have a recording."""
-MAX_GONE = 32
-"""Recordings kept a function for places that have gone: an allocator may go back and forth
-between a few."""
 SMALL_BYTES = 1 << 20
 SMALL_SHARE = 1 / 64
 
-
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """Describes where one static input was.
-
-    Attributes:
-        pointer: its ``data_ptr()``.
-        storage: its own.
-        parameter: its ``id()`` if it is one, else 0: others may be new at each call. No weak
-            reference: torch swaps no tensor that has one (``torch.utils.swap_tensors``).
-    """
-
-    pointer: int
-    storage: StorageWeakRefWrapper
-    parameter: int
-
-    @staticmethod
-    def of(t: torch.Tensor) -> _Spot:
-        parameter = id(t) if isinstance(t, torch.nn.Parameter) else 0
-        return _Spot(t.data_ptr(), StorageWeakRefWrapper(t), parameter)
-
-    def left(self, now: Mapping[int, int]) -> bool:
-        """Tells whether the tensor, or the memory that it had, is not there any more: ``now`` has
-        the ``data_ptr()`` of the call's parameters, by ``id()``."""
-        storage = compat.storage_from_weak(self.storage.pointer)
-        if storage is None or storage.data_ptr() != self.storage.address:
-            return True
-        return now.get(self.parameter, self.pointer) != self.pointer
-
-    def freed(self) -> bool:
-        """Tells whether the storage is there and has no memory now."""
-        storage = compat.storage_from_weak(self.storage.pointer)
-        return self.storage.address != 0 and storage is not None and storage.data_ptr() == 0
-
-    def pinned(self, ours: Mapping[int, int]) -> bool:
-        """Tells whether only recordings hold the memory, ``ours`` tensors of them over each
-        storage."""
-        held = ours.get(self.storage.pointer, 0)
-        others = compat.storage_use_count(self.storage.pointer) - compat.wrapper_references - held
-        return held > 0 and others == 0
-
-
 _Key = tuple[tuple[int, int], ...]
-"""``(input, address)`` of the static inputs of a call."""
+"""``(input, data_ptr())`` of the static inputs of a call."""
 
 
 @dataclass(slots=True)
-class _Sighting:
+class _Place:
+    """Storages of the static inputs of a call, by input, the step in which it was made last, and
+    the recordings for it."""
+
     step: int
-    spots: dict[int, _Spot]
+    storages: dict[int, StorageWeakRefWrapper]
     nodes: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
 
+    def recordings(self) -> list[CUDAGraphNode]:
+        return [node for ref in self.nodes if (node := ref()) is not None]
+
     def replays(self) -> int:
-        return max((n.replays for ref in self.nodes if (n := ref()) is not None), default=0)
+        return max((node.replays for node in self.recordings()), default=0)
+
+    def freed(self) -> set[int]:
+        """Inputs whose storage is there and has no memory now."""
+        return {i for i, ref in self.storages.items() if ref.address and _address_now(ref) == 0}
+
+    def gone(self, by_recordings: Counter[int]) -> set[int]:
+        """Inputs whose storage has gone, or has other memory, or is held by nobody but recordings,
+        which have ``by_recordings`` tensors over each."""
+        return {
+            i
+            for i, ref in self.storages.items()
+            if _address_now(ref) != ref.address or _held_alone(ref, by_recordings[ref.pointer])
+        }
+
+
+def _address_now(ref: StorageWeakRefWrapper) -> int | None:
+    storage = compat.storage_from_weak(ref.pointer)
+    return None if storage is None else storage.data_ptr()
+
+
+def _held_alone(ref: StorageWeakRefWrapper, by_recordings: int) -> bool:
+    count = compat.storage_use_count(ref.pointer) - compat.wrapper_references
+    return by_recordings > 0 and count == by_recordings
 
 
 @dataclass(slots=True)
-class _Known:
-    """Describes what is known of one function: sightings, and recordings for what has gone, the
-    latest last; and inputs of the sightings that went since there was no ``debt``."""
+class _Moves:
+    """Moves of one function: its places, what moves have cost and replays have not paid for, and
+    the inputs that moved since nothing was owed."""
 
-    sightings: dict[_Key, _Sighting] = field(default_factory=dict)
-    gone: list[weakref.ref[CUDAGraphNode]] = field(default_factory=list)
+    places: dict[_Key, _Place] = field(default_factory=dict)
     debt: float = 0
     moved: set[int] = field(default_factory=set)
 
 
 class Moves:
+    """Follows where the static inputs of the functions of one manager lie."""
+
     def __init__(self) -> None:
-        self._known: dict[FunctionSpec, _Known] = {}
+        self._moves: dict[FunctionSpec, _Moves] = {}
 
     def look(
         self,
@@ -139,77 +116,74 @@ class Moves:
         inputs: Sequence[Input],
         managed: set[int],
         step: int,
-        recordings: Callable[[], Iterable[CUDAGraphNode]],
+        recordings: Iterable[CUDAGraphNode],
     ) -> tuple[list[int], list[CUDAGraphNode]]:
-        """A call of ``function`` is about to be warmed up or recorded.
+        """Look at a call of ``function`` that is about to be warmed up or recorded.
 
         Args:
             function, inputs, step: of the call.
             managed: addresses of the outputs of the path; what lies there is the trees' own.
-            recordings: gives all that there are.
+            recordings: all that there are.
 
         Returns:
-            The inputs that keep moving, and recordings for places that have gone long ago, or whose
-            memory nobody else holds.
+            The inputs that keep moving, and the recordings for places that are gone.
         """
-        spots = {
-            i: _Spot.of(t)
-            for i in sorted(function.static_input_idxs)
-            if isinstance(t := inputs[i], torch.Tensor) and address_of(t) not in managed
-        }
-        if not spots:
+        static: dict[int, torch.Tensor] = {}
+        for i in sorted(function.static_input_idxs):
+            if isinstance(inputs[i], torch.Tensor) and address_of(inputs[i]) not in managed:
+                static[i] = inputs[i]
+        if not static:
             return [], []
-        key = tuple((i, spot.pointer) for i, spot in spots.items())
-        known = self._known.setdefault(function, _Known())
-        sightings = known.sightings
-        same = sightings.pop(key, None)
-        sightings[key] = _Sighting(step, spots, same.nodes if same is not None else [])
-        seen = [*([] if same is None else [same]), *sightings.values()]
-        if freed := {i for s in seen for i, spot in s.spots.items() if spot.freed()}:
-            return sorted(freed & spots.keys()), []
-        if same is not None:
+        moves = self._moves.setdefault(function, _Moves())
+        freed = {i for place in moves.places.values() for i in place.freed()} & static.keys()
+        if freed:
+            return sorted(freed), []
+        key = tuple((i, t.data_ptr()) for i, t in static.items())
+        before = moves.places.get(key)
+        storages = {i: StorageWeakRefWrapper(t) for i, t in static.items()}
+        moves.places[key] = _Place(step, storages, [] if before is None else before.nodes)
+        if before is not None:
             return [], []
-        earlier = [(k, s) for k, s in sightings.items() if s.step < step]
-        ours = _held_by(recordings()) if earlier else Counter()
-        now = {s.parameter: s.pointer for s in spots.values() if s.parameter}
-        worthless: list[weakref.ref[CUDAGraphNode]] = []
-        gone = []
-        for k, s in earlier:
-            pinned = {i for i, spot in s.spots.items() if spot.pinned(ours)}
-            if left := pinned | {i for i, spot in s.spots.items() if spot.left(now)}:
-                gone.append(s)
-                del sightings[k]
-                (worthless if pinned else known.gone).extend(s.nodes)
-                known.moved |= left
+        gone = self._take_gone(moves, step, recordings)
         if gone:
-            paid = sum(s.replays() for s in gone) / len(gone)
-            known.debt = max(0, known.debt + COST - paid)
-            if not known.debt:
-                known.moved.clear()
-        while len(sightings) > MAX_SIGHTINGS:
-            known.gone += sightings.pop(next(iter(sightings))).nodes
-        worthless += known.gone[:-MAX_GONE]
-        del known.gone[:-MAX_GONE]
-        moving = sorted(known.moved & spots.keys()) if known.debt >= LIMIT else []
-        return moving, [node for ref in worthless if (node := ref()) is not None]
+            paid = sum(place.replays() for place in gone) / len(gone)
+            moves.debt = max(0, moves.debt + COST - paid)
+            if not moves.debt:
+                moves.moved.clear()
+        moving = sorted(moves.moved & static.keys()) if moves.debt >= LIMIT else []
+        return moving, [node for place in gone for node in place.recordings()]
+
+    def _take_gone(
+        self, moves: _Moves, step: int, recordings: Iterable[CUDAGraphNode]
+    ) -> list[_Place]:
+        """Take out the places of steps before ``step`` that are gone."""
+        earlier = {key: place for key, place in moves.places.items() if place.step < step}
+        by_recordings = _held_by(recordings) if earlier else Counter()
+        gone = []
+        for key, place in earlier.items():
+            if inputs := place.gone(by_recordings):
+                moves.moved |= inputs
+                gone.append(place)
+                del moves.places[key]
+        return gone
 
     def recorded(self, node: CUDAGraphNode) -> None:
         """``node`` was recorded for the call that was looked at last."""
-        known = self._known.get(node.wrapped_function)
-        if known is None:
+        moves = self._moves.get(node.wrapped_function)
+        if moves is None:
             return
         pointers = node.input_plan.pointers
         key = tuple((i, p) for i in node.input_plan.static if (p := pointers[i]) is not None)
-        found = known.sightings.get(key)
-        if found is not None:
-            found.nodes.append(weakref.ref(node))
+        place = moves.places.get(key)
+        if place is not None:
+            place.nodes.append(weakref.ref(node))
 
     def forget(self, function: FunctionSpec) -> None:
-        self._known.pop(function, None)
+        self._moves.pop(function, None)
 
 
 def _held_by(nodes: Iterable[CUDAGraphNode]) -> Counter[int]:
-    """For storages outside the pool: how many tensors over them only recordings hold."""
+    """Number of tensors over each storage outside the pool that only recordings hold."""
     found: Counter[int] = Counter()
     for node in nodes:
         held, slots = node.output_cache.persistent, node.output_cache.slots

@@ -18,6 +18,9 @@ from .torch_options import AT_COMPILATION, TreeOptions
 NAMED = 5
 """So many inputs a sentence names."""
 
+MAX_FAILURES = 2
+"""A function whose warm-up or recording failed so often runs without a graph for good."""
+
 
 class CompilationMode(Enum):
     FORWARD = auto()
@@ -183,50 +186,48 @@ class GraphSpec:
 @dataclass(frozen=True, slots=True)
 class Why:
     """Why a call runs without a graph, or is recorded again: in words, and in fields of
-    ``TreeDetail``; ``this_once`` if it will be recorded after all, ``failed`` if the ledger knows
-    it already, of a failure."""
+    ``TreeDetail``; ``this_once`` if it will be recorded after all, ``in_ledger`` if the ledger has
+    it already."""
 
     reason: str
     cause: dict[str, Any] = field(default_factory=dict)
     this_once: bool = False
-    failed: bool = False
+    in_ledger: bool = False
 
 
 @dataclass(slots=True)
 class PlaceState:
-    """Describes what is known of a function after one recording, or at a root, whatever becomes of
-    what was recorded there.
+    """State of a function after one recording, or at a root, whatever becomes of what was recorded
+    there.
 
     Attributes:
-        looked: its inputs were looked at.
         refusal: why it runs without a graph there, None if nothing speaks against one.
         misfits: how often none of its recordings fitted, as far as that counts.
+        limit_announced: the log has that it was recorded too often there.
         moved: how often managed inputs were elsewhere.
         demoted: managed inputs that are copied there, since they kept moving.
     """
 
-    looked: bool = False
     refusal: Why | None = None
     misfits: int = 0
+    limit_announced: bool = False
     moved: Counter[int] = field(default_factory=Counter)
     demoted: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class FunctionState:
-    """Describes what a manager knows of one of its functions.
+    """State of a function in its manager.
 
     Attributes:
         warmed_up: it may be recorded.
         warm_ups: how often it was warmed up.
         failures: how often its warm-up or recording failed.
         given_up: why it runs without a graph for good, "" if it does not.
-        pool_growth: bytes that this pool took from the device for it.
+        was_over_budget: recordings were dropped because its run took the pool over the budget.
         places: by the number of the recording before it, None at a root.
-        needs: bytes that it took, or more, when it was warmed up apart; 0 if it was not.
-        short_of_memory: a warm-up or recording failed for want of memory.
-        warned_stuck, warned_inputs, warned_limit: it was said that no step ever ends, why its
-            inputs cannot be recorded, and at which places it was recorded too often.
+        warned_stuck, warned_inputs: the log has that no step ever ends, and why its inputs cannot
+            be recorded.
         host_inputs, host_outputs: random states that were tensors of the host in a call that was
             no replay, see Note [Random state on two devices].
     """
@@ -235,17 +236,20 @@ class FunctionState:
     warm_ups: int = 0
     failures: int = 0
     given_up: str = ""
-    pool_growth: int = 0
+    was_over_budget: bool = False
     places: defaultdict[int | None, PlaceState] = field(
         default_factory=lambda: defaultdict(PlaceState)
     )
-    needs: int = 0
-    short_of_memory: bool = False
     warned_stuck: bool = False
     warned_inputs: bool = False
-    warned_limit: set[int | None] = field(default_factory=set)
     host_inputs: set[int] = field(default_factory=set)
     host_outputs: set[int] = field(default_factory=set)
+
+    def count_failure(self) -> None:
+        """Count a failed warm-up or recording; after ``MAX_FAILURES`` the function is given up."""
+        self.failures += 1
+        if self.failures >= MAX_FAILURES and not self.given_up:
+            self.given_up = "warm-up or recording failed before"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -39,9 +39,6 @@ from ..spec import CompilationMode, FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
-
-MAX_PLAIN_BACKUP_BYTES = 4 << 20
-"""So much of its inputs is copied before a call without a graph that may be made again."""
 
 _WHAT_TO_DO = (
     "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
@@ -81,8 +78,7 @@ class InputBackup:
         specs, weak: the tensors, by input: descriptions, and weak references.
         in_pool: those that lie in the pool.
         pool: where a recording is made, None before what runs kernels.
-        refs: before a recording, the storages of those in the pool; before a call without a graph
-            the path's references to them.
+        refs: before a recording, the storages of those in the pool.
         kept: before a recording, those that it reads where they lie and that may die in it.
         buffers: where a recording has its copies of inputs, once they are made.
         storages: before what runs kernels, copies of storages on the host, by address.
@@ -102,26 +98,6 @@ class InputBackup:
         self.buffers: dict[int, TensorSpec] = {}
         self.storages: dict[int, torch.Tensor] = {}
         self.written: set[int] = set()
-
-    @staticmethod
-    def plain(
-        function: FunctionSpec,
-        inputs: list[Input],
-        path: Sequence[StorageWeakRefWrapper],
-        device: torch.device,
-    ) -> InputBackup:
-        """Before a forward runs without a graph that writes to nothing that outlives the call.
-
-        Small inputs are copied; others are had again if the program holds them. The call may
-        overwrite what it alone holds, so none is kept from dying, and outputs of the ``path`` that
-        only the trees hold count as dead.
-        """
-        live = {r.address: r for r in path if not r.expired()}
-        out = InputBackup(inputs, live.keys(), device)
-        out.refs = {i: live[out.specs[i].address] for i in out.in_pool}
-        static = set(function.static_input_idxs) - out.in_pool
-        out._copy(out.specs.keys() - static, inputs, MAX_PLAIN_BACKUP_BYTES)
-        return out
 
     @staticmethod
     def recording(
@@ -150,8 +126,8 @@ class InputBackup:
         return out
 
     def _copy(self, which: Set[int], inputs: list[Input], left: int) -> int:
-        """Copy storages of these inputs, the smallest first, as many as fit in ``left`` bytes.
-        Returns the bytes left."""
+        """Copy storages of these inputs to the host, the smallest first, as many as fit in ``left``
+        bytes. Returns the bytes left."""
         for i in sorted(which, key=lambda i: self.specs[i].nbytes):
             spec = self.specs[i]
             if spec.address in self.storages:
@@ -219,8 +195,7 @@ class InputBackup:
         # One that is alive keeps the memory of those that share its storage.
         storages: dict[int, torch.UntypedStorage] = {}
         for i, ref in self.weak.items():
-            held = i not in self.refs or not self.refs[i].expired()
-            t = self.inputs[i] = ref() if held else None
+            t = self.inputs[i] = ref()
             if t is not None:
                 storages[self.specs[i].address] = t.untyped_storage()
         for address in self.written & storages.keys():

@@ -17,9 +17,7 @@ from .._torch_compat import bind, log, torch_version
 _C: Any = torch._C
 
 memory_snapshot = pool_segments
-"""The caching allocator's segments of one private pool; of all pools for ``GENERAL_POOL``."""
-
-GENERAL_POOL = (0, 0)
+"""The caching allocator's segments of one private pool."""
 
 
 def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:

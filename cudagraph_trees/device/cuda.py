@@ -376,16 +376,5 @@ class CudaDevice:
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
 
-    def available_bytes(self) -> int:
-        """Bytes that code outside of any pool can have: ``unclaimed_bytes()``, and what it had
-        before and let go of. Not hot."""
-        cached: int = sum(
-            s["total_size"] - s["allocated_size"]
-            for s in allocator.memory_snapshot(allocator.GENERAL_POOL)
-            if s["device"] == self.device.index
-            and tuple(s["segment_pool_id"]) == allocator.GENERAL_POOL
-        )
-        return self.unclaimed_bytes() + cached
-
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..capture_lock import capturing
-from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, path_to
 from ..path import ExecutionState
 from ..replay.liveness import StorageWeakRefWrapper
+from .history import Manager
 
 ROUNDING = 512
 """Allocations of the caching allocator are multiples of this many bytes."""
@@ -69,7 +69,7 @@ Live: TypeAlias = tuple["int | str", int, int]
 """A live block: the node that it belongs to, bytes asked for, bytes of the block."""
 
 
-def explain_pool(manager: CUDAGraphTreeManager) -> PoolParts:
+def explain_pool(manager: Manager) -> PoolParts:
     """Returns what the pool's bytes are now, between two calls. Waits for other threads'
     captures.
     """

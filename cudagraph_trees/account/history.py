@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
 
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
 
 from ..capture_lock import capturing
-from ..manager import CUDAGraphTreeManager
+from ..device.cuda import CudaPool
+from ..node import CUDAGraphNode
+from ..path import TreePath
 from .ledger import TreeLedger
 
 MAX_LEDGERS = 64
 
-_known: deque[tuple[TreeLedger, weakref.ref[CUDAGraphTreeManager]]] = deque(maxlen=MAX_LEDGERS)
+
+class Manager(Protocol):
+    """The parts of a tree manager that are looked at from outside, between two calls."""
+
+    ledger: TreeLedger
+    path: TreePath
+
+    @property
+    def pool(self) -> CudaPool: ...
+    def nodes(self) -> Iterator[CUDAGraphNode]: ...
+
+
+_known: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDGERS)
 # Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
 _lock = ForkSafeLock()
 
@@ -22,7 +38,7 @@ EntryKey = tuple[object, ...]
 """What makes two entries the same, times, counts and measurements aside."""
 
 
-def remember(manager: CUDAGraphTreeManager) -> None:
+def remember(manager: Manager) -> None:
     """Keep the ledger of ``manager``, also when it is gone; the last ``MAX_LEDGERS`` are kept."""
     with _lock:
         _known.append((manager.ledger, weakref.ref(manager)))
@@ -55,7 +71,7 @@ def forget_all() -> None:
     _known.clear()
 
 
-def managers() -> list[CUDAGraphTreeManager]:
+def managers() -> list[Manager]:
     with _lock:
         return [manager for _, ref in _known if (manager := ref()) is not None]
 

@@ -129,7 +129,6 @@ def capture_node(
             torch.cuda.synchronize(pool.device)
 
         node.launch = launch_and_wait
-    compat.count_copied_inputs(len(plan.copied))
     if learn_program:
         try:
             node.program, node.workspaces, node.addresses = program_of(

@@ -28,7 +28,7 @@ The contract between the two:
    left its own: the manager checks the addresses of static and managed inputs, copies all others
    into place before it, and hands out tensors over the outputs.
 8. *One at a time.* The manager has the process-wide capture lock whenever it asks something of a
-   pool, but for ``tensor_at``, ``replace`` and launches, which are hot.
+   pool, but for ``tensor_at`` and launches, which are hot.
 """
 
 from __future__ import annotations

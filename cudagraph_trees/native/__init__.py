@@ -24,7 +24,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -38,7 +37,7 @@ _NAME = "memprof_replay"
 _SOURCE = Path(__file__).with_name("replay.cpp")
 _OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 _ABANDONED_S = 600.0
-"""So long after it began nobody is building any more."""
+"""Seconds after which a build that has not ended counts as abandoned."""
 
 
 @functools.cache
@@ -122,8 +121,6 @@ def _loaded() -> ModuleType | None:
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
     try:
-        if not _is_whole(library().read_bytes()):
-            raise ImportError("it is cut off")
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as e:
@@ -131,16 +128,6 @@ def _loaded() -> ModuleType | None:
         library().unlink(missing_ok=True)
         return None
     return module
-
-
-def _is_whole(data: bytes) -> bool:
-    """Tells whether a file of ELF has its table of sections, which linkers write last. The loader
-    would map what a file that was cut off has no more, and the process die of it (SIGBUS)."""
-    if len(data) < 64:
-        return False
-    table = int.from_bytes(data[40:48], sys.byteorder)
-    each, count = (int.from_bytes(data[i : i + 2], sys.byteorder) for i in (58, 60))
-    return table + each * count <= len(data)
 
 
 # Puts its command, the compiler, to work and cleans up after it.

@@ -48,6 +48,17 @@ Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 itself. Hot."""
 
 
+Replace: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]"
+"""Makes every later use of a cached tensor alone raise ``RuntimeError`` with a text. Returns one
+like a twin, over the same storage, that is cached in its place. Hot."""
+
+
+def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+    """``Replace`` in Python."""
+    compat.set_tensor_message(tensor, message)
+    return compat.another(tensor, twin)
+
+
 def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
     """All of them."""
     return [i for i in which if _is_marked(tensors[i])]  # type: ignore[arg-type]
@@ -127,6 +138,7 @@ class OutputCache:
         self.build: list[int] = []
         self.seen: list[int] = []
         self.clean: Clean = marked
+        self.replace: Replace = replaced
         self.ready = False
 
     def _classify(
@@ -212,7 +224,7 @@ class OutputCache:
         yet."""
         self.build, self.seen = [], []
         if (built := native.load()) is not None:
-            self.clean = built.clean
+            self.clean, self.replace = built.clean, built.replace
         if not self.slots:
             self.slots += [None] * len(self.specs)
         for i, spec in enumerate(self.specs):
@@ -290,7 +302,10 @@ class OutputCache:
             assert isinstance(spec, TensorSpec)
             twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride)
             ref.own += 1
-        self.slots[i] = self.pool.replace(t, twin, text)
+        try:
+            self.slots[i] = self.replace(t, twin, text)
+        except RuntimeError:  # cached tensors were switched off: Python switches them on
+            self.slots[i] = replaced(t, twin, text)
 
     # ---- what a former run left
 

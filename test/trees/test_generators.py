@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from memprof.cudagraph_trees.device import _torch_compat as allocator
+from memprof.cudagraph_trees import _torch_compat as allocator
 from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.profiler.model import LedgerKind

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import step_end
-from memprof.cudagraph_trees.device._torch_compat import memory_snapshot
 from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
 from memprof.cudagraph_trees.settings import configure
+from memprof.profiler.device._torch_compat import pool_segments as memory_snapshot
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, roots, same

@@ -213,10 +213,18 @@ class CUDAGraphTreeManager:
             self._warn_if_stuck(node, function)
 
     def _end_step(self, function: FunctionSpec, inputs: list[Input]) -> None:
-        node, step = self.path.node, self.path.step
+        node = self.path.node
         assert node is not None
-        pool, ledger = self.pool, self.ledger
-        StepEnd(node, step, inputs, function, self.given, self.parameters, pool, ledger).end()
+        StepEnd(
+            node=node,
+            step=self.path.step,
+            inputs=inputs,
+            next_function=function,
+            given=self.given,
+            parameters=self.parameters,
+            pool=self.pool,
+            add_entry=self.ledger.add,
+        ).end()
         self.path.end()
 
     def _warn_if_stuck(self, node: Node, function: FunctionSpec) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -40,7 +40,6 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from . import _torch_compat as compat
-from .account.ledger import TreeLedger
 from .device.cuda import CudaPool
 from .device.protocol import Input, TensorSpec
 from .errors import OverwrittenMessage
@@ -218,7 +217,8 @@ def is_stuck(node: Node, function: FunctionSpec) -> bool:
 class StepEnd:
     """The end of ``step``, in which ``node`` ran last. ``inputs`` and ``next_function`` are a call
     that begins the new one, and outputs among the inputs are replaced. ``given`` is what the graph
-    was given that this call is a part of; gradients of ``parameters`` may lie in the pool."""
+    was given that this call is a part of; gradients of ``parameters`` may lie in the pool.
+    ``add_entry`` writes into the ledger."""
 
     node: Node
     step: int
@@ -227,7 +227,7 @@ class StepEnd:
     given: Sequence[TensorWeakRef]
     parameters: Iterable[torch.Tensor]
     pool: CudaPool
-    ledger: TreeLedger
+    add_entry: Callable[..., None]
 
     def end(self) -> None:
         path = path_to(self.node)
@@ -278,7 +278,7 @@ class StepEnd:
             )
             reason = f"output {index} is held beyond its step: {why}"
             cause = TreeCause.HELD_GRADIENT if gradient else TreeCause.HELD
-            self.ledger.add(LedgerKind.MOVED_OUT, function, reason, cause=cause, outputs=of)
+            self.add_entry(LedgerKind.MOVED_OUT, function, reason, cause=cause, outputs=of)
         if all_moved:
             return
         known.clear()
@@ -290,7 +290,7 @@ class StepEnd:
         self.pool.release_storage(pointer)
         self.pool.invalidate(handed_out[0] if handed_out else None, pointer, text)
         reason = f"output {index} is held beyond its step; its use raises"
-        self.ledger.add(LedgerKind.INVALIDATED, function, reason, cause=TreeCause.HELD, outputs=of)
+        self.add_entry(LedgerKind.INVALIDATED, function, reason, cause=TreeCause.HELD, outputs=of)
 
 
 def _lies_in(x: Input, pointer: int) -> TypeGuard[torch.Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memprof.cudagraph_trees.account.attribution import PoolParts, explain_pool
-from memprof.cudagraph_trees.account.history import Manager, managers
-from memprof.cudagraph_trees.node import path_to
+from memprof.cudagraph_trees.explain.attribution import PoolParts, explain_pool
+from memprof.cudagraph_trees.explain.history import Manager, managers
+from memprof.cudagraph_trees.replay.node import path_to
 from memprof.profiler.report.columns import Column, Unit
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.section import Section, Table

@@ -30,11 +30,10 @@ from typing import TypeAlias
 import torch
 
 from .. import _torch_compat as compat
-from .. import native
 from ..device.cuda import CudaPool
 from ..device.protocol import Output, TensorSpec
-from ..errors import OverwrittenMessage
-from ..spec import CompilationMode, FunctionSpec
+from . import native
+from .errors import OverwrittenMessage
 from .liveness import (
     OutputRefs,
     StorageWeakRefWrapper,
@@ -42,6 +41,7 @@ from .liveness import (
     detach_in_place,
     live_by_address,
 )
+from .spec import CompilationMode, FunctionSpec
 
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 """Which of some cached outputs their last holder has left something on; it may clear it from others

@@ -32,8 +32,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memprof import compiled_autograd
-from memprof.cudagraph_trees import entry
-from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.call import entry
+from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
 from memprof.cudagraph_trees.device import cuda
 
 from .compiled_blocks import HOW, KINDS, WIDTH, Model

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees._torch_compat import torch_version
-from memprof.cudagraph_trees.account.attribution import explain_pool, explain_replay
-from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.explain.attribution import explain_pool, explain_replay
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 from memprof.profiler.model import Category, EventKind, Origin
 

@@ -9,9 +9,9 @@ import weakref
 import pytest
 import torch
 
-from memprof.cudagraph_trees.capture.recovery import InputBackup
-from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.record.recovery import InputBackup
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import (

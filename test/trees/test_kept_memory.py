@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from memprof.cudagraph_trees import configure
-from memprof.cudagraph_trees.capture.pool_check import check_pool, memory_kept
-from memprof.cudagraph_trees.errors import UntrackedMemory
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.record.pool_check import check_pool, memory_kept
+from memprof.cudagraph_trees.replay.errors import UntrackedMemory
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerEntry, LedgerKind
 

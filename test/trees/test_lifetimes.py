@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees.spec import FunctionSpec
+from memprof.cudagraph_trees.replay.spec import FunctionSpec
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, pool_segments, same

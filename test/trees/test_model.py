@@ -51,7 +51,7 @@ def test_random_programs(outputs: str, marks: bool) -> None:
 
 BROKEN = {
     "paths end although outputs are held": (
-        "from memprof.cudagraph_trees.node import CUDAGraphNode as c\n"
+        "from memprof.cudagraph_trees.replay.node import CUDAGraphNode as c\n"
         "c.all_outputs_are_dead = lambda self: True"
     ),
     "the allocator's books are never restored": (
@@ -59,11 +59,11 @@ BROKEN = {
         "c.restore = lambda self, checkpoint, live, dead: None"
     ),
     "a recording fits whatever the addresses are": (
-        "import memprof.cudagraph_trees.node as m\n"
+        "import memprof.cudagraph_trees.replay.node as m\n"
         "m.same_addresses = lambda pointers, which: lambda inputs: True"
     ),
     "what must be dead before a replay is not looked at": (
-        "from memprof.cudagraph_trees.node import CUDAGraphNode as c\n"
+        "from memprof.cudagraph_trees.replay.node import CUDAGraphNode as c\n"
         "c.fits = lambda self, inputs: self.same_addresses is None or self.same_addresses(inputs)"
     ),
     "no output is invalidated when its step is over": (
@@ -74,12 +74,12 @@ BROKEN = {
         "m.allocator.set_tensor_message = lambda tensor, message: None"
     ),
     "gradients stay in the pool": (
-        "from memprof.cudagraph_trees.spec import CompilationMode as m\n"
-        "import memprof.cudagraph_trees.step_end as p\n"
+        "from memprof.cudagraph_trees.replay.spec import CompilationMode as m\n"
+        "import memprof.cudagraph_trees.steps.step_end as p\n"
         "p.CompilationMode = type('M', (), {'BACKWARD': m.INFERENCE})"
     ),
     "what a failed warm-up wrote is not put back": (
-        "from memprof.cudagraph_trees.capture.recovery import InputBackup as c\n"
+        "from memprof.cudagraph_trees.record.recovery import InputBackup as c\n"
         "made = c.warm_up\n"
         "def warm_up(*args):\n"
         "    backup = made(*args)\n"
@@ -92,13 +92,13 @@ BROKEN = {
         "c.restore = lambda self: None"
     ),
     "inputs of a call that is called off lie in free memory": (
-        "import memprof.cudagraph_trees.node as m\n"
-        "import memprof.cudagraph_trees.capture.recovery as n\n"
+        "import memprof.cudagraph_trees.replay.node as m\n"
+        "import memprof.cudagraph_trees.record.recovery as n\n"
         "m.inputs_again = n.inputs_again = lambda pool, specs, refs: {\n"
         "    i: pool.tensor_at(spec) for i, spec in specs.items()}"
     ),
     "a function's own clone_outputs is forgotten": (
-        "from memprof.cudagraph_trees.spec import GraphSpec as c\n"
+        "from memprof.cudagraph_trees.replay.spec import GraphSpec as c\n"
         "made = c.function\n"
         "def function(self, *args, **how):\n"
         "    spec = made(self, *args, **how)\n"

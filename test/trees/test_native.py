@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees import native
-from memprof.cudagraph_trees.replay import liveness
+from memprof.cudagraph_trees.replay import liveness, native
 from memprof.cudagraph_trees.replay.inputs import same_addresses
 from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
 from memprof.cudagraph_trees.replay.outputs import marked, replaced

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees import capture_lock
-from memprof.cudagraph_trees.account.attribution import explain_pool
-from memprof.cudagraph_trees.account.history import replay_memory
+from memprof.cudagraph_trees.device import capture_lock
+from memprof.cudagraph_trees.explain.attribution import explain_pool
+from memprof.cudagraph_trees.explain.history import replay_memory
 
 from .support import graphed, manager
 

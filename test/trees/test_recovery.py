@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.capture import recovery
-from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.spec import CompilationMode, FunctionSpec
-from memprof.cudagraph_trees.step_end import ParameterRefs
+from memprof.cudagraph_trees.call.entry import cudagraphify_impl
+from memprof.cudagraph_trees.record import recovery
+from memprof.cudagraph_trees.replay.spec import CompilationMode, FunctionSpec
+from memprof.cudagraph_trees.steps.step_end import ParameterRefs
 from memprof.profiler.model import LedgerKind
 from memprof.simulated_cuda import control
 

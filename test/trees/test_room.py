@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees.capture import recovery
-from memprof.cudagraph_trees.errors import ran_out_of_memory
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.record import recovery
+from memprof.cudagraph_trees.replay.errors import ran_out_of_memory
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure, pool_owner
-from memprof.cudagraph_trees.capture.recovery import InputBackup
+from memprof.cudagraph_trees import configure
 from memprof.cudagraph_trees.device.cuda import CudaPool, GeneratorStates
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.record import pool_owner
+from memprof.cudagraph_trees.record.recovery import InputBackup
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, same

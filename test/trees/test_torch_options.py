@@ -17,14 +17,9 @@ import torch._functorch.config
 from torch._inductor import config
 
 from memprof.cudagraph_trees import torch_options
-from memprof.cudagraph_trees.container import ask_for_pool, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.container import ask_for_pool, reset_cudagraph_trees
 from memprof.cudagraph_trees.settings import current_settings
-from memprof.cudagraph_trees.torch_options import (
-    AT_COMPILATION,
-    DECISIONS,
-    TreeOptions,
-    Verdict,
-)
+from memprof.cudagraph_trees.torch_options import AT_COMPILATION, DECISIONS, TreeOptions, Verdict
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, no_manager, pool_segments, same
@@ -205,7 +200,7 @@ def test_the_warning_about_many_sizes(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.simgpu
 def test_moves_of_static_inputs_count_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until 2.11 they count among re-recordings, from 2.13 on they do not."""
-    from memprof.cudagraph_trees import moves
+    from memprof.cudagraph_trees.steps import moves
 
     monkeypatch.setattr(moves, "LIMIT", 1000)  # ours comes earlier
     w = ones(4, device="cuda")
@@ -314,7 +309,7 @@ def leaky(x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.simgpu
 @pytest.mark.usefixtures("_nothing_kept")
 def test_the_line_that_allocated_what_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
-    from memprof.cudagraph_trees.errors import UntrackedMemory
+    from memprof.cudagraph_trees.replay.errors import UntrackedMemory
 
     at = leaky.__code__.co_firstlineno + 2
     error = error_of(cudagraph_trees_history_recording=True)

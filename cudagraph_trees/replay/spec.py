@@ -12,8 +12,8 @@ import torch
 
 from memprof.profiler.model import GraphRecord, GraphValue
 
-from .device.protocol import Input, Model
-from .torch_options import AT_COMPILATION, TreeOptions
+from ..device.protocol import Input, Model
+from ..torch_options import AT_COMPILATION, TreeOptions
 
 NAMED = 5
 """So many inputs a sentence names."""

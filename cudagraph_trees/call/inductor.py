@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Model
+from ..torch_options import TreeOptions
 from .container import get_container, get_manager, reset_cudagraph_trees
-from .device.protocol import Input, Model
 from .entry import ShapeDispatcher, cudagraphify, cudagraphify_impl
-from .torch_options import TreeOptions
 
 OnWrap = Callable[[Model, dict[str, Any]], Model]
 

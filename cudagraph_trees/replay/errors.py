@@ -11,7 +11,7 @@ import torch
 
 from memprof.profiler.model import Role
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 from .spec import CompilationMode, FunctionSpec
 
 
@@ -100,7 +100,8 @@ def _ways_out(function: FunctionSpec, index: int) -> str:
 
 
 _TORCH = Path(torch.__file__).parent
-_NOT_THE_USERS = tuple(f"{p}/" for p in (_TORCH, _TORCH.with_name("triton"), Path(__file__).parent))
+_TREES = Path(__file__).parents[1]
+_NOT_THE_USERS = tuple(f"{p}/" for p in (_TORCH, _TORCH.with_name("triton"), _TREES))
 
 
 def is_the_users(file: str) -> bool:

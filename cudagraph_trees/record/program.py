@@ -24,7 +24,7 @@ from memprof.profiler.model import (
 )
 
 from ..device.protocol import AllocatorEvent, Output, TensorSpec
-from ..spec import CompilationMode, FunctionSpec
+from ..replay.spec import CompilationMode, FunctionSpec
 
 _ASSIGNED = re.compile(r"\s*(\w+)\s*=[^=]")
 _NOT_GENERATED = re.compile(r"torch/_inductor|cudagraph_trees/")

@@ -24,10 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..capture_lock import capturing
-from ..node import CUDAGraphNode, path_to
-from ..path import ExecutionState
+from ..device.capture_lock import capturing
 from ..replay.liveness import StorageWeakRefWrapper
+from ..replay.node import CUDAGraphNode, path_to
+from ..replay.path import ExecutionState
 from .history import Manager
 
 ROUNDING = 512

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Model, Output
+from ..replay.spec import CompilationMode, GraphSpec
 from .container import Family, family, get_container, get_manager
-from .device.protocol import Input, Model, Output
 from .manager import CUDAGraphTreeManager, ManagerGone
-from .spec import CompilationMode, GraphSpec
 
 Runner = Callable[[list[Input]], "list[Output]"]
 

@@ -39,13 +39,13 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from memprof.profiler.model import LedgerKind, TreeCause
 
-from . import _torch_compat as compat
-from .device.cuda import CudaPool
-from .device.protocol import Input, TensorSpec
-from .errors import OverwrittenMessage
-from .node import CUDAGraphNode, Node, path_to
-from .replay.liveness import held
-from .spec import CompilationMode, FunctionSpec
+from .. import _torch_compat as compat
+from ..device.cuda import CudaPool
+from ..device.protocol import Input, TensorSpec
+from ..replay.errors import OverwrittenMessage
+from ..replay.liveness import held
+from ..replay.node import CUDAGraphNode, Node, path_to
+from ..replay.spec import CompilationMode, FunctionSpec
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount

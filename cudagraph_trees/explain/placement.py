@@ -16,7 +16,7 @@ from memprof.profiler.model import (
 )
 
 from .. import _torch_compat as compat
-from ..node import CUDAGraphNode, path_to
+from ..replay.node import CUDAGraphNode, path_to
 
 MAX_PLACEMENTS = 16
 """Kept a graph, the latest: a function that is recorded again and again must not fill a file."""

@@ -39,8 +39,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from . import _torch_compat as compat
-from .device.protocol import Input, Output
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Output
 from .node import CalledOff, CUDAGraphNode, Node
 from .spec import CompilationMode, FunctionSpec
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from memprof.profiler.process_hooks import on_fork
 
-from . import _torch_compat as compat
+from .. import _torch_compat as compat
 
 
 class _Inside(threading.local):

@@ -34,20 +34,20 @@ from typing import TypeAlias
 from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
 
-from . import _torch_compat as compat
-from .account.ledger import Measurement
-from .account.placement import keep_placement
-from .capture.recovery import InputBackup, Unrecoverable, too_much_to_copy
-from .capture.run import capture_node, warm_up_node
-from .capture_lock import capturing
-from .device.protocol import Input, Output
-from .errors import UntrackedMemory, ran_out_of_memory, why_it_failed
-from .node import Node, number_of, path_addresses
+from .. import _torch_compat as compat
+from ..device.capture_lock import capturing
+from ..device.protocol import Input, Output
+from ..explain.ledger import Measurement
+from ..explain.placement import keep_placement
+from ..replay.errors import UntrackedMemory, ran_out_of_memory, why_it_failed
+from ..replay.node import Node, number_of, path_addresses
+from ..replay.spec import CompilationMode, FunctionSpec, Why
+from ..steps.step_end import ParameterRefs
+from .capture import capture_node, warm_up_node
+from .policy import RecordPolicy
 from .pool_owner import PoolOwner
 from .random_state import RandomStates
-from .record_policy import RecordPolicy
-from .spec import CompilationMode, FunctionSpec, Why
-from .step_end import ParameterRefs
+from .recovery import InputBackup, Unrecoverable, too_much_to_copy
 
 _Run: TypeAlias = Callable[[FunctionSpec, list[Input], InputBackup], list[Output]]
 """Warms a call up, or records it. It empties the inputs."""

@@ -37,11 +37,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _torch_compat as compat
-from .device.protocol import Input
-from .node import CUDAGraphNode
-from .replay.liveness import StorageWeakRefWrapper, address_of
-from .spec import FunctionSpec
+from .. import _torch_compat as compat
+from ..device.protocol import Input
+from ..replay.liveness import StorageWeakRefWrapper, address_of
+from ..replay.node import CUDAGraphNode
+from ..replay.spec import FunctionSpec
 
 _refs = sys.getrefcount
 

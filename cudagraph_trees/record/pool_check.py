@@ -24,7 +24,7 @@ import torch
 
 from ..device.cuda import CudaPool
 from ..device.protocol import Block
-from ..errors import UntrackedMemory, is_the_users
+from ..replay.errors import UntrackedMemory, is_the_users
 from ..torch_options import TreeOptions
 
 SHOWN = 10

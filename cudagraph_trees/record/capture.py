@@ -12,10 +12,10 @@ from memprof.profiler.doing import name_graphs
 from .. import _torch_compat as compat
 from ..device.cuda import CudaPool
 from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
-from ..node import CUDAGraphNode, CUDAWarmupNode, Node
 from ..replay.inputs import InputPlan, reference_persistent
 from ..replay.liveness import StorageWeakRefWrapper, address_of
-from ..spec import FunctionSpec
+from ..replay.node import CUDAGraphNode, CUDAWarmupNode, Node
+from ..replay.spec import FunctionSpec
 from .pool_check import check_pool
 from .program import program_of
 

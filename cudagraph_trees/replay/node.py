@@ -21,12 +21,12 @@ from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.model import AllocationProgram
 
-from . import _torch_compat as compat
-from .device.cuda import CudaPool, released
-from .device.protocol import Input, Output, TensorSpec
-from .replay.inputs import Copies, InputPlan, inputs_again, same_addresses
-from .replay.liveness import OutputRefs, StorageWeakRefWrapper, address_of, find_live, held
-from .replay.outputs import OutputCache
+from .. import _torch_compat as compat
+from ..device.cuda import CudaPool, released
+from ..device.protocol import Input, Output, TensorSpec
+from .inputs import Copies, InputPlan, inputs_again, same_addresses
+from .liveness import OutputRefs, StorageWeakRefWrapper, address_of, find_live, held
+from .outputs import OutputCache
 from .spec import FunctionSpec
 
 _foreach_copy = compat.foreach_copy

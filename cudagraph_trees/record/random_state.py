@@ -28,12 +28,12 @@ from typing import TypeGuard
 
 import torch
 
-from . import _torch_compat as compat
-from .device.protocol import Input, Output
-from .node import path_to
-from .path import TreePath
-from .replay.liveness import StorageWeakRefWrapper, address_of
-from .spec import CompilationMode, FunctionSpec
+from .. import _torch_compat as compat
+from ..device.protocol import Input, Output
+from ..replay.liveness import StorageWeakRefWrapper, address_of
+from ..replay.node import path_to
+from ..replay.path import TreePath
+from ..replay.spec import CompilationMode, FunctionSpec
 
 _DTYPES = (torch.int64, torch.uint64)
 _MAX_NUMEL = 2

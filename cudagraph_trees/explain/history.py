@@ -10,10 +10,10 @@ from typing import Protocol
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
 
-from ..capture_lock import capturing
+from ..device.capture_lock import capturing
 from ..device.cuda import CudaPool
-from ..node import CUDAGraphNode
-from ..path import TreePath
+from ..replay.node import CUDAGraphNode
+from ..replay.path import TreePath
 from .ledger import TreeLedger
 
 MAX_LEDGERS = 64

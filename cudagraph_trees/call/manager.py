@@ -15,18 +15,18 @@ from torch.utils.weak import TensorWeakRef
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import LedgerEntry, LedgerKind
 
-from . import _torch_compat as compat
-from .capture_lock import capturing
-from .device.cuda import CudaDevice, CudaPool
-from .device.protocol import Input, Output
-from .node import CUDAGraphNode, Node, path_to
-from .path import ExecutionState
-from .pool_owner import PoolOwner
-from .record_policy import Call, RecordPolicy
-from .recorder import GraphRecorder
-from .settings import TreeSettings
-from .spec import CompilationMode, FunctionSpec, GraphSpec
-from .step_end import ParameterRefs, StepEnd, continues_step, end_quickly, is_stuck
+from .. import _torch_compat as compat
+from ..device.capture_lock import capturing
+from ..device.cuda import CudaDevice, CudaPool
+from ..device.protocol import Input, Output
+from ..record.policy import Call, RecordPolicy
+from ..record.pool_owner import PoolOwner
+from ..record.recorder import GraphRecorder
+from ..replay.node import CUDAGraphNode, Node, path_to
+from ..replay.path import ExecutionState
+from ..replay.spec import CompilationMode, FunctionSpec, GraphSpec
+from ..settings import TreeSettings
+from ..steps.step_end import ParameterRefs, StepEnd, continues_step, end_quickly, is_stuck
 
 _EXECUTION = ExecutionState.EXECUTION
 

@@ -13,13 +13,13 @@ import torch
 
 from memprof.profiler.model import LedgerKind, TreeCause
 
-from . import _torch_compat as compat
-from .capture_lock import capturing
-from .device.protocol import Input
-from .moves import Moves, copyable, nbytes_of
-from .node import CUDAGraphNode, Node, number_of, path_addresses
+from .. import _torch_compat as compat
+from ..device.capture_lock import capturing
+from ..device.protocol import Input
+from ..replay.node import CUDAGraphNode, Node, number_of, path_addresses
+from ..replay.spec import CompilationMode, FunctionSpec, PlaceState, Why
+from ..steps.moves import Moves, copyable, nbytes_of
 from .pool_owner import PoolOwner
-from .spec import CompilationMode, FunctionSpec, PlaceState, Why
 
 
 @dataclass(slots=True)

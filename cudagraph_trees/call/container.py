@@ -20,14 +20,14 @@ import torch
 
 from memprof.profiler.process_hooks import on_fork, on_reset
 
-from . import _torch_compat as compat
-from .account import history
-from .capture_lock import capturing, when_nobody_captures
-from .device.cuda import CudaDevice
-from .device.protocol import Input, Output
+from .. import _torch_compat as compat
+from ..device.capture_lock import capturing, when_nobody_captures
+from ..device.cuda import CudaDevice
+from ..device.protocol import Input, Output
+from ..explain import history
+from ..replay.spec import FunctionSpec, GraphSpec
+from ..settings import current_settings, override
 from .manager import CUDAGraphTreeManager
-from .settings import current_settings, override
-from .spec import FunctionSpec, GraphSpec
 
 _KEY = "memprof_tree_family"
 

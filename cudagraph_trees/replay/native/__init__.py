@@ -31,7 +31,7 @@ from types import ModuleType
 
 import torch
 
-from .. import _torch_compat as compat
+from ... import _torch_compat as compat
 
 _NAME = "memprof_replay"
 _SOURCE = Path(__file__).with_name("replay.cpp")

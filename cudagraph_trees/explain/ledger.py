@@ -16,9 +16,9 @@ from typing import Any
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
 
 from ..device.cuda import CudaPool
-from ..node import CUDAGraphNode, number_of
-from ..path import TreePath
-from ..spec import FunctionSpec
+from ..replay.node import CUDAGraphNode, number_of
+from ..replay.path import TreePath
+from ..replay.spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
 

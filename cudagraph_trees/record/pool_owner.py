@@ -38,15 +38,15 @@ from collections.abc import Iterable
 
 from memprof.profiler.model import LedgerKind
 
-from . import _torch_compat as compat
-from .account.ledger import TreeLedger
-from .capture.pool_check import memory_kept
-from .capture_lock import capturing
-from .device.cuda import CudaDevice
-from .node import CUDAGraphNode, Node, RecordingTree, path_to
-from .path import ExecutionState, TreePath
-from .settings import TreeSettings
-from .spec import FunctionSpec
+from .. import _torch_compat as compat
+from ..device.capture_lock import capturing
+from ..device.cuda import CudaDevice
+from ..explain.ledger import TreeLedger
+from ..replay.node import CUDAGraphNode, Node, RecordingTree, path_to
+from ..replay.path import ExecutionState, TreePath
+from ..replay.spec import FunctionSpec
+from ..settings import TreeSettings
+from .pool_check import memory_kept
 
 
 class PoolOwner:

@@ -35,7 +35,7 @@ from ..device.cuda import CudaPool, GeneratorStates
 from ..device.protocol import Input, TensorSpec
 from ..replay.inputs import inputs_again
 from ..replay.liveness import StorageWeakRefWrapper
-from ..spec import CompilationMode, FunctionSpec
+from ..replay.spec import CompilationMode, FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
 """So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""

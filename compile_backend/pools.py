@@ -58,7 +58,6 @@ def _section(name: str, parts: PoolParts) -> Section:
     columns = (Column("bytes", Unit.BYTES, adds=True), Column("what", Unit.CODE))
     others = {
         "rounding": parts.rounding,
-        "workspaces of libraries": parts.workspace,
         "unattributed": parts.unattributed,
         "free": parts.free,
         "total reserved": parts.reserved,

@@ -1,21 +1,17 @@
 """Every byte of a pool explained.
 
-Note [The five parts of a pool]
+Note [The four parts of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-At any instant, what a pool has reserved is exactly the sum of
+Between two calls, what a pool has reserved is exactly the sum of
 
 * *nodes*: bytes that buffers of the recordings on the path asked for;
 * *rounding*: what the allocator gave beyond that, because it rounds sizes and does not
   split off small remainders;
-* *workspace*: scratch memory of libraries that stays when the line that made it is done;
 * *unattributed*: blocks that are allocated and that nobody knows;
 * *free*: reserved and not allocated.
 
 The allocator's own books are right only in the states WARMUP and RECORDING; after a replay
-memory is as the replayed node's recording left it, less what died since. Inside a replay, the
-recording's allocation program says what is live at each instant. There a block's size is known if
-it was live when the recording ended, and otherwise is the request rounded up to 512 bytes: a
-remainder of a block that was not split off counts as free then.
+memory is as the replayed node's recording left it, less what died since.
 """
 
 from __future__ import annotations
@@ -30,22 +26,18 @@ from ..replay.node import CUDAGraphNode, path_to
 from ..replay.path import ExecutionState
 from .history import Manager
 
-ROUNDING = 512
-"""Allocations of the caching allocator are multiples of this many bytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """Describes what a pool's bytes are, see Note [The five parts of a pool].
+    """Describes what a pool's bytes are, see Note [The four parts of a pool].
 
     Attributes:
         nodes: bytes by number of the recording (negative: warm-up) that made them.
-        rounding, workspace, unattributed, free: bytes.
+        rounding, unattributed, free: bytes.
     """
 
     nodes: Mapping[int | str, int]
     rounding: int
-    workspace: int
     unattributed: int
     free: int
 
@@ -57,7 +49,7 @@ class PoolParts:
     @property
     def live(self) -> int:
         """Bytes that are allocated."""
-        return self.attributed + self.rounding + self.workspace + self.unattributed
+        return self.attributed + self.rounding + self.unattributed
 
     @property
     def reserved(self) -> int:
@@ -87,62 +79,14 @@ def explain_pool(manager: Manager) -> PoolParts:
     return _parts(known, sum(s.nbytes for s in segments), unattributed=unknown)
 
 
-def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts:
-    """Returns what the pool's bytes are at one instant of a replay of ``node``.
-
-    Args:
-        node: a recording that knows its allocation program (``configure(programs=True)``).
-        instant: of the program, 0 to ``len(events)``; the peak if None.
-
-    Raises:
-        ValueError: the recording does not know its program.
-        IndexError: there is no such instant.
-    """
-    program = node.program
-    if program is None:
-        raise ValueError(
-            "this recording does not know its allocation program; call "
-            "memprof.cudagraph_trees.configure(programs=True) before it is recorded"
-        )
-    if instant is None:
-        instant = program.peak()[0]
-    path = path_to(node)
-    # Outputs of the path that are no inputs of this node lie there all the time.
-    passed = {s.nbytes and node.specs[s.inputs[0]].address for s in program.storages if s.inputs}
-    others = [r for r in node.live_before if r.address not in passed]
-    live = [*_outputs_among(others, path)]
-    workspace = 0
-    for x in program.live_at(instant):
-        storage = x.storage
-        if storage.id in node.workspaces:
-            workspace += _rounded(storage.nbytes)
-            continue
-        owner, sizes = node, (storage.nbytes, _rounded(storage.nbytes))
-        if storage.inputs:
-            made = node.input_plan.outputs[storage.inputs[0]]
-            if made is not None:
-                owner = next(n for n in path if made in n.outputs_weakrefs)
-                sizes = owner.sizes.get(node.specs[storage.inputs[0]].address, sizes)
-        live.append((owner.number, *sizes))
-    with capturing():
-        reserved = node.pool.reserved_bytes()
-    return _parts(live, reserved, workspace)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ROUNDING) * ROUNDING
-
-
-def _parts(
-    live: Iterable[Live], reserved: int, workspace: int = 0, unattributed: int = 0
-) -> PoolParts:
+def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolParts:
     nodes: dict[int | str, int] = {}
     rounding = 0
     for node, requested, block in live:
         nodes[node] = nodes.get(node, 0) + requested
         rounding += block - requested
-    used = sum(nodes.values()) + rounding + workspace + unattributed
-    return PoolParts(nodes, rounding, workspace, unattributed, reserved - used)
+    used = sum(nodes.values()) + rounding + unattributed
+    return PoolParts(nodes, rounding, unattributed, reserved - used)
 
 
 def _outputs_among(

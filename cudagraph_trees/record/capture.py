@@ -131,7 +131,7 @@ def capture_node(
         node.launch = launch_and_wait
     if learn_program:
         try:
-            node.program, node.workspaces, node.addresses = program_of(
+            node.program, node.addresses = program_of(
                 function, specs | in_pool, outputs, [*events, *captured_events]
             )
         except Exception:

@@ -36,9 +36,8 @@ def program_of(
     inputs: Mapping[int, TensorSpec],
     outputs: Sequence[Output],
     events: Sequence[AllocatorEvent],
-) -> tuple[AllocationProgram, frozenset[int], tuple[int, ...]]:
-    """The program of one recording, which of its storages are workspaces that a library keeps until
-    it is told to drop them, and the address of each storage.
+) -> tuple[AllocationProgram, tuple[int, ...]]:
+    """The program of one recording, and the address of each of its storages.
 
     Args: ``inputs`` are those in the pool: buffers of copied inputs, and outputs of earlier nodes;
     ``outputs`` what the recording returned; ``events`` what the allocator did for all of them.
@@ -72,15 +71,12 @@ def program_of(
         )
     code = None if function.record is None else function.record.code_path
     out: list[Event] = []
-    workspaces: set[int] = set()
     last_alloc = {e.address: k for k, e in enumerate(events) if e.alloc}
     for k, e in enumerate(events):
         known = live.get(e.address)
         if not e.alloc:
             if known is not None:
                 del live[e.address]
-                if e.frames and e.frames[0][2] == "fresh_cublas_workspaces":
-                    workspaces.add(known)
                 out.append(Event(EventKind.FREE, known, _line(e, code)[0]))
             continue
         if known is not None and storages[known].origin is Origin.INPUT and not out:
@@ -98,7 +94,7 @@ def program_of(
             outputs=returned,
         )
     program = AllocationProgram(function.key, tuple(storages), tuple(out))
-    return program, frozenset(workspaces), tuple(addresses)
+    return program, tuple(addresses)
 
 
 def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:

@@ -209,8 +209,8 @@ class GraphRecorder:
                 parent,
                 pool,
                 demoted=function.state.places[number_of(parent)].demoted,
-                # Who has a record wants to know, and it costs milliseconds, once.
-                learn_program=owner.settings.programs or function.record is not None,
+                # For profiles; it costs milliseconds, once.
+                learn_program=function.record is not None,
                 copies=backup.buffers,
             )
         again = owner.tree.add(node)

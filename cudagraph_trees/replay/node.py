@@ -129,8 +129,8 @@ class CUDAGraphNode(Node):
             those that must die when it takes its inputs.
         copies: fills the buffers of its copied inputs, None if there are none.
         keep_inputs: inputs that an output is an alias of: they live until it is made.
-        program, workspaces, addresses: its allocation program, None if that is not known; which of
-            its storages a library keeps until it is told to drop them; where they lie.
+        program, addresses: its allocation program, None if that is not known, and where the
+            storages of that lie.
         marginal_bytes: what the pool took from the device for it.
     """
 
@@ -192,7 +192,6 @@ class CUDAGraphNode(Node):
         self.copies = Copies(buffers) if buffers else None
         self.keep_inputs = [i for i, r in enumerate(plan.outputs) if r in aliased]
         self.program: AllocationProgram | None = None
-        self.workspaces: frozenset[int] = frozenset()
         self.addresses: tuple[int, ...] = ()
         self.recorded_ns = 0
         self.replays = 0

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure
 from memprof.cudagraph_trees.record.pool_check import check_pool, memory_kept
 from memprof.cudagraph_trees.replay.errors import UntrackedMemory
 from memprof.cudagraph_trees.replay.path import ExecutionState
@@ -84,7 +83,6 @@ def recorded() -> set[str]:
 @pytest.mark.parametrize("first", ["keeper", "innocent"])
 @pytest.mark.parametrize("where", ["warm-up", "recording"])
 def test_the_one_that_keeps_memory_each_time_runs_without_graphs(where: str, first: str) -> None:
-    configure(programs=where == "recording")  # as memprof's backend does
     capturing = torch.cuda.is_current_stream_capturing
     keeper = Keeper(lambda: capturing() == (where == "recording"))
     functions = run(keeper, first)

@@ -53,7 +53,6 @@ class TreeManagerContainer:
                 settings = replace(settings, pool_initial=initial)
                 self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), settings)
                 history.remember(self.tree_manager)
-            self.tree_manager.owner.ask_for_initial(pool_initial)
             return self.tree_manager
 
     def wrap(
@@ -162,13 +161,10 @@ def all_managers() -> list[CUDAGraphTreeManager]:
 
 def ask_for_pool(*, budget: int | None, initial: int) -> None:
     """Code that is compiled now asks for this of its pool, as of ``override``: pools that there are
-    may reserve no more than that, and those of the calling thread have begun."""
+    may reserve no more than that, and keep what they began with."""
     override(pool_budget=budget, pool_initial=initial)
     for manager in all_managers():
         manager.owner.lower_budget(budget)
-    for container in list(family().containers.values()):
-        if container.tree_manager is not None:
-            container.tree_manager.owner.ask_for_initial(initial)
 
 
 def mark_warmup_incomplete() -> None:

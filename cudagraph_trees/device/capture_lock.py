@@ -22,13 +22,8 @@ from memprof.profiler.process_hooks import on_fork
 
 from .. import _torch_compat as compat
 
-
-class _Inside(threading.local):
-    depth = 0
-
-
 _lock = threading.RLock()
-_inside = _Inside()
+_inside = threading.local()
 _waiting: deque[Callable[[], None]] = deque()
 
 
@@ -37,7 +32,7 @@ def capturing() -> Iterator[None]:
     """Within it no other thread captures, warms up, or shuts a manager down. Re-entrant."""
     try:
         with _lock:
-            _inside.depth += 1
+            _inside.depth = capture_depth() + 1
             try:
                 yield
             finally:
@@ -45,6 +40,11 @@ def capturing() -> Iterator[None]:
     finally:
         if _waiting:
             _do_what_waits()
+
+
+def capture_depth() -> int:
+    """Number of ``capturing()`` blocks that the calling thread is in."""
+    return getattr(_inside, "depth", 0)
 
 
 def when_nobody_captures(action: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ def when_nobody_captures(action: Callable[[], None]) -> None:
 def _do_what_waits() -> None:
     # Whoever has the lock comes by here when it lets go of it, later than anything was appended
     # that could not be done for its sake.
-    while _waiting and not _inside.depth and _lock.acquire(blocking=False):
+    while _waiting and not capture_depth() and _lock.acquire(blocking=False):
         _inside.depth = 1
         try:
             if _waiting:

@@ -36,13 +36,13 @@ from .. import _torch_compat as compat
 from .allocator_history import allocator_history
 from .protocol import (
     AllocatorEvent,
-    Block,
     Checkpoint,
     Frames,
     Input,
     Model,
     Output,
-    Segment,
+    PoolBlock,
+    PoolSegment,
     StoragePointer,
     TensorSpec,
 )
@@ -308,7 +308,7 @@ class CudaPool:
     def live_addresses(self) -> set[int]:
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[PoolSegment]:
         out = []
         for s in pool_segments(self.handle):
             blocks = []
@@ -317,9 +317,9 @@ class CudaPool:
                 live = b["state"] == "active_allocated"
                 requested = b["requested_size"] if live else 0
                 frames = _frames(b.get("frames", ())) if live else ()
-                blocks.append(Block(address, b["size"], requested, live, frames))
+                blocks.append(PoolBlock(address, b["size"], requested, live, frames))
                 address += b["size"]
-            out.append(Segment(s["address"], s["total_size"], tuple(blocks)))
+            out.append(PoolSegment(s["address"], s["total_size"], tuple(blocks)))
         return sorted(out, key=lambda s: s.address)
 
     def reserved_bytes(self) -> int:

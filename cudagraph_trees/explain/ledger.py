@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
@@ -23,24 +23,21 @@ from ..replay.spec import FunctionSpec
 MAX_ENTRIES = 10_000
 
 
-class Measurement:
-    """Time, and bytes that a pool has, from here on."""
+def measure(pool: CudaPool) -> Callable[[], dict[str, int]]:
+    """Measure time, and what the pool has from the device, from here on. The result gives both as
+    keyword arguments of ``TreeLedger.add``: ns and bytes."""
+    start_ns = time.perf_counter_ns()
+    reserved = pool.reserved_bytes
+    before = reserved()
 
-    def __init__(self, pool: CudaPool) -> None:
-        self._start_ns = time.perf_counter_ns()
-        self._reserved = pool.reserved_bytes
-        self._before = pool.reserved_bytes()
-
-    def grown(self) -> int:
-        return self._reserved() - self._before
-
-    def detail(self) -> dict[str, int]:
-        """As keyword arguments of ``TreeLedger.add``."""
+    def detail() -> dict[str, int]:
         return {
-            "duration_ns": time.perf_counter_ns() - self._start_ns,
-            "pool_before": self._before,
-            "pool_after": self._reserved(),
+            "duration_ns": time.perf_counter_ns() - start_ns,
+            "pool_before": before,
+            "pool_after": reserved(),
         }
+
+    return detail
 
 
 class TreeLedger:

@@ -14,7 +14,7 @@ from ..device.cuda import CudaPool
 from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
 from ..replay.inputs import InputPlan, reference_persistent
 from ..replay.liveness import StorageWeakRefWrapper, address_of
-from ..replay.node import CUDAGraphNode, CUDAWarmupNode, Node
+from ..replay.node import CUDAGraphNode, Node
 from ..replay.spec import FunctionSpec
 from .pool_check import check_pool
 from .program import program_of
@@ -27,7 +27,7 @@ def warm_up_node(
     step: int,
     parent: Node | None,
     pool: CudaPool,
-) -> tuple[CUDAWarmupNode, list[Output]]:
+) -> tuple[Node, list[Output]]:
     """Warm up: the node, and what the call returns."""
     above = [] if parent is None else parent.path_refs
     in_pool = {r.address for r in above if not r.expired()}
@@ -49,7 +49,7 @@ def warm_up_node(
         else None
         for o in outputs
     ]
-    node = CUDAWarmupNode(function, number, step, parent, refs, outputs)
+    node = Node(function, number, step, parent, refs, outputs)
     node.held_parent = parent
     return node, outputs
 
@@ -98,7 +98,7 @@ def capture_node(
     if check:
         known = {a for i in plan.copied if (a := address_of(recording[i]))}
         known.update(r.address for r in above if not r.expired())
-        check_pool(pool, known, function.options)
+        check_pool(pool, known)
     with observing() as captured_events, name_graphs(f"{function.label} #{number}"):
         launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:
@@ -117,7 +117,7 @@ def capture_node(
             live_before=live_before,
         )
         if check:
-            check_pool(pool, {r.address for r in node.path_live_weakrefs()}, function.options)
+            check_pool(pool, {r.address for r in node.path_live_weakrefs()})
         launch()
     except BaseException:
         del launch  # and with it the graph

@@ -9,34 +9,28 @@ of that function alone. All other recordings move to a new pool. A function that
 once, as one that fills a cache, is warmed up there again and recorded; the cache lies in the old
 pool, which lives as long as it is used. One that does it again runs without a graph from then on,
 and that time the allocator keeps the lines that asked for the memory, as it does from the first
-warm-up on with ``cudagraph_trees_history_recording``; ``cudagraph_trees_objgraph`` has pictures
-drawn of what holds it.
+warm-up on with ``cudagraph_trees_history_recording``.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 from collections.abc import Collection
-from typing import Any
-
-import torch
 
 from ..device.cuda import CudaPool
-from ..device.protocol import Block
+from ..device.protocol import PoolBlock
 from ..replay.errors import UntrackedMemory, is_the_users
-from ..torch_options import TreeOptions
 
 SHOWN = 10
-"""So many blocks are described, and so many pictures drawn."""
+"""So many blocks are described."""
 
 CALLS = 4
 """So many lines of a block's stack are named, the innermost first."""
 
 
-def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> None:
+def check_pool(pool: CudaPool, known: Collection[int]) -> None:
     """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
-    kept = memory_kept(pool, known, options)
+    kept = memory_kept(pool, known)
     if missing := set(known) - pool.live_addresses():
         raise UntrackedMemory(
             f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
@@ -47,7 +41,7 @@ def check_pool(pool: CudaPool, known: Collection[int], options: TreeOptions) -> 
         raise UntrackedMemory(kept)
 
 
-def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) -> str:
+def memory_kept(pool: CudaPool, known: Collection[int]) -> str:
     """Returns what is allocated beside the blocks at ``known`` addresses, in sentences; "" if
     nothing."""
     if pool.live_addresses() <= set(known):
@@ -74,37 +68,11 @@ def memory_kept(pool: CudaPool, known: Collection[int], options: TreeOptions) ->
             "torch._inductor.config.triton.cudagraph_trees_history_recording = True, set before "
             "the first call, has them named the first time."
         )
-    if options["cudagraph_trees_objgraph"]:
-        lines.append(_draw([b.address for b in blocks[:SHOWN]]))
     return "\n".join(lines)
 
 
-def _block(block: Block) -> str:
+def _block(block: PoolBlock) -> str:
     frames = [f for f in block.frames if is_the_users(f[0])] or block.frames
     lines = ", called by ".join(f"{file}:{line} ({name})" for file, line, name in frames[:CALLS])
     at = f", allocated by {lines}" if lines else ""
     return f"  {block.requested} bytes at {block.address:#x}{at}"
-
-
-def _draw(addresses: Collection[int]) -> str:
-    try:
-        objgraph: Any = importlib.import_module("objgraph")
-    except ImportError:
-        return "No pictures of what holds them: objgraph is not installed (pip install objgraph)."
-    holders: dict[int, torch.Tensor] = {}
-    for x in gc.get_objects():
-        if issubclass(type(x), torch.Tensor) and (address := _address(x)) in addresses:
-            holders.setdefault(address, x)
-    drawn = []
-    for number, t in enumerate(holders.values()):
-        name = f"refs_live_tensor_{number}.svg"
-        objgraph.show_backrefs([t], filename=name, max_depth=5)
-        drawn.append(name)
-    return f"What holds them: {', '.join(drawn)}" if drawn else "No tensor in Python holds them."
-
-
-def _address(t: torch.Tensor) -> int:
-    try:
-        return t.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # reused, or of a kind without memory
-        return 0

@@ -76,7 +76,6 @@ class PoolOwner:
         self.stopped = ""
         self._needed = 0
         self.restored = 0
-        self._announced_initial: set[int] = set()
 
     # ---- limits
 
@@ -116,18 +115,6 @@ class PoolOwner:
         message = f"skipping cudagraphs of {function.label}: {why}"
         compat.announce_skip(message, function.options.or_error)
 
-    def ask_for_initial(self, nbytes: int) -> None:
-        """Code asks for a pool that begins with so many bytes: what has begun with less says so."""
-        if nbytes > self.settings.pool_initial and nbytes not in self._announced_initial:
-            self._announced_initial.add(nbytes)
-            compat.log.warning(
-                "a pool of %d bytes to begin with was asked for, but code that runs already has "
-                "one on %s, which began with %d; it takes what it needs when it needs it",
-                nbytes,
-                self.ledger.device,
-                self.settings.pool_initial,
-            )
-
     # ---- the allocator's books
 
     def restore_books(self, function: FunctionSpec | None = None) -> None:
@@ -154,7 +141,7 @@ class PoolOwner:
             return ""
         path = [] if node is None else node.path_refs
         live = {r.address for r in path if not r.expired()}
-        return memory_kept(self.pool, live, function.options)
+        return memory_kept(self.pool, live)
 
     # ---- giving it back
 

@@ -37,7 +37,7 @@ from memprof.profiler.model import LedgerKind
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing
 from ..device.protocol import Input, Output
-from ..explain.ledger import Measurement
+from ..explain.ledger import measure
 from ..explain.placement import keep_placement
 from ..replay.errors import UntrackedMemory, ran_out_of_memory, why_it_failed
 from ..replay.node import Node, number_of, path_addresses
@@ -123,7 +123,7 @@ class GraphRecorder:
         self, function: FunctionSpec, inputs: list[Input], backup: InputBackup
     ) -> list[Output]:
         path, owner, state = self._path, self._owner, function.state
-        parent, pool, measured = path.node, owner.pool, Measurement(owner.pool)
+        parent, pool, measured = path.node, owner.pool, measure(owner.pool)
         number = next(self._warm_up_numbers)
         reason = "first run"
         if state.warm_ups:
@@ -139,7 +139,7 @@ class GraphRecorder:
             kept = owner.memory_kept(function, node)
         self._ran(node, backup)
         where = {"node": number, "parent": number_of(parent)}
-        self._ledger.add(LedgerKind.WARM_UP, function, reason, **where, **measured.detail())
+        self._ledger.add(LedgerKind.WARM_UP, function, reason, **where, **measured())
         self._random_states.ran(function, outputs, pool.device)
         owner.check_budget(function)
         if kept:
@@ -185,7 +185,7 @@ class GraphRecorder:
         self, why: Why, function: FunctionSpec, inputs: list[Input], backup: InputBackup
     ) -> list[Output]:
         path, owner = self._path, self._owner
-        parent, pool, measured = path.node, owner.pool, Measurement(owner.pool)
+        parent, pool, measured = path.node, owner.pool, measure(owner.pool)
         owner.device.synchronize()
         number = next(self._recording_numbers)
         if compat.graphs_log.isEnabledFor(logging.DEBUG):
@@ -217,7 +217,8 @@ class GraphRecorder:
         self._policy.moves.recorded(node)
         self._ran(node, backup)
         owner.device.synchronize()
-        node.marginal_bytes = measured.grown()
+        detail = measured()
+        node.marginal_bytes = detail["pool_after"] - detail["pool_before"]
         keep_placement(node)
         self._ledger.add(
             # One that was in the way may have been dropped meanwhile.
@@ -226,7 +227,7 @@ class GraphRecorder:
             why.reason,
             node=number,
             parent=number_of(parent),
-            **measured.detail(),
+            **detail,
             marginal=node.marginal_bytes,
             **why.cause,
         )

@@ -5,7 +5,9 @@ recorded.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -42,29 +44,33 @@ def _stack_trace(function: FunctionSpec, index: int) -> str:
     return f"[none of its own; its graph is that of {own}]" if own else "[could not be found]"
 
 
-class OverwrittenMessage:
-    """The error for output ``index`` of a node, all but the numbers of the steps."""
+OverwrittenMessage: TypeAlias = Callable[[int, str], str]
+"""The error for an output that was made in a step, overwritten in the next, which began with what
+the second argument says."""
 
-    def __init__(self, function: FunctionSpec, index: int, node: int) -> None:
-        gradient = function.mode is CompilationMode.BACKWARD
-        origin = output_origin(function, index)
-        self._before = (
-            f"Error: accessing {'gradient ' if gradient else ''}tensor output of CUDAGraphs that "
-            "has been overwritten by a subsequent run.\n"
-            f"It is output {index} of {function.label}{f' ({origin})' if origin else ''}.\n"
-        )
-        self._maker = f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}"
-        self._after = (
-            f"Stack trace: {_stack_trace(function, index)}\n"
-            f"{_GRADIENT_WAYS_OUT if gradient else _ways_out(function, index)}"
-        )
 
-    def text(self, step: int, by: str) -> str:
-        """The message: made in ``step``, overwritten in the next, which began with ``by``."""
+def overwritten_message(function: FunctionSpec, index: int, node: int) -> OverwrittenMessage:
+    """Make the error for output ``index`` of a node, all but the numbers of the steps."""
+    gradient = function.mode is CompilationMode.BACKWARD
+    origin = output_origin(function, index)
+    before = (
+        f"Error: accessing {'gradient ' if gradient else ''}tensor output of CUDAGraphs that "
+        "has been overwritten by a subsequent run.\n"
+        f"It is output {index} of {function.label}{f' ({origin})' if origin else ''}.\n"
+    )
+    maker = f"{'recording' if node >= 0 else 'warm-up'} {abs(node)}"
+    after = (
+        f"Stack trace: {_stack_trace(function, index)}\n"
+        f"{_GRADIENT_WAYS_OUT if gradient else _ways_out(function, index)}"
+    )
+
+    def message(step: int, by: str) -> str:
         return (
-            f"{self._before}It was made in step {step} ({self._maker}); step {step + 1}, which "
-            f"began with {by}, has reused its memory.\n{self._after}"
+            f"{before}It was made in step {step} ({maker}); step {step + 1}, which "
+            f"began with {by}, has reused its memory.\n{after}"
         )
+
+    return message
 
 
 _GRADIENT_WAYS_OUT = (

@@ -42,7 +42,8 @@ class CalledOff(Exception):
 
 
 class Node:
-    """A run in the pool.
+    """A run in the pool: a warm-up, or a recording (``CUDAGraphNode``). Only warm-ups follow a
+    warm-up, because the addresses of its outputs are accidental.
 
     Attributes:
         wrapped_function: what ran.
@@ -53,6 +54,7 @@ class Node:
         path_refs: the outputs of all nodes from the root to this one.
         live_after: those of them that may be live after it.
         children: recordings that follow this one, by function.
+        held_parent: of a warm-up, the node before it; the tree holds recordings.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Node:
         self.live_after = self.path_refs
         self.find_live = find_live()
         self.children: dict[FunctionSpec, list[CUDAGraphNode]] = {}
+        self.held_parent: Node | None = None
 
     @property
     def parent(self) -> Node | None:
@@ -105,13 +108,6 @@ class Node:
         """Tells whether a tensor is an output of the path that is live."""
         address = address_of(t)
         return any(r.address == address for r in self.path_live_weakrefs())
-
-
-class CUDAWarmupNode(Node):
-    """A run that is not recorded. Only warm-ups follow it, because the addresses of its outputs are
-    accidental. ``held_parent`` keeps the path, as the tree does of recordings."""
-
-    held_parent: Node | None = None
 
 
 class CUDAGraphNode(Node):

@@ -33,7 +33,7 @@ from .. import _torch_compat as compat
 from ..device.cuda import CudaPool
 from ..device.protocol import Output, TensorSpec
 from . import native
-from .errors import OverwrittenMessage
+from .errors import OverwrittenMessage, overwritten_message
 from .liveness import (
     OutputRefs,
     StorageWeakRefWrapper,
@@ -214,7 +214,7 @@ class OutputCache:
     def message(self, i: int) -> OverwrittenMessage:
         found = self.messages[i]
         if found is None:
-            found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
+            found = self.messages[i] = overwritten_message(self.function, i, self.node)
         return found
 
     # ---- slots

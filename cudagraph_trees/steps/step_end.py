@@ -42,7 +42,7 @@ from memprof.profiler.model import LedgerKind, TreeCause
 from .. import _torch_compat as compat
 from ..device.cuda import CudaPool
 from ..device.protocol import Input, TensorSpec
-from ..replay.errors import OverwrittenMessage
+from ..replay.errors import overwritten_message
 from ..replay.liveness import held
 from ..replay.node import CUDAGraphNode, Node, path_to
 from ..replay.spec import CompilationMode, FunctionSpec
@@ -132,7 +132,7 @@ def end_quickly(
         ends.append((ref, output_cache, k, is_alone))
     for ref, output_cache, k, is_alone in ends:
         message = output_cache.messages[k] or output_cache.message(k)
-        text = message.text(step, next_function.caller)
+        text = message(step, next_function.caller)
         output_cache.overwrite(k, ref, text, is_alone)
     return True
 
@@ -285,8 +285,8 @@ class StepEnd:
         _drop_unheld(handed_out)
         if _count(pointer) == 0:
             return
-        message = OverwrittenMessage(function, index, node.number)
-        text = message.text(self.step, self.next_function.caller)
+        message = overwritten_message(function, index, node.number)
+        text = message(self.step, self.next_function.caller)
         self.pool.release_storage(pointer)
         self.pool.invalidate(handed_out[0] if handed_out else None, pointer, text)
         reason = f"output {index} is held beyond its step; its use raises"

@@ -27,10 +27,10 @@ def test_the_lock_is_held(read: Callable[[Any], object], monkeypatch: pytest.Mon
     monkeypatch.setattr(
         manager().pool,
         "segments",
-        lambda: held.append(capture_lock._inside.depth > 0) or segments(),
+        lambda: held.append(capture_lock.capture_depth() > 0) or segments(),
     )
     # WHEN the pool is read by somebody who is in no call
-    assert not capture_lock._inside.depth
+    assert not capture_lock.capture_depth()
     read(manager())
     # THEN with the lock
     assert held

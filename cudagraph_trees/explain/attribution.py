@@ -74,9 +74,9 @@ def explain_pool(manager: Manager) -> PoolParts:
         owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
         owners = {r.address: n for n, r in owned if not r.expired()}
     blocks = [b for s in segments for b in s.blocks if b.live]
-    known = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
+    live = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)
-    return _parts(known, sum(s.nbytes for s in segments), unattributed=unknown)
+    return _parts(live, sum(s.nbytes for s in segments), unattributed=unknown)
 
 
 def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolParts:

@@ -30,7 +30,7 @@ class Manager(Protocol):
     def nodes(self) -> Iterator[CUDAGraphNode]: ...
 
 
-_known: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDGERS)
+_ledgers: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDGERS)
 # Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
 _lock = ForkSafeLock()
 
@@ -41,15 +41,15 @@ EntryKey = tuple[object, ...]
 def remember(manager: Manager) -> None:
     """Keep the ledger of ``manager``, also when it is gone; the last ``MAX_LEDGERS`` are kept."""
     with _lock:
-        _known.append((manager.ledger, weakref.ref(manager)))
+        _ledgers.append((manager.ledger, weakref.ref(manager)))
 
 
 def ledger_entries() -> dict[EntryKey, LedgerEntry]:
     """The entries of all managers, replays included, in order of time."""
     with _lock:
-        known = list(_known)
+        ledgers = list(_ledgers)
     found: list[tuple[EntryKey, LedgerEntry]] = []
-    for ledger, reference in known:
+    for ledger, reference in ledgers:
         manager = reference()
         for e in ledger.entries(manager.nodes() if manager is not None else ()):
             tree = e.tree
@@ -61,19 +61,19 @@ def ledger_entries() -> dict[EntryKey, LedgerEntry]:
 
 def forget_the_dead() -> None:
     with _lock:
-        alive = [(ledger, ref) for ledger, ref in _known if ref() is not None]
-        _known.clear()
-        _known.extend(alive)
+        alive = [(ledger, ref) for ledger, ref in _ledgers if ref() is not None]
+        _ledgers.clear()
+        _ledgers.extend(alive)
 
 
 def forget_all() -> None:
     """Start anew in a forked child."""
-    _known.clear()
+    _ledgers.clear()
 
 
 def managers() -> list[Manager]:
     with _lock:
-        return [manager for _, ref in _known if (manager := ref()) is not None]
+        return [manager for _, ref in _ledgers if (manager := ref()) is not None]
 
 
 def replay_memory() -> list[ReplayMemory]:

@@ -67,12 +67,14 @@ class TreeLedger:
         assert tree is not None
         key = (kind, tree.function, tree.key, reason, tree.node, tree.parent)
         with self._lock:
-            known = self._entries.get(key)
-            if known is not None:
-                assert known.tree is not None
-                duration = known.tree.duration_ns + tree.duration_ns
-                tree = dataclasses.replace(known.tree, duration_ns=duration)
-                self._entries[key] = dataclasses.replace(known, count=known.count + 1, tree=tree)
+            earlier = self._entries.get(key)
+            if earlier is not None:
+                assert earlier.tree is not None
+                duration = earlier.tree.duration_ns + tree.duration_ns
+                tree = dataclasses.replace(earlier.tree, duration_ns=duration)
+                self._entries[key] = dataclasses.replace(
+                    earlier, count=earlier.count + 1, tree=tree
+                )
             elif len(self._entries) < MAX_ENTRIES:
                 self._entries[key] = entry
 

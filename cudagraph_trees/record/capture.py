@@ -96,9 +96,9 @@ def capture_node(
     specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
     copies.update({i: specs[i] for i in plan.copied})
     if check:
-        known = {a for i in plan.copied if (a := address_of(recording[i]))}
-        known.update(r.address for r in above if not r.expired())
-        check_pool(pool, known)
+        tracked = {a for i in plan.copied if (a := address_of(recording[i]))}
+        tracked.update(r.address for r in above if not r.expired())
+        check_pool(pool, tracked)
     with observing() as captured_events, name_graphs(f"{function.label} #{number}"):
         launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:

@@ -28,10 +28,10 @@ CALLS = 4
 """So many lines of a block's stack are named, the innermost first."""
 
 
-def check_pool(pool: CudaPool, known: Collection[int]) -> None:
-    """Raise ``UntrackedMemory`` unless exactly the blocks at ``known`` addresses are allocated."""
-    kept = memory_kept(pool, known)
-    if missing := set(known) - pool.live_addresses():
+def check_pool(pool: CudaPool, tracked: Collection[int]) -> None:
+    """Raise ``UntrackedMemory`` unless exactly the blocks at ``tracked`` addresses are allocated."""
+    kept = memory_kept(pool, tracked)
+    if missing := set(tracked) - pool.live_addresses():
         raise UntrackedMemory(
             f"outputs at {sorted(map(hex, missing))} should be allocated in pool "
             f"{pool.handle} and are not. This points at aliasing that the compiler "
@@ -41,14 +41,14 @@ def check_pool(pool: CudaPool, known: Collection[int]) -> None:
         raise UntrackedMemory(kept)
 
 
-def memory_kept(pool: CudaPool, known: Collection[int]) -> str:
-    """Returns what is allocated beside the blocks at ``known`` addresses, in sentences; "" if
+def memory_kept(pool: CudaPool, tracked: Collection[int]) -> str:
+    """Returns what is allocated beside the blocks at ``tracked`` addresses, in sentences; "" if
     nothing."""
-    if pool.live_addresses() <= set(known):
+    if pool.live_addresses() <= set(tracked):
         return ""
     # A tensor in a reference cycle is dead, only not collected yet.
     gc.collect()
-    addresses = pool.live_addresses() - set(known)
+    addresses = pool.live_addresses() - set(tracked)
     if not addresses:
         return ""
     blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]

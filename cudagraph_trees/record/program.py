@@ -73,13 +73,13 @@ def program_of(
     out: list[Event] = []
     last_alloc = {e.address: k for k, e in enumerate(events) if e.alloc}
     for k, e in enumerate(events):
-        known = live.get(e.address)
+        storage = live.get(e.address)
         if not e.alloc:
-            if known is not None:
+            if storage is not None:
                 del live[e.address]
-                out.append(Event(EventKind.FREE, known, _line(e, code)[0]))
+                out.append(Event(EventKind.FREE, storage, _line(e, code)[0]))
             continue
-        if known is not None and storages[known].origin is Origin.INPUT and not out:
+        if storage is not None and storages[storage].origin is Origin.INPUT and not out:
             continue  # the buffer of a copied input, which is listed already
         line, name = _line(e, code)
         returned = tuple(by_output.get(e.address, ())) if last_alloc[e.address] == k else ()
@@ -101,8 +101,8 @@ def _line(e: AllocatorEvent, code: str | None) -> tuple[int, str | None]:
     """Line of the generated code, at ``code`` or in functions of such names, and what its text
     assigns."""
     for file, line, name in e.frames:
-        known = file == code if code else not _NOT_GENERATED.search(file)
-        if known and _GENERATED.match(name):
+        generated = file == code if code else not _NOT_GENERATED.search(file)
+        if generated and _GENERATED.match(name):
             match = _ASSIGNED.match(linecache.getline(file, line))
             return line, match.group(1) if match else None
     return 0, None

@@ -50,16 +50,16 @@ class RandomStates:
     def to_host(self, function: FunctionSpec, inputs: list[Input]) -> None:
         """Before ``function`` runs: random states among its inputs come to the host, in place."""
         self._originals = [(ref, t) for ref, t in self._originals if not ref.expired()]
-        known = function.state.host_inputs
+        on_host = function.state.host_inputs
         for i, t in enumerate(inputs):
             if not _may_be_state(t):
                 continue
             if not t.is_cpu:
                 original = self._original(t)
-                if original is None and i not in known and not self._is_on_path(t):
+                if original is None and i not in on_host and not self._is_on_path(t):
                     continue
                 inputs[i] = t.cpu() if original is None else original
-            known.add(i)
+            on_host.add(i)
 
     def ran(self, function: FunctionSpec, outputs: list[Output], device: torch.device) -> None:
         """After ``function`` ran: what it returned on the host is noted, and in a checkpoint

@@ -162,10 +162,10 @@ class OutputCache:
                         f"output {i} is on {o.device}; a recording cannot compute it again. "
                         f"It comes from: {where or '(unknown)'}"
                     )
-                known = persistent.get(address)
+                outside = persistent.get(address)
                 if (
                     not address
-                    or (known is not None and not known.expired())
+                    or (outside is not None and not outside.expired())
                     or not in_extent(address)  # a custom operator keeps it
                 ):
                     fixed = o

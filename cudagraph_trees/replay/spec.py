@@ -87,8 +87,8 @@ class GraphSpec:
 
     def placeholder(self, i: int, otherwise: str) -> str:
         """The compiler's name of input ``i``, or what it is called ``otherwise``."""
-        known = self.placeholders[i] if i < len(self.placeholders) else None
-        return str(getattr(known, "name", otherwise))
+        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
+        return str(getattr(placeholder, "name", otherwise))
 
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
         """Numbers an output as ``TreeDetail.outputs`` does: empty if it is not known."""
@@ -96,13 +96,13 @@ class GraphSpec:
         return () if found is None else (found,)
 
     def _whole(
-        self, mapping: tuple[int | None, ...] | None, i: int, known: Sequence[object]
+        self, mapping: tuple[int | None, ...] | None, i: int, values: Sequence[object]
     ) -> int | None:
         if mapping is None and self.partition is None:
             found: int | None = i
         else:
             found = mapping[i] if mapping is not None and i < len(mapping) else None
-        return found if found is not None and found < len(known) else None
+        return found if found is not None and found < len(values) else None
 
     @staticmethod
     def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:

@@ -29,7 +29,7 @@ CALLS = 4
 
 
 def check_pool(pool: CudaPool, tracked: Collection[int]) -> None:
-    """Raise ``UntrackedMemory`` unless exactly the blocks at ``tracked`` addresses are allocated."""
+    """Raise ``UntrackedMemory`` unless the blocks at ``tracked`` addresses alone are allocated."""
     kept = memory_kept(pool, tracked)
     if missing := set(tracked) - pool.live_addresses():
         raise UntrackedMemory(

@@ -25,10 +25,10 @@ Note [Room for the optimizer]
 Most optimizers make their state in their first step, in eager code that cannot ask for the pool's
 memory; Adam makes twice the bytes of the gradients, which are in the pool. So after the first
 warm-up of a backward, before anything is recorded, the pool is given back unless the device has
-twice the pool's bytes left. When the next step begins, the state is there, and so are the
-bytes that the pool needs: if the device does not have them, nothing is recorded (a backward that ran out of memory in
-the midst of a capture could not be called again without memory for copies of what was saved for
-it). Recordings took up to 3 % more than warm-ups, so a thirty-second is added. A job that asked for
+twice the pool's bytes left. When the next step begins, the state is there, and if the device does
+not have the bytes that the pool had, nothing is recorded: a backward that ran out of memory in the
+midst of a capture could not be called again without memory for copies of what was saved for it.
+Recordings took up to 3 % more than warm-ups, so a thirty-second is added. A job that asked for
 graphs or errors is not stopped for an estimate.
 """
 

@@ -140,12 +140,11 @@ def why_it_failed(error: BaseException) -> str:
     """The error that made a warm-up or a recording fail, on one line, and the last line outside of
     torch, Triton and these trees that raised it: of a custom operator, or of generated code."""
     error = _first_error(error)
-    text_of_error = str(error)
+    message = str(error)
     if not isinstance(error, UntrackedMemory):
-        text_of_error = text_of_error.partition("\n")[
-            0
-        ]  # CUDA's errors go on with advice on how to debug kernels
-    text = f"{type(error).__name__}: {' '.join(text_of_error.split())}"
+        # CUDA's errors go on with advice on how to debug kernels.
+        message = message.partition("\n")[0]
+    text = f"{type(error).__name__}: {' '.join(message.split())}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_the_users(f.filename)]
     if not frames:
         return text

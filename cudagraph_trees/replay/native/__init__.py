@@ -5,7 +5,7 @@ Note [Built beside the program]
 Compiling against torch's headers takes ten to twenty seconds, and nobody waits for it: the first
 process that records a graph starts the compiler as a process of its own, with low priority, and
 does in Python what the library will do. Recordings made after the library is there use it. Where
-the compiler fails, that is how it stays until ``KEY.log`` is deleted, which has what it said. What
+the compiler fails, that is how it stays until ``KEY.log`` is deleted, which has its output. What
 cannot be loaded is taken away, and built anew by the next process.
 
 Libraries lie in ``memprof/native`` under ``$MEMPROF_CACHE``, ``$XDG_CACHE_HOME`` or ``~/.cache``;

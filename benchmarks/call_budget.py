@@ -42,7 +42,7 @@ from typing import Any
 
 import torch
 
-from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees.replay import native
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lines import Lines, results, write_json
@@ -120,7 +120,7 @@ def around(clocks: Clocks, backend: Callable[..., Any]) -> Callable[..., Any]:
 def in_trees(clocks: Clocks, ours: bool) -> Callable[[], None]:
     """Put clocks around the managers' calls; the result takes them away."""
     if ours:
-        from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
+        from memprof.cudagraph_trees.call.manager import CUDAGraphTreeManager
 
         cls: Any = CUDAGraphTreeManager
         name = "call"

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch._inductor.cudagraph_trees as torch_trees
 
-from memprof.cudagraph_trees import native
-from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
-from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.call.container import get_manager, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.replay import native
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lines import Lines
@@ -86,7 +86,7 @@ def build(n: int, ours: bool) -> tuple[Callable[[], None], Callable[[], None], C
 def timed_runs(clock: Clock, ours: bool) -> Iterator[None]:
     """Wraps the manager's run of functions that are made within."""
     if ours:
-        from memprof.cudagraph_trees import manager as m
+        from memprof.cudagraph_trees.call import manager as m
 
         cls, name = m.CUDAGraphTreeManager, "call"
     else:

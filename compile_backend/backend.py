@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees.container import ask_for_pool
+from memprof.cudagraph_trees.call.container import ask_for_pool
 from memprof.profiler import process_hooks
 
 from . import _torch_compat, bridge

@@ -39,7 +39,7 @@ import torch
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees import mark_warmup_incomplete
-from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 

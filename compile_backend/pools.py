@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memprof.cudagraph_trees.account.attribution import PoolParts, explain_pool
-from memprof.cudagraph_trees.account.history import managers
-from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
-from memprof.cudagraph_trees.node import path_to
+from memprof.cudagraph_trees.explain.attribution import PoolParts, explain_pool
+from memprof.cudagraph_trees.explain.history import Manager, managers
+from memprof.cudagraph_trees.replay.node import path_to
 from memprof.profiler.report.columns import Column, Unit
 from memprof.profiler.report.format import format_bytes
 from memprof.profiler.report.section import Section, Table
@@ -43,7 +42,7 @@ def explain_pools() -> Pools:
     return Pools({name: parts for name, parts in found.items() if parts.reserved})
 
 
-def _with_functions(parts: PoolParts, manager: CUDAGraphTreeManager) -> PoolParts:
+def _with_functions(parts: PoolParts, manager: Manager) -> PoolParts:
     """Numbers of recordings with the functions that they are of; of warm-ups too."""
     last = manager.path.node
     known = [*manager.nodes(), *(path_to(last) if last is not None else ())]
@@ -59,7 +58,6 @@ def _section(name: str, parts: PoolParts) -> Section:
     columns = (Column("bytes", Unit.BYTES, adds=True), Column("what", Unit.CODE))
     others = {
         "rounding": parts.rounding,
-        "workspaces of libraries": parts.workspace,
         "unattributed": parts.unattributed,
         "free": parts.free,
         "total reserved": parts.reserved,

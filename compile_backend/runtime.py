@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from memprof.cudagraph_trees.account import history
+from memprof.cudagraph_trees.explain import history
 from memprof.profiler.model import (
     AllocationProgram,
     CallColumns,

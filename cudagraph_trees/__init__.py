@@ -9,9 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .container import get_container, get_manager, mark_warmup_incomplete, reset_cudagraph_trees
-    from .entry import cudagraphify, cudagraphify_impl, tell_what_is_given
-    from .inductor import InductorTrees, use_in_inductor
+    from .call.container import (
+        get_container,
+        get_manager,
+        mark_warmup_incomplete,
+        reset_cudagraph_trees,
+    )
+    from .call.entry import cudagraphify, cudagraphify_impl, tell_what_is_given
+    from .call.inductor import InductorTrees, use_in_inductor
     from .settings import TreeSettings, configure
 
 __all__ = [
@@ -31,7 +36,7 @@ __all__ = [
 
 # In this order: most importers of this package want one name, and some of them (reports) must not
 # import torch, which the first needs not.
-_HOMES = ("settings", "container", "entry", "inductor")
+_HOMES = ("settings", "call.container", "call.entry", "call.inductor")
 
 
 def __getattr__(name: str) -> Any:

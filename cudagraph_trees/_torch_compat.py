@@ -6,7 +6,8 @@ import contextlib
 import ctypes
 import logging
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
@@ -16,7 +17,6 @@ import torch.utils.checkpoint
 
 _C: Any = torch._C
 _logging: Any = torch._logging
-_dynamo_guards: Any = torch._C._dynamo.guards
 
 log = logging.getLogger("memprof.cudagraph_trees")
 # That of torch's own trees, which says what it says of these, too: TORCH_LOGS=cudagraphs.
@@ -26,21 +26,17 @@ graphs_log: logging.Logger = _logging.getArtifactLogger(
 
 
 def bind(name: str) -> Callable[..., Any]:
-    """``torch._C.<name>``, or a function that says that this build lacks it: so that the package
-    imports anywhere."""
-    found = getattr(_C, name, None)
-    if found is not None:
-        return found  # type: ignore[no-any-return]
-
-    def missing(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
-            f"torch._C.{name} needs a CUDA build of torch; this is {torch.__version__}"
-        )
-
-    return missing
+    """``torch._C.<name>``; None in a build without CUDA, where nobody calls it."""
+    return getattr(_C, name, None)  # type: ignore[return-value]
 
 
 # ---- storages and tensors
+
+
+# A tensor over the same storage that is no view of the first to autograd.
+reinterpret_tensor: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
+    _C._dynamo.guards._reinterpret_tensor
+)
 
 
 def likeness(t: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
@@ -66,14 +62,12 @@ pointers_equal: Callable[[Sequence[Any], Sequence[int | None], Sequence[int]], b
 foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], Any] = torch._foreach_copy_
 internal_overlap: Callable[[torch.Tensor], int] = torch._debug_has_internal_overlap
 
-# "Cached tensors": autograd and autocast ignore one extra reference to them. See
-# torch/csrc/autograd: gradient stealing and in-place accumulation count references.
+# "Cached tensors": autograd and autocast ignore one extra reference to them.
 set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enabled
 
 
 def _cached(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """Torch's own trees turn the facility off when they are reset, whoever else uses it: turning it
-    on costs microseconds, so that comes only then."""
+    """Torch's own trees turn the facility off when they are reset, whoever else uses it."""
 
     def changed(t: torch.Tensor) -> None:
         try:
@@ -193,9 +187,6 @@ def also_tell_of_incomplete_warm_ups(ours: Callable[[], None]) -> None:
     trees.mark_warmup_incomplete = both  # type: ignore[attr-defined, unused-ignore]
 
 
-# ---- Inductor
-
-
 _LATER_OPTIONS: dict[str, Any] = {
     "cudagraph_managed_input_rerecord_limit": 5,
     "cudagraph_managed_input_rerecord_action": "copy",
@@ -215,20 +206,13 @@ def triton_option(name: str) -> Any:
 
 
 def _with_option(name: str, value: object) -> AbstractContextManager[Any]:
-    """Within it torch finds ``value``, which is nearly always what it would find anyway."""
+    """Within it torch finds ``value``."""
     from torch._inductor import config
 
     if triton_option(name) == value:
         return contextlib.nullcontext()
     patch: AbstractContextManager[Any] = config.patch({f"triton.{name}": value})
     return patch
-
-
-def count_copied_inputs(n: int) -> None:
-    """Torch's counter of inputs that recordings copy."""
-    from torch._dynamo.utils import counters
-
-    counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
 
 
 def announce_skip(message: str, or_error: bool) -> None:
@@ -285,9 +269,8 @@ def recording_callbacks(compile_id: object) -> AbstractContextManager[Any]:
 
 
 def overlap_if_known(output_code: Any) -> Callable[[torch.Tensor], bool]:
-    """Torch's question, asked of the inputs of a graph that may be captured, whether an input
-    overlaps itself: no where its sizes depend on data, of which torch cannot ask. From 2.12 on it
-    does not ask at all."""
+    """Torch's test whether an input overlaps itself, False where its sizes depend on data, of which
+    torch cannot ask. From 2.12 on it does not ask at all."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     theirs = getattr(output_code, "complex_memory_overlap", None)
@@ -313,9 +296,7 @@ def aligned_static_inputs(inputs: Sequence[Any], static: Sequence[int]) -> Seque
 
 
 def is_misaligned(t: torch.Tensor) -> bool:
-    """Tells whether Inductor's code may not be given ``t`` for an input that it takes for
-    aligned.
-    """
+    """Tells whether ``t`` may not be an input that Inductor's code takes for aligned."""
     from torch._inductor.utils import ALIGNMENT
 
     return bool(t.data_ptr() % ALIGNMENT)
@@ -341,7 +322,175 @@ def with_aligned_inputs(
     )
 
 
-# A tensor over the same storage that is no view of the first to autograd.
-reinterpret_tensor: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
-    _dynamo_guards._reinterpret_tensor
+# ---- the device: private pools, captures, the allocator's history
+
+
+def cuda_tensor(metadata: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor over a storage, a normal one in inference mode as well: later calls use it again."""
+    if not torch.is_inference_mode_enabled():
+        return _cuda_tensor(metadata, storage)
+    with torch.inference_mode(False):
+        return _cuda_tensor(metadata, storage)
+
+
+_cuda_tensor: Callable[[dict[str, Any], torch.UntypedStorage], torch.Tensor] = bind(
+    "_construct_CUDA_Tensor_From_Storage_And_Metadata"
 )
+has_standard_deleter: Callable[[int], bool] = bind("_has_Standard_Deleter")
+free_and_remove_deleter: Callable[[int], None] = bind("_free_And_Remove_DeleterFn")
+set_tensor_message: Callable[[torch.Tensor, str], None] = bind("_set_storage_access_error_msg")
+set_storage_message: Callable[[int, str], None] = bind("_set_storage_data_ptr_access_error_msg")
+
+
+def swap_storage(a: torch.UntypedStorage, b: torch.UntypedStorage) -> None:
+    a._swap_data_ptr_(b)  # type: ignore[attr-defined]
+
+
+OnPool = Callable[[int, tuple[int, int]], None]
+begin_allocate_to_pool: OnPool = bind("_cuda_beginAllocateCurrentThreadToPool")
+end_allocate_to_pool: OnPool = bind("_cuda_endAllocateToPool")
+release_pool: OnPool = bind("_cuda_releasePool")
+pool_checkpoint: Callable[[int, tuple[int, int]], Any] = bind("_cuda_getCheckpointState")
+restore_pool: Callable[[int, Any, list[int], list[int]], None] = bind(
+    "_cuda_setCheckpointPoolState"
+)
+raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete")
+history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
+
+
+def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]) -> None:
+    """Tell ``graph``, before its capture, what it draws from besides the default generator; torch
+    2.14 and later find that out for themselves."""
+    if torch_version() >= (2, 14):
+        return
+    # Half a registration would end the process when the graph is destroyed: for want of memory,
+    # none is made.
+    room = [torch.empty(1, dtype=torch.int64, device=g.device) for g in generators for _ in "ab"]
+    del room
+    for g in generators:
+        graph.register_generator_state(g)
+
+
+def end_failed_capture(
+    device: int,
+    pool: tuple[int, int],
+    graph: torch.cuda.CUDAGraph,
+    stream: torch.cuda.Stream,
+    generators: Sequence[torch.Generator],
+    *,
+    began: bool,
+) -> bool:
+    """Finish what a capture that failed to begin or to end has left undone, and drop the graph.
+
+    Torch tells its allocators that a capture has ended: up to 2.12 only if ending it succeeded (in
+    2.11 generators, too, go on counting as captured); in 2.13 not if it failed to begin; from 2.14
+    on always. Doing it twice would abort the process, so other versions are left alone.
+
+    Args:
+        began: whether it is the end that failed, or what was captured.
+
+    Returns whether no more can be captured in the pool: the allocator of pinned memory still
+    captures into it, which Python can neither see nor end.
+    """
+    version = torch_version()
+    ended_well = _has_pool(graph)
+    with contextlib.suppress(RuntimeError):
+        graph.reset()
+    if version not in ((2, 11), (2, 12), (2, 13)):
+        return False
+    try:
+        end_allocate_to_pool(device, pool)
+    except RuntimeError:  # the allocator was told
+        still_told = False
+    else:
+        still_told = True
+    if still_told or (not ended_well and (began or version == (2, 13))):
+        release_pool(device, pool)
+    if version == (2, 11) and not ended_well:
+        _end_capture_of_generators(device, stream, generators)
+    return still_told
+
+
+def _end_capture_of_generators(
+    device: int, stream: torch.cuda.Stream, generators: Sequence[torch.Generator]
+) -> None:
+    """Torch 2.11: let the states of generators no longer count as captured. Capturing nothing does
+    that; from new states, graphs that were captured before would not draw."""
+    nothing = torch.cuda.CUDAGraph()
+    caller = torch.cuda.current_stream(device)
+    try:
+        register_generators(nothing, generators)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the graph is empty"
+            with torch.cuda.graph(nothing, stream=stream, capture_error_mode="thread_local"):
+                pass
+    except RuntimeError:
+        torch.cuda.set_stream(caller)
+        log.exception(
+            "after a failed capture another one failed: this process can no longer draw random "
+            "numbers on %s (torch 2.11)",
+            torch.device("cuda", device),
+        )
+
+
+def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:  # "without a preceding successful capture"
+        return False
+    return True
+
+
+def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
+    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one, and
+    costs as much. Whoever has replaced it, as a simulated device may, wants to be called."""
+    replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
+    if replaced or torch_version() >= (2, 12):
+        return graph.replay
+    return super(torch.cuda.CUDAGraph, graph).replay
+
+
+@contextlib.contextmanager
+def keep_conv_cache() -> Iterator[None]:
+    """cudnn's benchmark mode must not empty the allocator's cache meanwhile."""
+    before = _C._cuda_get_conv_benchmark_empty_cache()
+    _C._cudnn_set_conv_benchmark_empty_cache(False)
+    try:
+        yield
+    finally:
+        _C._cudnn_set_conv_benchmark_empty_cache(before)
+
+
+@contextlib.contextmanager
+def fresh_cublas_workspaces() -> Iterator[None]:
+    """Workspaces that cuBLAS caches must neither come from the pool nor stay in it."""
+    # Looked up at each call: who watches the memory stands in for it.
+    _C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        _C._cuda_clearCublasWorkspaces()
+
+
+def control_flow(mode: str) -> AbstractContextManager[Any]:
+    """The mode of this name, where this torch has it: ``torch.cond`` and the like warm up all
+    branches in ``ControlFlowOpWarmupDispatchMode``, and are captured as conditional nodes in
+    ``CUDAGraphCaptureControlFlowOpDispatchMode``."""
+    try:
+        from torch._higher_order_ops import cudagraph_conditional_nodes as nodes
+    except ImportError:  # before 2.12
+        return contextlib.nullcontext()
+    found = getattr(nodes, mode, None)
+    return contextlib.nullcontext() if found is None else found()
+
+
+def publish_current_stream() -> None:
+    """Let custom operators that ask Dynamo's object table for the stream see this one."""
+    try:
+        from torch._dynamo.graph_bytecode_inputs import (
+            CURRENT_STREAM_INDEX,
+            set_external_object_by_index,
+        )
+    except ImportError:  # before 2.12
+        return
+    set_external_object_by_index(CURRENT_STREAM_INDEX, torch.cuda.current_stream())

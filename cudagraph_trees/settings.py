@@ -40,15 +40,11 @@ class TreeSettings:
         pool_budget: bytes that a pool may reserve, None for no limit. Above it, all recordings are
             dropped when the step ends, and what is used again is recorded into a new pool.
         pool_initial: bytes that a pool starts with, in one segment.
-        programs: learn the allocation program of each recording, from the allocator's events
-            while it is captured. Costs milliseconds a recording, nothing a replay. Functions
-            of memprof's backend have theirs learned in any case, for profiles.
     """
 
     outputs: str = "error"
     pool_budget: int | None = None
     pool_initial: int = 0
-    programs: bool = False
 
     def __post_init__(self) -> None:
         if self.outputs not in ("error", "clone"):
@@ -69,12 +65,11 @@ def configure(
     outputs: str | None = None,
     pool_budget: int | str | None = None,
     pool_initial: int | str | None = None,
-    programs: bool | None = None,
 ) -> TreeSettings:
     """Change settings; what is not given stays, and what ``override`` set is no longer in force.
 
     Args:
-        outputs, programs: see ``TreeSettings``.
+        outputs: see ``TreeSettings``.
         pool_budget: bytes, or text like ``"8GiB"``; 0 for no limit.
         pool_initial: bytes, or text like ``"1GiB"``.
 
@@ -86,7 +81,7 @@ def configure(
     """
     before = _configured
     initial = None if pool_initial is None else parse_bytes(pool_initial)
-    given = {"outputs": outputs, "pool_initial": initial, "programs": programs}
+    given = {"outputs": outputs, "pool_initial": initial}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if pool_budget is not None:
         changes["pool_budget"] = parse_bytes(pool_budget) or None

@@ -18,7 +18,7 @@ import memory_models
 import torch
 
 import memprof
-from memprof.cudagraph_trees import native
+from memprof.cudagraph_trees.replay import native
 from proof import subjects
 from proof.common import Part, Rows, ledger, spread
 from proof.subjects import CONTENDERS, Compiler

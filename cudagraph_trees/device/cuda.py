@@ -1,4 +1,4 @@
-"""CUDA graphs over a private pool of the caching allocator.
+"""CUDA graphs over a private pool of the caching compat.
 
 Note [Random numbers]
 ~~~~~~~~~~~~~~~~~~~~~
@@ -29,20 +29,20 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.device._torch_compat import pool_segments
 from memprof.profiler.doing import name_graphs
 
 from .. import _torch_compat as compat
-from .. import native
-from . import _torch_compat as allocator
+from .allocator_history import allocator_history
 from .protocol import (
     AllocatorEvent,
-    Block,
     Checkpoint,
     Frames,
     Input,
     Model,
     Output,
-    Segment,
+    PoolBlock,
+    PoolSegment,
     StoragePointer,
     TensorSpec,
 )
@@ -73,12 +73,6 @@ class GeneratorStates:
             generator.set_state(content)
 
 
-def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
-    """``CudaPool.replace`` in Python."""
-    allocator.set_tensor_message(tensor, message)
-    return compat.another(tensor, twin)
-
-
 def _nothing() -> None:
     """Returns what a function that launches nothing has to do again."""
 
@@ -103,7 +97,6 @@ class CudaPool:
         """It starts with one free segment of at least ``initial_bytes``, if these are not 0."""
         self.index = index
         self.device = torch.device("cuda", index)
-        self._native = native.load()
 
         def begin(_: list[Input]) -> list[Output]:
             if initial_bytes:
@@ -135,12 +128,12 @@ class CudaPool:
         self.stream.wait_stream(caller)
         try:
             with torch.cuda.stream(self.stream), torch.device(self.device):
-                allocator.begin_allocate_to_pool(self.index, self.handle)
+                compat.begin_allocate_to_pool(self.index, self.handle)
                 try:
                     yield
                 finally:
-                    allocator.end_allocate_to_pool(self.index, self.handle)
-                    allocator.release_pool(self.index, self.handle)
+                    compat.end_allocate_to_pool(self.index, self.handle)
+                    compat.release_pool(self.index, self.handle)
         finally:
             # After a failure as well: its kernels may be running when the call is made again.
             caller.wait_stream(self.stream)
@@ -149,12 +142,12 @@ class CudaPool:
         """Run ``model`` for real, allocating from the pool; keep nothing."""
         with (
             torch.cuda.device(self.index),
-            allocator.keep_conv_cache(),
-            allocator.fresh_cublas_workspaces(),
+            compat.keep_conv_cache(),
+            compat.fresh_cublas_workspaces(),
             self.allocating(),
         ):
-            allocator.publish_current_stream()
-            with allocator.control_flow("ControlFlowOpWarmupDispatchMode"):
+            compat.publish_current_stream()
+            with compat.control_flow("ControlFlowOpWarmupDispatchMode"):
                 return list(model(inputs))
 
     def capture(
@@ -171,11 +164,11 @@ class CudaPool:
         generators = [g for g in generators_among(inputs) if g.device == self.device]
         with (
             torch.cuda.device(self.index),
-            allocator.fresh_cublas_workspaces(),
+            compat.fresh_cublas_workspaces(),
         ):
             if generators:
                 with torch.cuda.stream(self.stream):
-                    allocator.register_generators(graph, generators)
+                    compat.register_generators(graph, generators)
             capture = torch.cuda.graph(
                 graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
             )
@@ -183,8 +176,8 @@ class CudaPool:
             try:
                 with capture:
                     began = True
-                    allocator.publish_current_stream()
-                    with allocator.control_flow("CUDAGraphCaptureControlFlowOpDispatchMode"):
+                    compat.publish_current_stream()
+                    with compat.control_flow("CUDAGraphCaptureControlFlowOpDispatchMode"):
                         outputs: Any = model(inputs)
             except BaseException:
                 self._end_failed_capture(graph, caller, generators, began=began)
@@ -192,7 +185,7 @@ class CudaPool:
                 raise
         if not isinstance(outputs, (list, tuple)):
             outputs = [outputs]
-        return allocator.graph_launch(graph), list(outputs)
+        return compat.graph_launch(graph), list(outputs)
 
     def _end_failed_capture(
         self,
@@ -209,7 +202,7 @@ class CudaPool:
                     warnings.simplefilter("ignore")  # "the graph is empty"
                     graph.capture_end()
         torch.cuda.set_stream(caller)
-        self.damaged |= allocator.end_failed_capture(
+        self.damaged |= compat.end_failed_capture(
             self.index,
             self.handle,
             graph,
@@ -222,7 +215,7 @@ class CudaPool:
     def observing(self) -> Iterator[list[AllocatorEvent]]:
         """Yields a list that holds, after the block, what the allocator did within it."""
         out: list[AllocatorEvent] = []
-        with allocator.allocator_history() as history:
+        with allocator_history() as history:
             yield out
             ours = self.extent()
             for e in history(self.index):
@@ -232,7 +225,7 @@ class CudaPool:
                     out.append(AllocatorEvent(action == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
-        return allocator.pool_checkpoint(self.index, self.handle)
+        return compat.pool_checkpoint(self.index, self.handle)
 
     def restore(
         self, checkpoint: Checkpoint, live: Sequence[StoragePointer], dead: Iterable[int]
@@ -244,14 +237,14 @@ class CudaPool:
                 is. From here on they own their block. No two share an address.
             dead: addresses of the blocks that were live then and are no more. They are freed.
         """
-        allocator.restore_pool(self.index, checkpoint, [], list(live))
+        compat.restore_pool(self.index, checkpoint, [], list(live))
         for address in dead:
-            allocator.raw_delete(address)
+            compat.raw_delete(address)
 
     def release_storage(self, storage: StoragePointer) -> None:
         """Free the block that ``storage`` owns, if it does: ``invalidate`` follows."""
-        if allocator.has_standard_deleter(storage):
-            allocator.free_and_remove_deleter(storage)
+        if compat.has_standard_deleter(storage):
+            compat.free_and_remove_deleter(storage)
 
     def invalidate(
         self, tensor: torch.Tensor | None, storage: StoragePointer, message: str
@@ -259,19 +252,8 @@ class CudaPool:
         """Make every later use of ``storage``'s data raise ``RuntimeError(message)``, and that of
         ``tensor``, which the user was given, if it still exists."""
         if tensor is not None:
-            allocator.set_tensor_message(tensor, message)
-        allocator.set_storage_message(storage, message)
-
-    def replace(self, tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
-        """Make every later use of ``tensor`` alone raise ``RuntimeError(message)``. Returns another
-        one like ``twin``, over the same storage, that is cached in its place. Hot."""
-        if self._native is not None:
-            try:
-                other: torch.Tensor = self._native.replace(tensor, twin, message)
-                return other
-            except RuntimeError:  # cached tensors were switched off: Python switches them on
-                pass
-        return replaced(tensor, twin, message)
+            compat.set_tensor_message(tensor, message)
+        compat.set_storage_message(storage, message)
 
     def move_out(self, storage: StoragePointer) -> bool:
         """Give a live storage, and so all tensors over it, memory outside the pool with the same
@@ -294,7 +276,7 @@ class CudaPool:
             fresh.copy_(view.set_(source, 0, (nbytes,), (1,)))
             del view
         # If the old memory owned its block, it frees it when ``fresh`` dies, right here.
-        allocator.swap_storage(source, fresh.untyped_storage())
+        compat.swap_storage(source, fresh.untyped_storage())
         return True
 
     def tensor_at(
@@ -303,7 +285,7 @@ class CudaPool:
         """A tensor over ``storage``, by default over one of its own that owns nothing. Hot."""
         if storage is None:
             storage = compat.storage_at(spec.address, spec.device, spec.nbytes)
-        return allocator.cuda_tensor(
+        return compat.cuda_tensor(
             {
                 "nbytes": spec.nbytes,
                 "data_ptr": spec.address,
@@ -319,31 +301,30 @@ class CudaPool:
     def extent(self) -> Callable[[int], bool]:
         """Tells whether an address lies in a segment that the pool has now. Not hot."""
         segments = [
-            range(s["address"], s["address"] + s["total_size"])
-            for s in allocator.memory_snapshot(self.handle)
+            range(s["address"], s["address"] + s["total_size"]) for s in pool_segments(self.handle)
         ]
         return lambda address: any(address in segment for segment in segments)
 
     def live_addresses(self) -> set[int]:
         return {b.address for s in self.segments() for b in s.blocks if b.live}
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[PoolSegment]:
         out = []
-        for s in allocator.memory_snapshot(self.handle):
+        for s in pool_segments(self.handle):
             blocks = []
             address = s["address"]
             for b in s["blocks"]:
                 live = b["state"] == "active_allocated"
                 requested = b["requested_size"] if live else 0
                 frames = _frames(b.get("frames", ())) if live else ()
-                blocks.append(Block(address, b["size"], requested, live, frames))
+                blocks.append(PoolBlock(address, b["size"], requested, live, frames))
                 address += b["size"]
-            out.append(Segment(s["address"], s["total_size"], tuple(blocks)))
+            out.append(PoolSegment(s["address"], s["total_size"], tuple(blocks)))
         return sorted(out, key=lambda s: s.address)
 
     def reserved_bytes(self) -> int:
         """Bytes that the pool has from the system: the sum over ``segments()``, cheaper."""
-        return sum(s["total_size"] for s in allocator.memory_snapshot(self.handle))
+        return sum(s["total_size"] for s in pool_segments(self.handle))
 
     def release(self) -> None:
         """Give up this handle. Memory goes back to the system when the last captured run and the
@@ -375,17 +356,6 @@ class CudaDevice:
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
-
-    def available_bytes(self) -> int:
-        """Bytes that code outside of any pool can have: ``unclaimed_bytes()``, and what it had
-        before and let go of. Not hot."""
-        cached: int = sum(
-            s["total_size"] - s["allocated_size"]
-            for s in allocator.memory_snapshot(allocator.GENERAL_POOL)
-            if s["device"] == self.device.index
-            and tuple(s["segment_pool_id"]) == allocator.GENERAL_POOL
-        )
-        return self.unclaimed_bytes() + cached
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

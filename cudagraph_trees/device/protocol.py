@@ -28,7 +28,7 @@ The contract between the two:
    left its own: the manager checks the addresses of static and managed inputs, copies all others
    into place before it, and hands out tensors over the outputs.
 8. *One at a time.* The manager has the process-wide capture lock whenever it asks something of a
-   pool, but for ``tensor_at``, ``replace`` and launches, which are hot.
+   pool, but for ``tensor_at`` and launches, which are hot.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Frames: TypeAlias = tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PoolBlock:
     """One piece of a segment: ``nbytes`` that the allocator set aside, rounding included, of which
     ``requested`` were asked for, and the stack that did; none if it is free."""
 
@@ -95,13 +95,13 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PoolSegment:
     """One piece of memory that the pool got from the system; ``blocks`` by address, free ones
     included, add up to it."""
 
     address: int
     nbytes: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[PoolBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ from typing import Any
 import torch
 
 from .. import _torch_compat as compat
-from .. import native
 from ..device.cuda import CudaPool
 from ..device.protocol import Input, TensorSpec
-from ..spec import FunctionSpec
+from . import native
 from .liveness import StorageWeakRefWrapper, address_of, live_by_address
+from .spec import FunctionSpec
 
 
 class InputPlan:

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import torch
 
 from .. import _torch_compat as compat
-from .. import native
+from . import native
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount

@@ -30,11 +30,10 @@ from typing import TypeAlias
 import torch
 
 from .. import _torch_compat as compat
-from .. import native
 from ..device.cuda import CudaPool
 from ..device.protocol import Output, TensorSpec
-from ..errors import OverwrittenMessage
-from ..spec import CompilationMode, FunctionSpec
+from . import native
+from .errors import OverwrittenMessage, overwritten_message
 from .liveness import (
     OutputRefs,
     StorageWeakRefWrapper,
@@ -42,10 +41,22 @@ from .liveness import (
     detach_in_place,
     live_by_address,
 )
+from .spec import CompilationMode, FunctionSpec
 
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
 """Which of some cached outputs their last holder has left something on; it may clear it from others
 itself. Hot."""
+
+
+Replace: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]"
+"""Makes every later use of a cached tensor alone raise ``RuntimeError`` with a text. Returns one
+like a twin, over the same storage, that is cached in its place. Hot."""
+
+
+def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Tensor:
+    """``Replace`` in Python."""
+    compat.set_tensor_message(tensor, message)
+    return compat.another(tensor, twin)
 
 
 def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
@@ -127,6 +138,7 @@ class OutputCache:
         self.build: list[int] = []
         self.seen: list[int] = []
         self.clean: Clean = marked
+        self.replace: Replace = replaced
         self.ready = False
 
     def _classify(
@@ -150,10 +162,10 @@ class OutputCache:
                         f"output {i} is on {o.device}; a recording cannot compute it again. "
                         f"It comes from: {where or '(unknown)'}"
                     )
-                known = persistent.get(address)
+                outside = persistent.get(address)
                 if (
                     not address
-                    or (known is not None and not known.expired())
+                    or (outside is not None and not outside.expired())
                     or not in_extent(address)  # a custom operator keeps it
                 ):
                     fixed = o
@@ -202,7 +214,7 @@ class OutputCache:
     def message(self, i: int) -> OverwrittenMessage:
         found = self.messages[i]
         if found is None:
-            found = self.messages[i] = OverwrittenMessage(self.function, i, self.node)
+            found = self.messages[i] = overwritten_message(self.function, i, self.node)
         return found
 
     # ---- slots
@@ -212,7 +224,7 @@ class OutputCache:
         yet."""
         self.build, self.seen = [], []
         if (built := native.load()) is not None:
-            self.clean = built.clean
+            self.clean, self.replace = built.clean, built.replace
         if not self.slots:
             self.slots += [None] * len(self.specs)
         for i, spec in enumerate(self.specs):
@@ -290,7 +302,10 @@ class OutputCache:
             assert isinstance(spec, TensorSpec)
             twin = self.twins[i] = compat.likeness(t, spec.shape, spec.stride)
             ref.own += 1
-        self.slots[i] = self.pool.replace(t, twin, text)
+        try:
+            self.slots[i] = self.replace(t, twin, text)
+        except RuntimeError:  # cached tensors were switched off: Python switches them on
+            self.slots[i] = replaced(t, twin, text)
 
     # ---- what a former run left
 

@@ -299,7 +299,7 @@ def _gpu_code(found: dict[str, Finding]) -> str:
 def _cuda_graphs() -> str:
     if reason := _torch_compat.why_no_cuda_graphs():
         raise _Warn(f"no: {reason}")
-    from memprof.cudagraph_trees import native
+    from memprof.cudagraph_trees.replay import native
 
     return f"torch can record and replay; native code for replays: {native.state()}"
 

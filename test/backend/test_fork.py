@@ -11,7 +11,7 @@ import torch
 
 from memprof.compile_backend import bridge
 from memprof.compile_backend.runtime import RUNTIME
-from memprof.cudagraph_trees import capture_lock as locks
+from memprof.cudagraph_trees.device import capture_lock as locks
 from memprof.profiler.model import LedgerKind
 
 

@@ -14,7 +14,7 @@ from trees.support import same
 
 import memprof
 from memprof.compile_backend.observation import stage
-from memprof.cudagraph_trees.container import all_managers
+from memprof.cudagraph_trees.call.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution
 from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile

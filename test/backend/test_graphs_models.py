@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trees.support import SIMULATED, VALUES, pool_segments
 
 import memprof
-from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
 from memprof.profiler.model import LedgerKind, Profile
 
 pytestmark = pytest.mark.simgpu

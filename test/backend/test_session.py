@@ -411,8 +411,8 @@ def test_whatever_is_imported_first_ledgers_of_managers_outlive_the_reset_that_e
 import memprof.session
 from memprof.compile_backend.backend import memprof as backend
 from memprof.compile_backend.runtime import RUNTIME
-from memprof.cudagraph_trees import container
-from memprof.cudagraph_trees.account import history
+from memprof.cudagraph_trees.call import container
+from memprof.cudagraph_trees.explain import history
 
 called = []
 history.forget_the_dead = lambda: called.append("ledgers of dead managers are dropped")

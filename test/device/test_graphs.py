@@ -384,7 +384,7 @@ assert sum(reserved().values()) < pool.reserved
 
 def test_memprofs_own_trees_are_there_once(tmp_path: Path) -> None:
     program = """
-from memprof.cudagraph_trees.account.history import managers
+from memprof.cudagraph_trees.explain.history import managers
 
 model = mlp()
 with memprof.watch_graphs(sys.argv[1]) as session:

@@ -58,7 +58,7 @@ if kind != "memprof":
 (parts,) = pools.values()
 assert set(pools) == {"cuda:0"}
 assert parts.reserved == sum(private().values()), (parts, private())
-sums = sum(parts.nodes.values()) + parts.rounding + parts.workspace
+sums = sum(parts.nodes.values()) + parts.rounding
 assert sums + parts.unattributed + parts.free == parts.reserved, parts
 names = {str(name).partition(" #")[0] for name in parts.nodes}
 assert names <= {"0/0 forward", "0/0 backward"} and "0/0 forward" in names, parts.nodes

@@ -32,13 +32,13 @@ if torch.cuda.is_available():
     @pytest.fixture(autouse=True, scope="session")
     def _native_code() -> None:
         """What users have from their second process on, from the first test on."""
-        from memprof.cudagraph_trees import native
+        from memprof.cudagraph_trees.replay import native
 
         native.build()
 
     @pytest.fixture(autouse=True)
     def _no_leaks() -> Iterator[None]:
-        from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
+        from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
         from memprof.cudagraph_trees.settings import current_settings, restore_settings
 
         from .support import live_blocks, pool_segments

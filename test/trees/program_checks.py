@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees.container import get_manager
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import get_manager
 from memprof.cudagraph_trees.replay.liveness import held as held_outputs
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.simulated_cuda.control import simulated
 
 from .program_functions import storage_of

@@ -36,9 +36,9 @@ import torch._inductor.config as inductor_config
 from torch import Generator, Tensor
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
-from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import get_manager, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.entry import cudagraphify_impl
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 
 from .program_checks import Leftovers, check_books, check_liveness, check_values

@@ -15,10 +15,10 @@ from typing import Any
 import repetition
 import torch
 
-from memprof.cudagraph_trees import container
-from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.manager import CUDAGraphTreeManager
-from memprof.cudagraph_trees.node import CUDAGraphNode
+from memprof.cudagraph_trees.call import container
+from memprof.cudagraph_trees.call.entry import cudagraphify_impl
+from memprof.cudagraph_trees.call.manager import CUDAGraphTreeManager
+from memprof.cudagraph_trees.replay.node import CUDAGraphNode
 from memprof.simulated_cuda.control import simulated
 
 SIMULATED = simulated()

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
-from memprof.cudagraph_trees.inductor import InductorTrees, use_in_inductor
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.inductor import InductorTrees, use_in_inductor
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import VALUES, manager, roots, same

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import frozen, graphed, live_blocks, manager, next_step, pool_segments, same

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from memprof.cudagraph_trees.device import _torch_compat as allocator
+from memprof.cudagraph_trees import _torch_compat as allocator
 from memprof.cudagraph_trees.device.cuda import GeneratorStates
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import VALUES, graphed, manager, next_step, same

@@ -14,9 +14,9 @@ import torch._inductor.compile_fx as compile_fx
 import torch._inductor.cudagraph_trees as torchs
 import torch._inductor.output_code as output_code
 
-from memprof.cudagraph_trees.account.ledger import LedgerKind
-from memprof.cudagraph_trees.container import get_manager, reset_cudagraph_trees
-from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.call.container import get_manager, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.explain.ledger import LedgerKind
 
 from .support import VALUES, graphed, manager
 
@@ -86,7 +86,7 @@ def test_a_thread_compiles_for_itself() -> None:
         _wrap(ours)()
         assert len(taken) == 1
     assert (ours[0].__module__, theirs[0].__module__) == (
-        "memprof.cudagraph_trees.entry",
+        "memprof.cudagraph_trees.call.entry",
         "torch._inductor.compile_fx",
     )
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure
-from memprof.cudagraph_trees.capture.pool_check import check_pool, memory_kept
-from memprof.cudagraph_trees.errors import UntrackedMemory
-from memprof.cudagraph_trees.path import ExecutionState
-from memprof.cudagraph_trees.torch_options import TreeOptions
+from memprof.cudagraph_trees.record.pool_check import check_pool, memory_kept
+from memprof.cudagraph_trees.replay.errors import UntrackedMemory
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind
 
 from .support import graphed, live_blocks, manager, next_step, same
@@ -84,7 +82,6 @@ def recorded() -> set[str]:
 @pytest.mark.parametrize("first", ["keeper", "innocent"])
 @pytest.mark.parametrize("where", ["warm-up", "recording"])
 def test_the_one_that_keeps_memory_each_time_runs_without_graphs(where: str, first: str) -> None:
-    configure(programs=where == "recording")  # as memprof's backend does
     capturing = torch.cuda.is_current_stream_capturing
     keeper = Keeper(lambda: capturing() == (where == "recording"))
     functions = run(keeper, first)
@@ -166,14 +163,13 @@ def test_the_check_itself() -> None:
     f = graphed(lambda x: [x + 1], [ones()])
     (y,) = f([ones()])
     pool = manager().pool
-    options = TreeOptions.of_this_compilation()
     address = y.untyped_storage().data_ptr()
-    check_pool(pool, [address], options)
-    assert memory_kept(pool, [address], options) == ""
-    assert hex(address) in memory_kept(pool, [], options)
+    check_pool(pool, [address])
+    assert memory_kept(pool, [address]) == ""
+    assert hex(address) in memory_kept(pool, [])
     # What is known and gone is the recording's business, not a sign of memory that was kept.
-    assert memory_kept(pool, [address, 64], options) == ""
+    assert memory_kept(pool, [address, 64]) == ""
     with pytest.raises(UntrackedMemory, match="should be allocated"):
-        check_pool(pool, [address, 64], options)
+        check_pool(pool, [address, 64])
     with pytest.raises(UntrackedMemory, match="not tracked as outputs"):
-        check_pool(pool, [], options)
+        check_pool(pool, [])

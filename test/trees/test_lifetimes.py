@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees.spec import FunctionSpec
+from memprof.cudagraph_trees.replay.spec import FunctionSpec
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, pool_segments, same
@@ -134,7 +134,7 @@ def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.Mon
     f = [graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]) for _ in range(2)]
     for function in f:
         run(function, 2)
-    forget = manager().moves.forget
+    forget = manager().policy.moves.forget
 
     def forget_and_collect(function: FunctionSpec) -> None:
         f.clear()  # the second dies, if it has not died
@@ -142,7 +142,7 @@ def test_a_function_that_dies_while_others_are_let_go_of(monkeypatch: pytest.Mon
         forget(function)
 
     # GIVEN one that died, WHEN another one dies while that is buried
-    monkeypatch.setattr(manager().moves, "forget", forget_and_collect)
+    monkeypatch.setattr(manager().policy.moves, "forget", forget_and_collect)
     del f[0], function
     gc.collect()
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_a_function_that_dies_while_recordings_are_looked_at(
     gc.disable()
     del dead, f
     nodes: list[int] = []
-    look = manager().moves.look
+    look = manager().policy.moves.look
 
     def look_meanwhile(*args: Any) -> Any:
         gc.collect()
@@ -172,7 +172,7 @@ def test_a_function_that_dies_while_recordings_are_looked_at(
         return look(*args)
 
     # WHEN the collector finds it in the midst of a look at all recordings
-    monkeypatch.setattr(manager().moves, "look", look_meanwhile)
+    monkeypatch.setattr(manager().policy.moves, "look", look_meanwhile)
     try:
         run(graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")]), 1)
     finally:

@@ -12,8 +12,8 @@ from torch import nn
 from torch._inductor import config
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
 from .support import graphed, live_blocks, manager, next_step, pool_segments, same

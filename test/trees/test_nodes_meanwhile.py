@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from memprof.cudagraph_trees.node import RecordingTree
+from memprof.cudagraph_trees.replay.node import RecordingTree
 
 
 class Recorded(list[Any]):

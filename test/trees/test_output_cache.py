@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from memprof.cudagraph_trees import _torch_compat, native
+from memprof.cudagraph_trees import _torch_compat
 from memprof.cudagraph_trees._torch_compat import can_swap_storage
+from memprof.cudagraph_trees.replay import native
 from memprof.cudagraph_trees.replay.outputs import OutputCache
 from memprof.profiler.model import LedgerKind
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.replay.path import ExecutionState
 
 from .support import graphed, manager, next_step, same
 

@@ -8,7 +8,7 @@ from framing import findings
 from torch import nn
 
 import memprof
-from memprof.cudagraph_trees.account.placement import MAX_PLACEMENTS, keep, placed
+from memprof.cudagraph_trees.explain.placement import MAX_PLACEMENTS, keep, placed
 from memprof.profiler.model import (
     AllocationProgram,
     Category,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees import capture_lock
-from memprof.cudagraph_trees.account.attribution import explain_pool
-from memprof.cudagraph_trees.account.history import replay_memory
+from memprof.cudagraph_trees.device import capture_lock
+from memprof.cudagraph_trees.explain.attribution import explain_pool
+from memprof.cudagraph_trees.explain.history import replay_memory
 
 from .support import graphed, manager
 
@@ -27,10 +27,10 @@ def test_the_lock_is_held(read: Callable[[Any], object], monkeypatch: pytest.Mon
     monkeypatch.setattr(
         manager().pool,
         "segments",
-        lambda: held.append(capture_lock._inside.depth > 0) or segments(),
+        lambda: held.append(capture_lock.capture_depth() > 0) or segments(),
     )
     # WHEN the pool is read by somebody who is in no call
-    assert not capture_lock._inside.depth
+    assert not capture_lock.capture_depth()
     read(manager())
     # THEN with the lock
     assert held

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from memprof.cudagraph_trees.container import all_managers, reset_cudagraph_trees
-from memprof.cudagraph_trees.inductor import use_in_inductor
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .random_programs import (

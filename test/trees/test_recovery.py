@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat as compat
-from memprof.cudagraph_trees.capture import recovery
-from memprof.cudagraph_trees.entry import cudagraphify_impl
-from memprof.cudagraph_trees.spec import CompilationMode, FunctionSpec
-from memprof.cudagraph_trees.step_end import ParameterRefs
+from memprof.cudagraph_trees.call.entry import cudagraphify_impl
+from memprof.cudagraph_trees.record import recovery
+from memprof.cudagraph_trees.replay.spec import CompilationMode, FunctionSpec
+from memprof.cudagraph_trees.steps.step_end import ParameterRefs
 from memprof.profiler.model import LedgerKind
 from memprof.simulated_cuda import control
 
@@ -128,10 +128,10 @@ def test_inputs_that_are_too_large_to_be_kept(
 def test_an_error_that_reaches_the_user_does_not_hold_itself(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a function for which there is no memory, and inputs that cannot be had again: at once,
-    # or when it was called again without a graph
-    limit = "MAX_BACKUP_BYTES" if where == "warm-up" else "MAX_PLAIN_BACKUP_BYTES"
-    monkeypatch.setattr(recovery, limit, 0)
+    # GIVEN a function for which there is no memory, and inputs that cannot be had again; or
+    # that has none without a graph, either
+    if where == "warm-up":
+        monkeypatch.setattr(recovery, "MAX_BACKUP_BYTES", 0)
     calls = 0
 
     class Mine(torch.OutOfMemoryError):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.cudagraph_trees import step_end
-from memprof.cudagraph_trees.device._torch_compat import memory_snapshot
-from memprof.cudagraph_trees.path import ExecutionState
 from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
+from memprof.cudagraph_trees.steps import step_end
+from memprof.profiler.device._torch_compat import pool_segments as memory_snapshot
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
@@ -569,7 +569,7 @@ def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
 
 
 def test_reset_in_the_middle_of_a_step() -> None:
-    from memprof.cudagraph_trees.container import reset_cudagraph_trees
+    from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
 
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
     g = graphed(lambda x: [x * 2], [torch.ones(4, device="cuda")])

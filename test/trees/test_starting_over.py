@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure, pool_owner
-from memprof.cudagraph_trees.capture.recovery import InputBackup
+from memprof.cudagraph_trees import configure
 from memprof.cudagraph_trees.device.cuda import CudaPool, GeneratorStates
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.record import pool_owner
+from memprof.cudagraph_trees.record.recovery import InputBackup
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, same
@@ -42,7 +41,7 @@ def reasons(kind: LedgerKind) -> dict[str, int]:
     return {e.reason: e.count for e in manager().entries() if e.kind is kind}
 
 
-@pytest.mark.parametrize("failures", [0, 1, 4])
+@pytest.mark.parametrize("failures", [0, 2])
 def test_there_is_no_memory_for_another_pool(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,11 +69,11 @@ def test_there_is_no_memory_for_another_pool(
         same(a, ones(2 * i))
         same(b, ones(6 * i))
         del a, b
-    # AND what the pool would begin with is done without, if need be
-    assert asked == [4 * MIB, 0, 4 * MIB, 0, 4 * MIB][: failures + 1]
+    # AND it is asked for until there is one
+    assert asked == [4 * MIB] * (failures + 1)
     # AND meanwhile calls run without a graph
     skips = reasons(LedgerKind.SKIP)
-    assert skips.get("there is no pool", 0) == (1 if failures == 4 else 0)
+    assert skips.get("there is no pool", 0) == (1 if failures else 0)
     # AND both are replayed at last
     assert not manager().pool.damaged
     assert manager().path.state is ExecutionState.EXECUTION
@@ -99,31 +98,11 @@ def test_forwards_without_a_backward_are_recorded_again() -> None:
         same(a, ones(2 * i))
         same(b, ones(6 * i))
         del a, b
-        # THEN nothing is recorded while it is
-        assert i > 5 or not list(manager().nodes())
-    # AND from then on both are recorded, and replayed
-    assert not manager().owner.resting
-    assert [n.replays for n in manager().nodes()] == [3, 2]
-
-
-def test_a_function_that_dies_in_such_a_step_does_not_end_it() -> None:
-    f = graphed(lambda x: [x * 2], [ones()])
-    g = graphed(Cached(), [ones()])
-    h = graphed(lambda x: [x + 1], [ones()])
-    next_step()
-    h([ones()])
-    next_step()
-    # GIVEN a step in which the pool is given back
-    (a,) = f([ones()])
-    (b,) = g([a])
-    # WHEN a function dies, with which the last recording might have gone
-    del f
-    gc.collect()
-    h([ones()])
-    # THEN nothing is recorded in that step all the same
-    assert list(manager().nodes()) == []
-    assert list(reasons(LedgerKind.SKIP)) == ["the pool was given back in this step"]
-    same(b, ones(6))
+    # THEN both are recorded, and replayed, all the same
+    assert {n.wrapped_function.label for n in manager().nodes() if n.replays} == {
+        "0/0 forward",
+        "1/0 forward",
+    }
 
 
 def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
@@ -139,7 +118,6 @@ def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
 
     g = graphed(spoils, [ones()])
     h = graphed(lambda w, x: [w + x], [ones(), ones()], (0,))
-    recorded = []
     for i in range(8):
         next_step()
         (a,) = f([ones(i)])
@@ -147,11 +125,9 @@ def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
         (c,) = h([a, b])
         same(c, ones(3.0 * (i + 1)))
         del a, b, c
-        recorded.append({n.wrapped_function.label for n in manager().nodes()})
-    # THEN nothing is recorded for an address that does not come back
-    assert recorded[1] == recorded[2] == set()
-    assert reasons(LedgerKind.SKIP)["the pool was given back in this step"] == 2
-    assert "inference function 2" in recorded[-1]
+    # THEN the others are recorded in another pool
+    replayed = {n.wrapped_function.label for n in manager().nodes() if n.replays}
+    assert replayed == {"inference function 0", "inference function 2"}
 
 
 @pytest.mark.parametrize("what", ["inputs", "generators", "generators, interrupted"])

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch._inductor import config
 
-from memprof.cudagraph_trees import entry
-from memprof.cudagraph_trees.capture_lock import capturing
-from memprof.cudagraph_trees.container import (
+from memprof.cudagraph_trees.call import entry
+from memprof.cudagraph_trees.call.container import (
     all_managers,
     family,
     get_container,
     get_manager,
     reset_cudagraph_trees,
 )
-from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
+from memprof.cudagraph_trees.device.capture_lock import capturing
 
 from .support import (
     VALUES,
@@ -208,8 +208,8 @@ SCRIPT = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
-from memprof.cudagraph_trees import cudagraphify_impl, get_manager
-from memprof.cudagraph_trees.container import all_managers
+from memprof.cudagraph_trees import (cudagraphify_impl, get_manager)
+from memprof.cudagraph_trees.call.container import all_managers
 
 def boxed(args):
     x = args[0]
@@ -226,7 +226,7 @@ print("end", flush=True)
 """
 
 FORK = """
-from memprof.cudagraph_trees.account import history
+from memprof.cudagraph_trees.explain import history
 manager = get_manager(0)
 pid = os.fork()
 if pid == 0:
@@ -262,7 +262,7 @@ def test_fork_and_exit(action: str) -> None:
 
 TWO_DEVICES = """
 import torch
-from memprof.cudagraph_trees import cudagraphify_impl, get_manager
+from memprof.cudagraph_trees import (cudagraphify_impl, get_manager)
 
 def boxed(args):
     x = args[0]

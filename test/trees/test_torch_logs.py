@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._dynamo.utils import compilation_time_metrics, counters
 
-from memprof.cudagraph_trees.inductor import use_in_inductor
+from memprof.cudagraph_trees.call.inductor import use_in_inductor
 
 pytestmark = pytest.mark.simgpu
 

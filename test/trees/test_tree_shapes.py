@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
-from memprof.cudagraph_trees.node import path_to
-from memprof.cudagraph_trees.path import ExecutionState
+from memprof.cudagraph_trees.replay.node import path_to
+from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind, TreeCause
 
 from .support import descendants, graphed, live_blocks, manager, next_step, no_manager, roots, same

@@ -1,1 +1,0 @@
-"""Describes what was done, and what lies where: for profiles and reports."""

@@ -1,0 +1,1 @@
+"""Wrapped functions, and the manager that runs each call of them."""

@@ -1,1 +1,0 @@
-"""Runs that take memory of the pool, and what becomes of those that fail."""

@@ -1,0 +1,1 @@
+"""What was recorded and why, and what a pool's bytes are."""

@@ -1,0 +1,102 @@
+"""Every byte of a pool explained.
+
+Note [The four parts of a pool]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Between two calls, what a pool has reserved is exactly the sum of
+
+* *nodes*: bytes that buffers of the recordings on the path asked for;
+* *rounding*: what the allocator gave beyond that, because it rounds sizes and does not
+  split off small remainders;
+* *unattributed*: blocks that are allocated and that nobody knows;
+* *free*: reserved and not allocated.
+
+The allocator's own books are right only in the states WARMUP and RECORDING; after a replay
+memory is as the replayed node's recording left it, less what died since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..device.capture_lock import capturing
+from ..replay.liveness import StorageWeakRefWrapper
+from ..replay.node import CUDAGraphNode, path_to
+from ..replay.path import ExecutionState
+from .history import Manager
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """Describes what a pool's bytes are, see Note [The four parts of a pool].
+
+    Attributes:
+        nodes: bytes by number of the recording (negative: warm-up) that made them.
+        rounding, unattributed, free: bytes.
+    """
+
+    nodes: Mapping[int | str, int]
+    rounding: int
+    unattributed: int
+    free: int
+
+    @property
+    def attributed(self) -> int:
+        """Bytes that belong to nodes."""
+        return sum(self.nodes.values())
+
+    @property
+    def live(self) -> int:
+        """Bytes that are allocated."""
+        return self.attributed + self.rounding + self.unattributed
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the pool has from the system."""
+        return self.live + self.free
+
+
+Live: TypeAlias = tuple["int | str", int, int]
+"""A live block: the node that it belongs to, bytes asked for, bytes of the block."""
+
+
+def explain_pool(manager: Manager) -> PoolParts:
+    """Returns what the pool's bytes are now, between two calls. Waits for other threads'
+    captures.
+    """
+    with capturing():
+        segments, node = manager.pool.segments(), manager.path.node
+        if manager.path.state is ExecutionState.EXECUTION:
+            assert isinstance(node, CUDAGraphNode)
+            live = _outputs_among(node.path_live_weakrefs(), path_to(node))
+            return _parts(live, sum(s.nbytes for s in segments))
+        owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
+        owners = {r.address: n for n, r in owned if not r.expired()}
+    blocks = [b for s in segments for b in s.blocks if b.live]
+    live = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
+    unknown = sum(b.nbytes for b in blocks if b.address not in owners)
+    return _parts(live, sum(s.nbytes for s in segments), unattributed=unknown)
+
+
+def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolParts:
+    nodes: dict[int | str, int] = {}
+    rounding = 0
+    for node, requested, block in live:
+        nodes[node] = nodes.get(node, 0) + requested
+        rounding += block - requested
+    used = sum(nodes.values()) + rounding + unattributed
+    return PoolParts(nodes, rounding, unattributed, reserved - used)
+
+
+def _outputs_among(
+    refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode]
+) -> Iterable[Live]:
+    """These outputs of a path, by address: what several nodes returned is the first one's."""
+    wanted = set(refs)
+    out: dict[int, Live] = {}
+    for n in path:
+        for r in n.outputs_weakrefs:
+            if r in wanted and r is not None and r.address not in out:
+                out[r.address] = (n.number, *n.sizes.get(r.address, (0, 0)))
+    return out.values()

@@ -1,0 +1,91 @@
+"""The ledgers of all managers of this process, those that have gone included."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from memprof.profiler.model import LedgerEntry
+from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
+
+from ..device.capture_lock import capturing
+from ..device.cuda import CudaPool
+from ..replay.node import CUDAGraphNode
+from ..replay.path import TreePath
+from .ledger import TreeLedger
+
+MAX_LEDGERS = 64
+
+
+class Manager(Protocol):
+    """The parts of a tree manager that are looked at from outside, between two calls."""
+
+    ledger: TreeLedger
+    path: TreePath
+
+    @property
+    def pool(self) -> CudaPool: ...
+    def nodes(self) -> Iterator[CUDAGraphNode]: ...
+
+
+_ledgers: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDGERS)
+# Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
+_lock = ForkSafeLock()
+
+EntryKey = tuple[object, ...]
+"""What makes two entries the same, times, counts and measurements aside."""
+
+
+def remember(manager: Manager) -> None:
+    """Keep the ledger of ``manager``, also when it is gone; the last ``MAX_LEDGERS`` are kept."""
+    with _lock:
+        _ledgers.append((manager.ledger, weakref.ref(manager)))
+
+
+def ledger_entries() -> dict[EntryKey, LedgerEntry]:
+    """The entries of all managers, replays included, in order of time."""
+    with _lock:
+        ledgers = list(_ledgers)
+    found: list[tuple[EntryKey, LedgerEntry]] = []
+    for ledger, reference in ledgers:
+        manager = reference()
+        for e in ledger.entries(manager.nodes() if manager is not None else ()):
+            tree = e.tree
+            assert tree is not None
+            where = (tree.device, tree.function, tree.key, tree.node, tree.parent)
+            found.append(((id(ledger), e.kind, e.graph, e.reason, *where), e))
+    return dict(sorted(found, key=lambda item: item[1].time_ns))
+
+
+def forget_the_dead() -> None:
+    with _lock:
+        alive = [(ledger, ref) for ledger, ref in _ledgers if ref() is not None]
+        _ledgers.clear()
+        _ledgers.extend(alive)
+
+
+def forget_all() -> None:
+    """Start anew in a forked child."""
+    _ledgers.clear()
+
+
+def managers() -> list[Manager]:
+    with _lock:
+        return [manager for _, ref in _ledgers if (manager := ref()) is not None]
+
+
+def replay_memory() -> list[ReplayMemory]:
+    """The pools of all managers that live."""
+    found = []
+    for manager in managers():
+        with capturing():
+            segments = manager.pool.segments()
+        reserved = sum(s.nbytes for s in segments)
+        ranges = [(s.address, s.address + s.nbytes) for s in segments]
+        found.append(ReplayMemory(manager.ledger.device, reserved, ranges))
+    return found
+
+
+on_replay_memory(replay_memory)

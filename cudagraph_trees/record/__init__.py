@@ -1,0 +1,1 @@
+"""Calls that are no replays: warmed up, recorded, or run without a graph."""

@@ -1,0 +1,309 @@
+"""Describes what a compiled function is: built once, in ``entry``, and read by everything else."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import GraphRecord, GraphValue
+
+from ..device.protocol import Input, Model
+from ..torch_options import AT_COMPILATION, TreeOptions
+
+NAMED = 5
+"""So many inputs a sentence names."""
+
+MAX_FAILURES = 2
+"""A function whose warm-up or recording failed so often runs without a graph for good."""
+
+
+class CompilationMode(Enum):
+    FORWARD = auto()
+    BACKWARD = auto()
+    INFERENCE = auto()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class GraphSpec:
+    """One compiled graph, or one partition of it, for all sizes.
+
+    Attributes:
+        model: the boxed callable, see Note [Who does what: manager and device].
+        constants: device tensors baked into the code.
+        placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
+        mutated_input_idxs: inputs that the code writes to.
+        stack_traces: user code that made each output, or None.
+        user_outputs: outputs that a user can hold (not: saved for the backward); None if
+            unknown, which means any.
+        kernel_free: the code launches nothing, so there is nothing to capture.
+        compile_id: Dynamo's.
+        record: the graph in the profile, if memprof's backend compiled it.
+        partition: number of this partition of the graph, None if it has only one.
+        graph_inputs, graph_outputs: which input or output of the whole graph each is, None for what
+            another partition makes or reads. None where this is the whole graph.
+        clone_outputs: outputs that are held beyond their step get memory of their own.
+    """
+
+    model: Model
+    mode: CompilationMode
+    constants: tuple[torch.Tensor, ...] = ()
+    placeholders: Sequence[Any] = ()
+    mutated_input_idxs: tuple[int, ...] = ()
+    stack_traces: Sequence[str | None] | None = None
+    user_outputs: frozenset[int] | None = None
+    kernel_free: bool = False
+    compile_id: object = None
+    record: GraphRecord | None = None
+    partition: int | None = None
+    graph_inputs: tuple[int | None, ...] | None = None
+    graph_outputs: tuple[int | None, ...] | None = None
+    clone_outputs: bool = False
+    options: TreeOptions = field(default_factory=TreeOptions)
+
+    def is_visible(self, i: int) -> bool:
+        return self.user_outputs is None or i in self.user_outputs
+
+    def graph_input(self, i: int) -> int | None:
+        """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
+        return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
+
+    def graph_output(self, i: int) -> int | None:
+        """Which output of the graph in the profile is output ``i``; None if none is, or unknown."""
+        return self._whole(self.graph_outputs, i, self.record.outputs if self.record else ())
+
+    def input_value(self, i: int) -> GraphValue | None:
+        """Input ``i`` as the profile has it; None if it has none, or that is unknown."""
+        at = self.graph_input(i)
+        return None if at is None or self.record is None else self.record.inputs[at]
+
+    def output_value(self, i: int) -> GraphValue | None:
+        at = self.graph_output(i)
+        return None if at is None or self.record is None else self.record.outputs[at]
+
+    def placeholder(self, i: int, otherwise: str) -> str:
+        """The compiler's name of input ``i``, or what it is called ``otherwise``."""
+        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
+        return str(getattr(placeholder, "name", otherwise))
+
+    def graph_outputs_of(self, i: int) -> tuple[int, ...]:
+        """Numbers an output as ``TreeDetail.outputs`` does: empty if it is not known."""
+        found = self.graph_output(i)
+        return () if found is None else (found,)
+
+    def _whole(
+        self, mapping: tuple[int | None, ...] | None, i: int, values: Sequence[object]
+    ) -> int | None:
+        if mapping is None and self.partition is None:
+            found: int | None = i
+        else:
+            found = mapping[i] if mapping is not None and i < len(mapping) else None
+        return found if found is not None and found < len(values) else None
+
+    @staticmethod
+    def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
+        """From what Inductor, and memprof's backend, pass to ``cudagraphify``: ``is_backward``,
+        ``is_inference``, ``user_visible_output_idxs``, ``kernel_free_cudagraph`` and
+        ``torch_options``, by default those of now; the other fields under their names. Others are
+        not looked at.
+
+        Raises:
+            ValueError: it cannot be a backward and an inference graph.
+        """
+        if keywords["is_backward"] and keywords["is_inference"]:
+            raise ValueError("a graph is a backward or an inference graph, not both")
+        mode = CompilationMode.INFERENCE if keywords["is_inference"] else CompilationMode.FORWARD
+        visible = keywords.get("user_visible_output_idxs")
+        options = keywords.get("torch_options")
+        if options is None:
+            # Later versions of torch pass some for the compilation.
+            passed = {
+                f"triton.{n}": v for n in AT_COMPILATION if (v := keywords.get(n)) is not None
+            }
+            options = TreeOptions.of_this_compilation(passed)
+        same = {f.name: keywords[f.name] for f in fields(GraphSpec) if f.name in keywords}
+        spec = GraphSpec(
+            **{
+                **same,
+                "model": model,
+                "mode": CompilationMode.BACKWARD if keywords["is_backward"] else mode,
+                "user_outputs": frozenset(visible) if visible else None,
+                "kernel_free": keywords.get("kernel_free_cudagraph", False),
+                "options": options,
+            }
+        )
+        spec.constants = tuple(
+            t for t in spec.constants if isinstance(t, torch.Tensor) and t.device.type != "cpu"
+        )
+        spec.clone_outputs |= options["cudagraph_trees_generation_cloning"] == "user_visible"
+        return spec
+
+    def function(
+        self,
+        number: int,
+        inputs: Sequence[Input],
+        static_input_idxs: Sequence[int],
+        alignment_checked: Sequence[int] = (),
+        *,
+        clone_outputs: bool = False,
+    ) -> FunctionSpec:
+        """For the integers among ``inputs``, which are those of its first call."""
+        mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
+        makes_state = self.mode is CompilationMode.INFERENCE and any(
+            isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
+            for i in self.mutated_input_idxs
+        )
+        mine["clone_outputs"] |= clone_outputs or makes_state
+        static = tuple(static_input_idxs)
+        loose = {
+            i: x for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)
+        }
+        what = self.mode.name.lower()
+        named = f"{what} function {number}" if number >= 0 else f"{what} function"
+        label = f"{self.compile_id} {what}" if self.compile_id else named
+        return FunctionSpec(
+            **mine,
+            number=number,
+            label=label,
+            caller=label,
+            key=tuple(x for x in inputs if isinstance(x, int)),
+            makes_state=makes_state,
+            static_input_idxs=static,
+            alignment_checked=tuple(alignment_checked),
+            loose=tuple(loose),
+            trains=self.mode is CompilationMode.FORWARD
+            or (
+                self.mode is CompilationMode.INFERENCE
+                and any(x.requires_grad for x in loose.values())
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a call runs without a graph, or is recorded again: in words, and in fields of
+    ``TreeDetail``; ``this_once`` if it will be recorded after all, ``in_ledger`` if the ledger has
+    it already."""
+
+    reason: str
+    cause: dict[str, Any] = field(default_factory=dict)
+    this_once: bool = False
+    in_ledger: bool = False
+
+
+@dataclass(slots=True)
+class PlaceState:
+    """State of a function after one recording, or at a root, whatever becomes of what was recorded
+    there.
+
+    Attributes:
+        refusal: why it runs without a graph there, None if nothing speaks against one.
+        misfits: how often none of its recordings fitted, as far as that counts.
+        limit_announced: the log has that it was recorded too often there.
+        moved: how often managed inputs were elsewhere.
+        demoted: managed inputs that are copied there, since they kept moving.
+    """
+
+    refusal: Why | None = None
+    misfits: int = 0
+    limit_announced: bool = False
+    moved: Counter[int] = field(default_factory=Counter)
+    demoted: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class FunctionState:
+    """State of a function in its manager.
+
+    Attributes:
+        warmed_up: it may be recorded.
+        warm_ups: how often it was warmed up.
+        failures: how often its warm-up or recording failed.
+        given_up: why it runs without a graph for good, "" if it does not.
+        was_over_budget: recordings were dropped because its run took the pool over the budget.
+        places: by the number of the recording before it, None at a root.
+        warned_stuck, warned_inputs: the log has that no step ever ends, and why its inputs cannot
+            be recorded.
+        host_inputs, host_outputs: random states that were tensors of the host in a call that was
+            no replay, see Note [Random state on two devices].
+    """
+
+    warmed_up: bool = False
+    warm_ups: int = 0
+    failures: int = 0
+    given_up: str = ""
+    was_over_budget: bool = False
+    places: defaultdict[int | None, PlaceState] = field(
+        default_factory=lambda: defaultdict(PlaceState)
+    )
+    warned_stuck: bool = False
+    warned_inputs: bool = False
+    host_inputs: set[int] = field(default_factory=set)
+    host_outputs: set[int] = field(default_factory=set)
+
+    def count_failure(self) -> None:
+        """Count a failed warm-up or recording; after ``MAX_FAILURES`` the function is given up."""
+        self.failures += 1
+        if self.failures >= MAX_FAILURES and not self.given_up:
+            self.given_up = "warm-up or recording failed before"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class FunctionSpec(GraphSpec):
+    """One compiled function for one set of integer inputs, in one manager.
+
+    Attributes:
+        number: of the function in its manager, for messages; -1 if it is in none.
+        label: its name in messages and in the ledger.
+        caller: that, and which part of torch ran it first, for messages.
+        called_at: ``file:line`` of the program's first call, "" if no line of it was on the stack.
+        key: values of the integer inputs.
+        makes_state: it updates parameters, so that what it returns is an optimizer's state, which
+            lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
+        static_input_idxs: inputs whose address is expected to stay.
+        loose: tensors among the inputs that are not static, or turned out to keep moving.
+        alignment_checked: inputs that the code takes for aligned and that may not be.
+        leaves: ``loose`` ones that may be leaves, see ``ParameterRefs``.
+        trains: a call may be part of a training step: of a forward, or of an inference function
+            that takes activations which require gradients, as in a reentrant checkpoint.
+    """
+
+    number: int
+    label: str
+    caller: str
+    called_at: str = ""
+    key: tuple[int, ...] = ()
+    makes_state: bool = False
+    static_input_idxs: tuple[int, ...] = ()
+    loose: tuple[int, ...] = ()
+    alignment_checked: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
+    trains: bool = False
+    state: FunctionState = field(default_factory=FunctionState)
+
+    def names_of_inputs(self, which: Sequence[int]) -> str:
+        """The user's names of some inputs, else the compiler's; of many, those of the first."""
+        names = [self._name_of_input(i) for i in which[:NAMED]]
+        more = f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
+        return ", ".join(names) + more
+
+    def _name_of_input(self, i: int) -> str:
+        value = self.input_value(i)
+        return self.placeholder(i, f"input {i}") if value is None else value.fqn or value.name
+
+    def copy_from_now_on(self, which: Sequence[int]) -> None:
+        self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
+        self.loose = tuple(sorted({*self.loose, *which}))
+
+    def let_go(self) -> None:
+        """Nobody can call it any more: what it holds of the program goes."""
+        self.model = _gone
+        self.constants = ()
+
+
+def _gone(inputs: list[Input]) -> list[Any]:
+    raise RuntimeError("this function was let go of")

@@ -1,0 +1,1 @@
+"""The end of a step, and inputs that move from step to step."""

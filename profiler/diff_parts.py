@@ -15,7 +15,7 @@ And by operation, of those that both records have (one that was added or renamed
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
 * *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
-  allocator, in whole blocks of ``BLOCK`` bytes, and of live Python tensors. What one invocation
+  allocator, in whole blocks of ``ROUNDING`` bytes, and of live Python tensors. What one invocation
   changes of resident bytes is noise, and not compared.
 
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
@@ -42,8 +42,8 @@ from .model import (
     Profile,
     TrackerRecord,
 )
+from .model.allocator_rules import ROUNDING
 
-BLOCK = 512
 _TENSORS = "python tensors"
 
 
@@ -128,7 +128,7 @@ def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
 
 
 def _mean(total: int, count: int) -> int:
-    return round(total / count / BLOCK) * BLOCK
+    return round(total / count / ROUNDING) * ROUNDING
 
 
 def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:

@@ -24,14 +24,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from memprof.profiler.model.allocator_rules import rounded
+
 from ..capture_lock import capturing
 from ..manager import CUDAGraphTreeManager
 from ..node import CUDAGraphNode, path_to
 from ..path import ExecutionState
 from ..replay.liveness import StorageWeakRefWrapper
-
-ROUNDING = 512
-"""Allocations of the caching allocator are multiples of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,9 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
     for x in program.live_at(instant):
         storage = x.storage
         if storage.id in node.workspaces:
-            workspace += _rounded(storage.nbytes)
+            workspace += rounded(storage.nbytes)
             continue
-        owner, sizes = node, (storage.nbytes, _rounded(storage.nbytes))
+        owner, sizes = node, (storage.nbytes, rounded(storage.nbytes))
         if storage.inputs:
             made = node.input_plan.outputs[storage.inputs[0]]
             if made is not None:
@@ -127,10 +126,6 @@ def explain_replay(node: CUDAGraphNode, instant: int | None = None) -> PoolParts
     with capturing():
         reserved = node.pool.reserved_bytes()
     return _parts(live, reserved, workspace)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ROUNDING) * ROUNDING
 
 
 def _parts(

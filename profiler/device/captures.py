@@ -39,10 +39,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
+from memprof.profiler.model.address_ranges import (
+    BestFit,
+    Range,
+    clipped,
+    has,
+    merged,
+    shares,
+    total,
+)
+from memprof.profiler.model.allocator_rules import SMALL, is_cut, segment_size
 
 from .account import name_of_pool, rows_of, source_of
-from .ranges import BestFit, Range, clipped, has, merged, shares, total
-from .replay import SMALL, Block, Replay, is_cut, segment_size
+from .replay import Block, Replay
 from .where import where
 
 _STEPS = 3_000_000

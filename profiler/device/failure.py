@@ -25,12 +25,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memprof.profiler.model import RECOMPUTED, AccountRow, Failure, Purpose, Relief, WhyNot
+from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 
 CONTEXT = 1 << 30
 """Bytes that CUDA and its libraries may have on a device before other processes are thought of."""
-
-SMALL_SEGMENT = 2 << 20
-"""What the allocator gets from the device for small requests, in bytes."""
 
 MOST_RELIEFS = 5
 WORTH = 20

@@ -30,11 +30,11 @@ import torch
 
 from memprof.profiler.doing import capture_name
 from memprof.profiler.model import CapturedGraph, GraphPool, SourceFrame
+from memprof.profiler.model.address_ranges import Range, has, merged
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
 from .captures import Capture, Device, describe
-from .ranges import Range, has, merged
 from .replay import Block
 from .watch import Watch
 from .where import is_internal

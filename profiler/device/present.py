@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model.address_ranges import has, merged
 
 from . import _torch_compat as compat
 from .account import Otherwise, explain
 from .holders import Holders
 from .known import Look, Objects
 from .marks import Mark, Phase
-from .ranges import has, merged
 from .replay import Block, Replay
 from .totals import most, named, outside
 

@@ -38,22 +38,10 @@ from types import MappingProxyType
 from typing import Any
 
 from memprof.profiler.model import Purpose, SourceFrame
+from memprof.profiler.model import allocator_rules as rules
 
 from .marks import Mark
 from .segments import Segment, Segments, pool_id
-
-ROUNDING = 512
-"""Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
-
-SMALL = 1 << 20
-"""The largest rounded request, in bytes, that is served from the pool of small blocks; and what
-must be left over of a block of the other pool to be cut off."""
-
-_SMALL_SEGMENT = 2 << 20
-_LARGE_SEGMENT = 20 << 20
-_OWN_SEGMENT = 10 << 20
-"""Requests from so many bytes on get a segment of their own size."""
-_ROUND_LARGE = 2 << 20
 
 LONG = 8
 """A block that lived for one part in so many of a history is in ``Replay.gone``."""
@@ -398,10 +386,10 @@ class Replay:
     def rounded(self, requested: int) -> int:
         """Bytes that are cut off for a request, c10's ``round_size``: rounded to 512 bytes, or
         where ``roundup_power2_divisions`` says so to a part of the power of two below."""
-        size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
+        size = max(rules.ROUNDING, rules.rounded(requested))
         exponent = max(0, min(15, requested.bit_length() - 21))
         parts = self._divisions.get(1 << exponent, 0)
-        if parts <= 1 or requested <= ROUNDING * parts:
+        if parts <= 1 or requested <= rules.ROUNDING * parts:
             return size
         step = (1 << (requested.bit_length() - 1)) >> (parts.bit_length() - 1)
         return -(-requested // step) * step if step else size
@@ -409,9 +397,9 @@ class Replay:
     def cuts(self, rest: int, size: int, expandable: bool) -> bool:
         """Tells whether a block of so many bytes is cut off where ``rest`` would remain."""
         if expandable:
-            return rest >= ROUNDING
-        limited = size > SMALL and self._max_split is not None and size >= self._max_split
-        return is_cut(rest, size) and not limited
+            return rest >= rules.ROUNDING
+        limited = size > rules.SMALL and self._max_split is not None and size >= self._max_split
+        return rules.is_cut(rest, size) and not limited
 
     def _free_requested(self, address: int) -> None:
         self._keep_peak()
@@ -483,21 +471,6 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
     for r in replays:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
         r.failed = r.failed and new[r.failed]
-
-
-def is_cut(rest: int, size: int) -> bool:
-    """Tells whether a block of so many bytes is cut off where ``rest`` would remain: c10's
-    ``should_split`` for a segment that does not grow."""
-    return rest >= ROUNDING if size <= SMALL else rest > SMALL
-
-
-def segment_size(size: int) -> int:
-    """Bytes of the segment that the allocator gets for a request of a rounded size."""
-    if size <= SMALL:
-        return _SMALL_SEGMENT
-    if size < _OWN_SEGMENT:
-        return _LARGE_SEGMENT
-    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .ranges import FreeRanges
+from memprof.profiler.model.address_ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:

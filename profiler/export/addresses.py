@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..device.ranges import BestFit
-from ..device.replay import ROUNDING, SMALL, segment_size
 from ..live import LiveItem
 from ..model import Profile
+from ..model.address_ranges import BestFit
+from ..model.allocator_rules import SMALL, rounded, segment_size
 from ..trees import CallMode, call_modes
 
 _GAP = 2 << 20
@@ -70,7 +70,7 @@ class AddressSpace:
 
     def allocate(self, nbytes: int) -> tuple[int, Segment | None]:
         """The address of a block of at least ``nbytes``, and the segment made for it, if any."""
-        size = -(-nbytes // ROUNDING) * ROUNDING
+        size = rounded(nbytes)
         free = self._free[size <= SMALL]
         address, made = free.best(size), None
         if address is None:

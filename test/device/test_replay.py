@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from memprof.profiler.device import segments
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import SMALL, Replay
+from memprof.profiler.device.replay import Replay
+from memprof.profiler.model.allocator_rules import SMALL
 
 
 class History:

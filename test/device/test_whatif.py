@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memprof.profiler.device.captures import Request, SimulatedPool, reserved_without
-from memprof.profiler.device.ranges import clipped, merged, shares, total
 from memprof.profiler.device.replay import Block
+from memprof.profiler.model.address_ranges import clipped, merged, shares, total
 
 MIB = 1 << 20
 

@@ -1,7 +1,7 @@
-"""The peak of a ``Replay``, each block with a purpose, added up to what the device says.
+"""The peak of a ``Replay``, each block with a category, added up to what the device says.
 
-Note [How a purpose is decided]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [How a block gets its category]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
 does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
 it is known which storages are parameters, gradients and optimizer state, which ``Replay`` notes in
@@ -46,18 +46,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from memprof.profiler.model import (
     BEFORE,
     LOGITS,
     RECOMPUTED,
-    AccountRow,
-    CaptureRow,
+    Category,
     DeviceAccount,
     FailedRequest,
+    Held,
     PoolShare,
-    Purpose,
     SourceFrame,
 )
 
@@ -65,10 +64,8 @@ from .marks import Mark, Phase, line_that_waits
 from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[Block], tuple[Purpose, str]]
-"""A block's purpose and who holds it, where the history does not tell."""
-
-_Row = TypeVar("_Row", AccountRow, CaptureRow)
+Otherwise = Callable[[Block], tuple[Category, str]]
+"""A block's category and who holds it, where the history does not tell."""
 
 
 def explain(
@@ -89,20 +86,20 @@ def explain(
         cut_off: whether a program that trains ended in the middle, so that a backward would have
             come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
-        otherwise: asked for blocks of which the history does not tell the purpose.
+        otherwise: asked for blocks of which the history does not tell the category.
         stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
         passing: bytes of workspaces that go with the operation.
     """
     decide = _Decider(marks, cut_off, now, stays, passing)
 
-    def row_of(block: Block) -> AccountRow:
+    def row_of(block: Block) -> Held:
         at = where(block.frames)
-        purpose, detail = decide(block, at)
+        category, detail = decide(block, at)
         holder = ""
-        if otherwise is not None and purpose is Purpose.UNKNOWN:
-            purpose, holder = otherwise(block)
-            if purpose is Purpose.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
-                purpose = Purpose.GRADIENT
+        if otherwise is not None and category is Category.UNKNOWN:
+            category, holder = otherwise(block)
+            if category is Category.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
+                category = Category.GRADIENT
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
@@ -112,8 +109,8 @@ def explain(
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
         detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
         waits = waiting is not None and forward.line is None
-        return AccountRow(
-            purpose,
+        return Held(
+            category,
             nbytes=0,
             count=0,
             modules=at.module_path or forward.module_path or block.owner,
@@ -132,7 +129,7 @@ def explain(
         account.step, account.phase = mark.step + 1, mark.phase.value
 
 
-def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
+def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Held]) -> None:
     """Do the same with rows as ``row_of`` says them, of each block one with no bytes and no blocks.
 
     A block counts where there is a place for it: inside of a segment, behind the one before. What
@@ -143,7 +140,7 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
     account.allocated = sum(b.size for b in live)
     account.rounding = account.allocated - sum(b.requested for b in live)
     account.awaiting = sum(b.size for b in blocks) - account.allocated
-    account.rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    account.rows = rows_of(live, row_of)
     account.unexplained = account.reserved - account.explained
     if lost := len(peak.blocks) - len(blocks):
         nbytes = sum(b.size for b in peak.blocks) - sum(b.size for b in blocks)
@@ -179,12 +176,14 @@ def _asker(raw: Sequence[Mapping[str, Any]]) -> tuple[str, SourceFrame | None]:
     return at.module_path, source_of(at.line)
 
 
-def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order."""
-    grouped: dict[_Row, list[int]] = {}
+def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], Held]) -> list[Held]:
+    """Returns the rows of blocks, most bytes first; ``row_of`` gives each one a row without bytes,
+    and blocks with equal rows are counted in one."""
+    grouped: dict[Held, list[int]] = {}
     for block in blocks:
         grouped.setdefault(row_of(block), []).append(block.requested)
-    return [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
+    rows = [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
+    return sorted(rows, key=lambda r: (-r.nbytes, r.category.value, r.fate or ""))
 
 
 def failed_requests(
@@ -205,7 +204,7 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
 
 
 class _Decider:
-    """Note [How a purpose is decided]; arguments as those of ``explain``."""
+    """Note [How a block gets its category]; arguments as those of ``explain``."""
 
     def __init__(
         self,
@@ -229,29 +228,29 @@ class _Decider:
             elif ended:
                 self._ended.add(i)
 
-    def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
+    def __call__(self, block: Block, at: Where) -> tuple[Category, str]:
         known = block.known
         if known is None and self._is_workspace(block):
-            return Purpose.WORKSPACE, "cuBLAS"
+            return Category.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            often = Purpose.PERSISTENT_STATE if block.often else None
-            return known or often or Purpose.UNKNOWN, BEFORE
+            often = Category.PERSISTENT_STATE if block.often else None
+            return known or often or Category.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.distributed else None
-        if distributed is not None and known in (None, Purpose.GRADIENT):
-            purpose, detail = distributed
+        if distributed is not None and known in (None, Category.GRADIENT):
+            category, detail = distributed
             if known is None:
                 return distributed
             if detail == BUCKETS:
-                return purpose, BUCKETS_OF_GRADIENTS
+                return category, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
         if at.innermost is not None and _CACHES.search(at.innermost.file):
-            return Purpose.PERSISTENT_STATE, CACHE
+            return Category.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
         if phase is Phase.FORWARD and block.often:
-            return Purpose.PERSISTENT_STATE, ""
+            return Category.PERSISTENT_STATE, ""
         if phase is Phase.BACKWARD and at.recomputed:
-            return Purpose.ACTIVATION, RECOMPUTED
+            return Category.ACTIVATION, RECOMPUTED
         end = None if block.cut else block.freed_after
         if phase is Phase.FORWARD:
             return self._of_forward(block, at, end), ""
@@ -260,30 +259,30 @@ class _Decider:
         cut = phase is Phase.BACKWARD and block.mark not in self._ended
         # What is to stay of a span that is cut off is known already.
         if cut or (until is not None and self._same_span(block.mark, until)):
-            return Purpose.TEMPORARY, ""
+            return Category.TEMPORARY, ""
         if phase is Phase.OPTIMIZER:
-            return Purpose.OPTIMIZER_STATE, ""
+            return Category.OPTIMIZER_STATE, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
-            return Purpose.ACTIVATION, ""  # of a gradient that was differentiated
-        return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
+            return Category.ACTIVATION, ""  # of a gradient that was differentiated
+        return (Category.UNKNOWN if self._now else Category.GRADIENT), ""
 
-    def _of_forward(self, block: Block, at: Where, end: int | None) -> Purpose:
+    def _of_forward(self, block: Block, at: Where, end: int | None) -> Category:
         if _is_batch(block, at):
-            return Purpose.DATALOADER_BATCH
+            return Category.DATALOADER_BATCH
         of_model = bool(at.modules) or at.generated is not None  # which may run several modules
         if not self._trains:
             if end is None and at.modules:
-                return Purpose.PERSISTENT_STATE
-            stays = Purpose.TEMPORARY if end is not None else Purpose.OUTPUT
-            return stays if of_model else Purpose.INPUT
+                return Category.PERSISTENT_STATE
+            stays = Category.TEMPORARY if end is not None else Category.OUTPUT
+            return stays if of_model else Category.INPUT
         if end is not None and self._same_span(block.mark, end):
-            return Purpose.TEMPORARY
+            return Category.TEMPORARY
         until = block.freed_after if block.freed_after is not None else len(self._marks)
         would_go = of_model and end is None and (self._cut_off or block.cut)
         would_go = would_go and self._ended.isdisjoint(range(block.mark, until + 1))
         if would_go or (end is not None and self._marks[end].phase is Phase.BACKWARD):
-            return Purpose.CHECKPOINTED_INPUT if block.checkpointed else Purpose.ACTIVATION
-        return Purpose.OUTPUT if of_model else Purpose.INPUT
+            return Category.CHECKPOINTED_INPUT if block.checkpointed else Category.ACTIVATION
+        return Category.OUTPUT if of_model else Category.INPUT
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Tells whether no phase began between two marks, the first's own aside."""
@@ -314,9 +313,9 @@ BUCKETS = "DDP's buckets"
 BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
-def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
+def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Category, str] | None:
     """Returns what FSDP or DDP asked for, by frames, innermost first; None if neither did."""
-    buffer = Purpose.COMMUNICATION_BUFFER
+    buffer = Category.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")
         if "torch/nn/modules/" in path or not is_internal(frame.file):
@@ -331,7 +330,7 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
                 return buffer, "reduce-scatter of FSDP"
             if path.endswith("/_fsdp_collectives.py"):
                 return buffer, "all-gather of FSDP"
-            return Purpose.PARAMETER, "all-gathered by FSDP"
+            return Category.PARAMETER, "all-gathered by FSDP"
         if "torch/distributed/fsdp/" in path:
             if reduces:
                 return buffer, "reduce-scatter of FSDP1"

@@ -38,7 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
+from memprof.profiler.model import CapturedGraph, Category, Fate, GraphPool, Held, SharedBytes
 from memprof.profiler.model.address_ranges import (
     BestFit,
     Range,
@@ -314,15 +314,23 @@ def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 
-def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
+def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[Held]:
     """Blocks of one fate and one place in the program together, most bytes first."""
 
-    def row_of(b: Block) -> CaptureRow:
+    def row_of(b: Block) -> Held:
         at = where(b.frames)
-        compiled, line = at.generated is not None, source_of(at.line)
-        return CaptureRow(fate(b), 0, 0, at.module_path, line, at.nodes, compiled)
+        return Held(
+            Category.ALLOCATED,
+            nbytes=0,
+            count=0,
+            modules=at.module_path,
+            frame=source_of(at.line),
+            nodes=at.nodes,
+            compiled=at.generated is not None,
+            fate=fate(b),
+        )
 
-    return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))
+    return rows_of(blocks, row_of)
 
 
 @dataclass(frozen=True, slots=True)

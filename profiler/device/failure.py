@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memprof.profiler.model import RECOMPUTED, AccountRow, Failure, Purpose, Relief, WhyNot
+from memprof.profiler.model import RECOMPUTED, Category, Failure, Held, Relief, WhyNot
 from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 
 CONTEXT = 1 << 30
@@ -103,23 +103,23 @@ def explain_failure(
     )
 
 
-_BY_PURPOSE = {
-    Purpose.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
+_BY_CATEGORY = {
+    Category.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
     "the layers",
-    Purpose.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
+    Category.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
     "ZeroRedundancyOptimizer)",
-    Purpose.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
-    Purpose.OUTPUT: "let go of outputs that are not needed any more",
-    Purpose.TENSOR: "let go of tensors that are not needed any more",
-    Purpose.PERSISTENT_STATE: "smaller caches, moving averages on the host",
-    Purpose.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
-    Purpose.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
+    Category.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
+    Category.OUTPUT: "let go of outputs that are not needed any more",
+    Category.TENSOR: "let go of tensors that are not needed any more",
+    Category.PERSISTENT_STATE: "smaller caches, moving averages on the host",
+    Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
+    Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }
 """What makes room, by what the memory is for."""
 
 
 def reliefs(
-    f: Failure, rows: Sequence[AccountRow], *, reserved: int, phase: str, expandable: bool
+    f: Failure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
     """Returns what would have made room, most first, with rows, phase and bytes ``reserved`` of the
     account of that moment; no growing segments where they are ``expandable`` already."""
@@ -138,12 +138,12 @@ def reliefs(
             "a higher torch.cuda.set_per_process_memory_fraction",
         ),
     ]
-    by_purpose: dict[Purpose, list[AccountRow]] = {}
+    by_category: dict[Category, list[Held]] = {}
     for row in (r for r in rows if r.detail != RECOMPUTED):
-        by_purpose.setdefault(row.purpose, []).append(row)
-    for purpose, of_it in by_purpose.items():
-        change = _BY_PURPOSE.get(purpose)
-        if purpose is Purpose.GRADIENT and phase == "forward":
+        by_category.setdefault(row.category, []).append(row)
+    for category, of_it in by_category.items():
+        change = _BY_CATEGORY.get(category)
+        if category is Category.GRADIENT and phase == "forward":
             change = "no gradients in a forward: zero_grad(set_to_none=True) right after the step"
         if change is not None:
             most = max(of_it, key=lambda r: r.nbytes)

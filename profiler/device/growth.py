@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
-from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
+from memprof.profiler.model import Category, Growth, GrowthPart, GrowthSource, SourceFrame
 
 from .account import source_of
-from .holders import Held, Holders, most_common_chain
+from .holders import HeldStorage, Holders, most_common_chain
 from .marks import Mark, Phase, line_that_waits
 from .referrers import CIRCLE, NODE
 from .replay import Block, Replay
@@ -24,7 +24,7 @@ SAMPLES = 6
 WINDOWS = 32
 """Spans of equally many allocations that stand for steps, where there are none."""
 
-_LASTS = frozenset({Purpose.GRADIENT, Purpose.OPTIMIZER_STATE, Purpose.PERSISTENT_STATE})
+_LASTS = frozenset({Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PERSISTENT_STATE})
 """What a program may come to at any step, as where an expert has its first token, and keep. Not
 parameters: copies of a model that are kept are a leak."""
 
@@ -50,7 +50,7 @@ class _Line:
     at: Where
     blocks: list[Block] = field(default_factory=list)
     holder: str = ""
-    root: Held | None = None
+    root: HeldStorage | None = None
 
     @property
     def live(self) -> list[Block]:
@@ -86,7 +86,7 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
 
 
 def growth_of(
-    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
+    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Category]
 ) -> Iterator[Growth]:
     """Yields what is held on a device across steps and grows; ``known`` is what modules and
     optimizers have now, by address."""
@@ -147,7 +147,7 @@ def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
 
 def _ask(lines: Sequence[_Line], holders: Holders) -> None:
     """Find out who has the blocks of each line, of some of them."""
-    samples: list[tuple[_Line, Held]] = []
+    samples: list[tuple[_Line, HeldStorage]] = []
     for line in lines:
         blocks = line.live
         count = min(SAMPLES, len(blocks))

@@ -1,4 +1,4 @@
-"""Memory whose purpose is known from the objects that hold it: modules and optimizers.
+"""Memory whose category is known from the objects that hold it: modules and optimizers.
 
 Note [What counts as persistent state]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 
 from . import _torch_compat as compat
 
-Known = dict[int, Purpose]
+Known = dict[int, Category]
 """Purposes of storages, by the address of their first byte."""
 
 MANY = 16
@@ -155,13 +155,13 @@ class Objects:
         gradients: Known = {}
         for tensor in compat.existing(torch.Tensor):
             if (gradient := compat.gradient_of(tensor)) is not None:
-                _add(gradients, gradient, Purpose.GRADIENT)
+                _add(gradients, gradient, Category.GRADIENT)
             if compat.is_marked_static(tensor):
-                _add(static, tensor, Purpose.PERSISTENT_STATE)
+                _add(static, tensor, Category.PERSISTENT_STATE)
             elif _is_written_often(tensor):
-                _add(often, tensor, Purpose.PERSISTENT_STATE)
+                _add(often, tensor, Category.PERSISTENT_STATE)
         for tensor in compat.tensors_of_caches():
-            _add(static, tensor, Purpose.PERSISTENT_STATE)
+            _add(static, tensor, Category.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
         known = static | known | self._averages(modules, optimizers)
         return Look(known, frozenset(often), gradients)
@@ -183,7 +183,7 @@ class Objects:
             statistics = isinstance(module, compat.NormWithStatistics)
             for name, tensor in _own(module, "_buffers"):
                 written = _is_written_often(tensor) or self.was_written(module, name)
-                state = Purpose.PERSISTENT_STATE if statistics or written else Purpose.PARAMETER
+                state = Category.PERSISTENT_STATE if statistics or written else Category.PARAMETER
                 _add(known, tensor, state)
             for _, tensor in _own(module, "_parameters"):
                 _add_with_gradient(known, tensor)
@@ -209,7 +209,7 @@ class Objects:
             found += module.parameters() if shapes in of_trained else ()
         known: Known = {}
         for tensor in found:
-            _add(known, tensor, Purpose.PERSISTENT_STATE)
+            _add(known, tensor, Category.PERSISTENT_STATE)
         return known
 
     def _is_kept_up_to_date(self, module: torch.nn.Module) -> bool:
@@ -245,19 +245,19 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     for state in list(optimizer.state.values()):
         for value in list(state.values()) if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
-                _add(known, value, Purpose.OPTIMIZER_STATE)
+                _add(known, value, Category.OPTIMIZER_STATE)
     return known
 
 
 def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
-    _add(known, p, Purpose.PARAMETER)
+    _add(known, p, Category.PARAMETER)
     if p.grad is not None:
-        _add(known, p.grad, Purpose.GRADIENT)
+        _add(known, p.grad, Category.GRADIENT)
 
 
-def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
+def _add(known: Known, tensor: torch.Tensor, category: Category) -> None:
     for address, _ in compat.memory_of(tensor, "cuda"):
-        known.setdefault(address, purpose)
+        known.setdefault(address, category)
 
 
 def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from memprof.profiler.model import Purpose, SourceFrame
+from memprof.profiler.model import Category, SourceFrame
 
 
 class Phase(str, Enum):
@@ -24,7 +24,7 @@ class Mark:
     Attributes:
         phase: what runs from here on.
         step: optimizer steps that have ended.
-        known: purposes of storages, by the address of their first byte, as far as looked for.
+        known: categories of storages, by the address of their first byte, as far as looked for.
         line: of the program that waits in ``backward()`` from here on; None if not known.
         checkpointed: addresses of what is handed to a checkpointed function here.
         batch: bytes of each tensor of a batch that a DataLoader returns here.
@@ -38,7 +38,7 @@ class Mark:
 
     phase: Phase
     step: int
-    known: dict[int, Purpose] = field(default_factory=dict)
+    known: dict[int, Category] = field(default_factory=dict)
     line: SourceFrame | None = None
     checkpointed: frozenset[int] = frozenset()
     batch: frozenset[int] = frozenset()

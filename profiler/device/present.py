@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import Category, DeviceAccount
 from memprof.profiler.model.address_ranges import has, merged
 
 from . import _torch_compat as compat
@@ -100,13 +100,13 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     )
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
-    def otherwise(block: Block) -> tuple[Purpose, str]:
-        found = holders.purpose(block)
+    def otherwise(block: Block) -> tuple[Category, str]:
+        found = holders.category(block)
         if found is not None:
             return found
         if block.requested in sizes:
-            return Purpose.WORKSPACE, WORKSPACE
-        return Purpose.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
+            return Category.WORKSPACE, WORKSPACE
+        return Category.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
 
     return otherwise
 

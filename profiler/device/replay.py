@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from memprof.profiler.model import Purpose, SourceFrame
+from memprof.profiler.model import Category, SourceFrame
 from memprof.profiler.model import allocator_rules as rules
 
 from .marks import Mark
@@ -90,7 +90,7 @@ class Block:
     freed_after: int | None = None
     ended: int | None = None
     stream: int = 0
-    known: Purpose | None = None
+    known: Category | None = None
     often: bool = False
     checkpointed: bool = False
     batch: bool = False
@@ -335,10 +335,10 @@ class Replay:
             if owners and not block.owner and (owned := block.first_of(owners)) is not None:
                 block.owner = mark.owners[owned]
             address_in = block.first_of(known)
-            purpose = None if address_in is None else mark.known[address_in]
+            category = None if address_in is None else mark.known[address_in]
             # That something is written to may be seen later than that it is a module's.
-            if block.known is None or purpose is Purpose.PERSISTENT_STATE:
-                block.known = purpose
+            if block.known is None or category is Category.PERSISTENT_STATE:
+                block.known = category
             if often and block.first_of(often) is not None:
                 block.often = True
 

@@ -37,7 +37,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
+from memprof.profiler.model import Category, DeviceAccount, Growth, SourceFrame
 
 from . import _torch_compat as compat
 from . import _torch_hooks as hooks
@@ -286,7 +286,7 @@ class Watch:
             cut_off=self.trains,
             now=True,
             otherwise=otherwise,
-            stays=lambda b: otherwise(b)[0] is Purpose.WORKSPACE,
+            stays=lambda b: otherwise(b)[0] is Category.WORKSPACE,
         )
         account.most_allocated = replay.most_allocated
         failed = replay.out_of_memory

@@ -62,7 +62,7 @@ class GrowthSource(str, Enum):
 @dataclass(frozen=True, slots=True)
 class GrowthPart:
     """Describes what grows, of one line: bytes that are held, in so many blocks or tensors;
-    ``what`` they are for, or the FX node that made them; and who made them, as in ``AccountRow``.
+    ``what`` they are for, or the FX node that made them; and who made them, as in ``Held``.
     """
 
     nbytes: Int
@@ -102,7 +102,7 @@ class Growth:
 
 
 FORMAT = "memprof-profile"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
     assert f is not None
     text = f"Out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
     text += f"; {why(account, f, format_bytes)}"
-    largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_purpose().items()][:3]
+    largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_category().items()][:3]
     if largest:
         text += f". Live: {', '.join(largest)}"
     if f.reliefs:

@@ -144,12 +144,12 @@ def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None
     )
 
 
-_LASTING = {
-    model.Purpose.PARAMETER: model.Category.PARAMETER,
-    model.Purpose.PERSISTENT_STATE: model.Category.PERSISTENT_STATE,
-    model.Purpose.OPTIMIZER_STATE: model.Category.OPTIMIZER_STATE,
-}
-"""What is there all the time, under the names of both sources."""
+_LASTING = (
+    model.Category.PARAMETER,
+    model.Category.PERSISTENT_STATE,
+    model.Category.OPTIMIZER_STATE,
+)
+"""What is there all the time."""
 
 EAGER = "eager tensors: made or kept outside of compiled calls"
 ROUNDING = "rounding: blocks are larger than what was asked for"
@@ -182,32 +182,30 @@ def device_peak(
     ``compiled`` were the bytes at the peak of compiled code there, ``kept`` those that libraries
     allocated in that call and did not give back, of which the live ones know nothing.
     """
-    now = account.by_purpose()
-    found: dict[str, int] = {}
-    for purpose, category in _LASTING.items():
-        found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
-    state, parameter = model.Purpose.PERSISTENT_STATE, model.Purpose.PARAMETER
-    of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
+    now = account.by_category()
+    found = {c.label: max(now.get(c, 0), compiled.get(c, 0)) for c in _LASTING}
+    state, parameter = model.Category.PERSISTENT_STATE, model.Category.PARAMETER
+    of_graphs = compiled.get(state, 0) + compiled.get(parameter, 0)
     both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
     found[parameter.label] = both - found[state.label]
-    found[model.Purpose.WORKSPACE.label] = now.get(model.Purpose.WORKSPACE, 0)
+    found[model.Category.WORKSPACE.label] = now.get(model.Category.WORKSPACE, 0)
     for category, nbytes in compiled.items():
-        if category not in _LASTING.values():
+        if category not in _LASTING:
             found[category.label] = nbytes
-    unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
+    unknown_to_graphs = min(now.get(state, 0) - compiled.get(state, 0), both - of_graphs)
     for passed in (model.Category.INPUT, model.Category.OUTPUT):
         if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
             unknown_to_graphs -= same
             found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (model.Purpose.TENSOR, model.Purpose.DATALOADER_BATCH))
+    tensors = sum(now.get(p, 0) for p in (model.Category.TENSOR, model.Category.DATALOADER_BATCH))
     counted = sum(found.get(c.label, 0) for c in (model.Category.INPUT, model.Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
     # Some of them may be the same, and all may have been asked for when less was there.
-    beyond = max(0, kept - found[model.Purpose.WORKSPACE.label])
+    beyond = max(0, kept - found[model.Category.WORKSPACE.label])
     if beyond <= unattributed:
-        found[model.Purpose.WORKSPACE.label] += beyond
+        found[model.Category.WORKSPACE.label] += beyond
         unattributed -= beyond
     if unattributed < 0:
         return None

@@ -28,10 +28,10 @@ from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
 from memprof.profiler.device.segments import Ascending, Segments
 from memprof.profiler.device.where import is_generated, user_lines
 from memprof.profiler.model import (
-    AccountRow,
+    Category,
     DeviceAccount,
+    Held,
     Profile,
-    Purpose,
     SourceFrame,
 )
 
@@ -42,7 +42,7 @@ from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
 
-_PURPOSES = {p.value: p for p in Purpose}
+_CATEGORIES = {p.value: p for p in Category}
 
 _FREED = {"free_requested", "free_completed"}
 """Events of a block that goes: torch writes both."""
@@ -105,9 +105,9 @@ def _of_peak(device: str, peak: Peak, stacks: bool, asked: Container[int] = ()) 
     """The account of an instant of a history that has ``stacks``; of the blocks that were there
     before, as far as that was followed, those at addresses in ``asked`` are of the history too."""
     account = DeviceAccount(device, reserved=peak.reserved)
-    rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
+    rows: dict[int, Held] = {}  # by stack, which many blocks have together
 
-    def row(block: Block) -> AccountRow:
+    def row(block: Block) -> Held:
         frames = block.raw_frames
         if not frames:
             no_python = stacks and (block.event > 0 or block.address in asked)
@@ -278,23 +278,23 @@ def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, Source
     return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
 
 
-_NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
-_NO_PYTHON = AccountRow(Purpose.ALLOCATED, 0, 0)
+_NO_STACK = Held(Category.ALLOCATED, 0, 0, holder=NO_STACK)
+_NO_PYTHON = Held(Category.ALLOCATED, 0, 0)
 """Of requests whose stack was recorded and is empty: those of autograd's threads."""
 
 
-def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
+def _row(raw: Sequence[Mapping[str, Any]]) -> Held:
     named = next((f for f in raw if f.get("fx_node_name")), None)
-    purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
+    category, detail, nodes, modules = Category.ALLOCATED, "", "", ""
     said = next((f for f in raw if f.get(ROLE)), None)
     if said is not None:
-        purpose = _PURPOSES.get(said[ROLE], Purpose.ALLOCATED)
+        category = _CATEGORIES.get(said[ROLE], Category.ALLOCATED)
         modules = said.get(MODULE, "")
     if is_workspace(raw):
-        purpose, detail = Purpose.WORKSPACE, "cuBLAS"
+        category, detail = Category.WORKSPACE, "cuBLAS"
     if named is not None:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
     compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
     line, library = _lines(raw)
-    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail, library=library)
+    return Held(category, 0, 0, modules, line, nodes, compiled, detail, library=library)

@@ -24,7 +24,7 @@ simgpu = pytest.mark.simgpu
 _BEGIN = """
 import copy, sys
 import torch, memprof
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,10 +40,10 @@ def account_of(session):
     return account
 
 
-def lines(account, purpose, detail=""):
+def lines(account, category, detail=""):
     found = {}
     for r in account.rows:
-        if r.purpose is purpose and detail in r.detail:
+        if r.category is category and detail in r.detail:
             code = r.frame.code if r.frame else None
             found[code] = found.get(code, 0) + r.nbytes
     return found
@@ -98,23 +98,23 @@ STATISTICS = 2 * 4 * N + 8
 OWN = 3 * WEIGHT + 2 * 4 * N
 CONSTANT = 128 * N * 4
 
-state = lines(account, Purpose.PERSISTENT_STATE)
+state = lines(account, Category.PERSISTENT_STATE)
 assert state.pop("net = Net().cuda()  # model") == 64 * N * 4 + STATISTICS
 assert state.pop("average = copy.deepcopy(net)  # average") == OWN + STATISTICS
 assert state.pop("teacher = copy.deepcopy(net)  # teacher") == STATISTICS
 assert not state, state
-parameters = lines(account, Purpose.PARAMETER)
+parameters = lines(account, Category.PARAMETER)
 assert parameters["net = Net().cuda()  # model"] == OWN + CONSTANT
 assert parameters["teacher = copy.deepcopy(net)  # teacher"] == OWN + CONSTANT + 64 * N * 4
 
-inputs = lines(account, Purpose.CHECKPOINTED_INPUT)
+inputs = lines(account, Category.CHECKPOINTED_INPUT)
 assert set(inputs) == {"y = self.norm(x).exp()  # first", "y = y.sin()  # second"}, inputs
 assert set(inputs.values()) == {4 * 1000 * N}
-assert lines(account, Purpose.DATALOADER_BATCH) == {'x = batch["x"].to("cuda")': 4 * 1000 * N}
-assert lines(account, Purpose.INPUT)['mask = torch.ones(1000, N, device="cuda")'] == 4 * 1000 * N
-workspaces = [r for r in account.rows if r.purpose is Purpose.WORKSPACE]
+assert lines(account, Category.DATALOADER_BATCH) == {'x = batch["x"].to("cuda")': 4 * 1000 * N}
+assert lines(account, Category.INPUT)['mask = torch.ones(1000, N, device="cuda")'] == 4 * 1000 * N
+workspaces = [r for r in account.rows if r.category is Category.WORKSPACE]
 assert workspaces and {r.detail for r in workspaces} == {"cuBLAS"}
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 waits = {r.frame.code for r in account.rows if r.waits}
 assert waits <= {"net(x).sum().backward()  # backward"}, waits
 assert any(r.nodes.endswith("Backward0") or r.waits for r in account.rows)
@@ -154,19 +154,19 @@ OWN = WEIGHT + 2 * 4 * N
 with memprof.profile(eager=True) as session:
     kept = train()
 account = account_of(session)
-state = lines(account, Purpose.PERSISTENT_STATE)
+state = lines(account, Category.PERSISTENT_STATE)
 ema = [code for code in state if code.endswith("# EMA")]
 assert state.pop(ema[0]) == OWN + STATISTICS, state
 assert {code.partition("# ")[2]: n for code, n in state.items()} == {"model": STATISTICS}, state
-assert lines(account, Purpose.DATALOADER_BATCH) == {
+assert lines(account, Category.DATALOADER_BATCH) == {
     'x = batch.to("cuda", non_blocking=True)  # batch': 4 * 1000 * N
 }
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 
 with memprof.profile() as session:
     kept = train()
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == OWN + 2 * STATISTICS, account.rows
+assert account.by_category()[Category.PERSISTENT_STATE] == OWN + 2 * STATISTICS, account.rows
 """
 
 
@@ -180,7 +180,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 kind = sys.argv[1]
-BUFFER = Purpose.COMMUNICATION_BUFFER
+BUFFER = Category.COMMUNICATION_BUFFER
 with memprof.profile(eager=True) as session:
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     model = nn.Sequential(*(nn.Sequential(nn.Linear(N, N), nn.ReLU()) for _ in range(4))).cuda()
@@ -233,9 +233,9 @@ else:
     assert buffers["communication buffer (all-gather of FSDP)"] >= WHOLE // 4, found
     assert found["parameter"] == WHOLE // 4, found
     assert found["parameter (all-gathered by FSDP)"] >= WHOLE // 4, found
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 # What modules asked for that FSDP or DDP had called is theirs.
-assert all(r.purpose is not BUFFER for r in account.rows if "ReLU" in r.modules)
+assert all(r.category is not BUFFER for r in account.rows if "ReLU" in r.modules)
 """
 
 
@@ -379,7 +379,7 @@ def serve():
 
 with memprof.profile(eager=True) as session:
     cache = serve()
-state = lines(account_of(session), Purpose.PERSISTENT_STATE)
+state = lines(account_of(session), Category.PERSISTENT_STATE)
 assert state['self.keys = torch.zeros(1000, N, device="cuda")  # cache'] == 4000 * N, state
 
 with memprof.profile() as session:
@@ -388,7 +388,7 @@ from memprof.profiler.report.summary import summarize
 (account,) = session.profile().accounts
 (peak,) = summarize(session.profile()).at_peak
 assert account.present
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 4000 * N
+assert account.by_category()[Category.PERSISTENT_STATE] == 4000 * N
 parts = dict(peak.parts)
 assert parts["persistent state"] == 4000 * N, parts
 rest = peak.eager + peak.rounding + peak.free + peak.unattributed
@@ -441,7 +441,7 @@ CACHES = {4 * N * n for n in (1001, 1002, 1003, 1004)}
 for compiled in (False, True) if sys.argv[1] == "watched" else ():
     with memprof.profile(eager=True) as session:
         kept = serve(compiled)
-    state = {r.nbytes for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE}
+    state = {r.nbytes for r in account_of(session).rows if r.category is Category.PERSISTENT_STATE}
     assert state == CACHES, (compiled, state)
     kept = None
     torch.compiler.reset()
@@ -451,7 +451,7 @@ if sys.argv[1] == "watched":
 with memprof.profile() as session:
     kept = serve(True)
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == sum(CACHES)
+assert account.by_category()[Category.PERSISTENT_STATE] == sum(CACHES)
 assert "kept[...], global of program.py" in {r.holder for r in account.rows}, account.rows
 (peak,) = summarize(session.profile()).at_peak
 assert dict(peak.parts)["persistent state"] == sum(CACHES), peak.parts
@@ -472,14 +472,14 @@ with memprof.profile(eager=True) as session, torch.no_grad():
     for i in range(4):
         new = torch.ones(1, 8, 1000, 64, device="cuda")
         cache.update(new, new, 0)
-state = [r for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE]
+state = [r for r in account_of(session).rows if r.category is Category.PERSISTENT_STATE]
 assert {r.detail for r in state} <= {"cache of transformers", ""}, state
 assert sum(r.nbytes for r in state) >= 2 * 4 * 8 * 4000 * 64, state
 
 with memprof.profile() as session:
     pass
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 2 * 4 * 8 * 4000 * 64
+assert account.by_category()[Category.PERSISTENT_STATE] == 2 * 4 * 8 * 4000 * 64
 """
 
 
@@ -498,7 +498,7 @@ with memprof.profile(eager=True) as session:
     torch._C._cuda_clearCublasWorkspaces()
 (account,) = session.profile().accounts
 workspaces = [r for r in account.rows if r.detail == "cuBLAS"]
-assert workspaces and all(r.purpose is Purpose.WORKSPACE for r in workspaces), account.rows
+assert workspaces and all(r.category is Category.WORKSPACE for r in workspaces), account.rows
 """
 
 
@@ -515,7 +515,7 @@ with memprof.profile(eager=True) as session, torch.no_grad():
         compiled(torch.ones(8, N, device="cuda"))
 (account,) = session.profile().accounts
 (workspace,) = [r for r in account.rows if r.detail == "cuBLAS"]
-assert workspace.purpose is Purpose.WORKSPACE, account.rows
+assert workspace.category is Category.WORKSPACE, account.rows
 assert workspace.nbytes >= 1 << 20  # kept, or from 2.15 on of the one operation
 """
 

@@ -10,7 +10,7 @@ from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
 from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.replay import Replay, thin
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import Category, DeviceAccount
 
 KIB = 1 << 10
 PAGE = 4 * KIB
@@ -69,7 +69,7 @@ class Program:
         return [a for a in self.live if self.random.random() < share]
 
     def step(self, number: int) -> None:
-        kinds = (Purpose.PARAMETER, Purpose.GRADIENT, Purpose.PERSISTENT_STATE)
+        kinds = (Category.PARAMETER, Category.GRADIENT, Category.PERSISTENT_STATE)
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.FORWARD, Phase.OPTIMIZER):
             if self.random.random() < 0.1:
                 continue
@@ -126,7 +126,7 @@ class Program:
         return found
 
 
-P = Purpose.OPTIMIZER_STATE
+P = Category.OPTIMIZER_STATE
 
 
 def test_what_is_said_is_the_same() -> None:

@@ -27,7 +27,7 @@ simgpu = pytest.mark.simgpu
 _BEGIN = """
 import contextlib, gc, logging, sys, threading
 import torch, memprof
-from memprof.profiler.model import LedgerKind, Purpose
+from memprof.profiler.model import LedgerKind, Category
 from torch import nn
 
 N = 1024
@@ -45,7 +45,7 @@ def adds_up(account):
     assert account.unexplained == 0, account.unexplained
     assert parts == account.reserved
     assert not account.notes, account.notes
-    return {p.value: n for p, n in account.by_purpose().items()}
+    return {p.value: n for p, n in account.by_category().items()}
 
 
 def mib(n):
@@ -150,7 +150,7 @@ assert account.most_allocated == torch.cuda.max_memory_allocated()
 assert found["parameter"] == 3 * WEIGHT, found
 assert found["optimizer_state"] == 2 * 3 * WEIGHT + 3 * 4, found
 # Two blocks, two that leaked, and cuBLAS's workspaces; the leak of the session has its line.
-unknown = [r for r in account.rows if r.purpose is Purpose.UNKNOWN]
+unknown = [r for r in account.rows if r.category is Category.UNKNOWN]
 assert [r.detail for r in unknown] == ["from before the session"]
 assert found["unknown"] >= (5 + 7 + 2 * 8) * MIB
 assert lines(account, "# the leak") == account.step * 8 * MIB
@@ -563,7 +563,7 @@ adds_up(account)
 
 # Logits in bfloat16, a copy in float32, and in the backward of the log-softmax its result and the
 # gradients of both.
-account.rows = [r for r in account.rows if r.purpose is not Purpose.WORKSPACE]
+account.rows = [r for r in account.rows if r.category is not Category.WORKSPACE]
 assert {r.detail for r in account.rows} == {"", "logits, 4 x 256 x 6,144"}
 texts = "self.head(x)", "logits.float()", "F.cross_entropy", "loss.backward()"
 of = {text: lines(account, text) for text in texts}
@@ -580,8 +580,8 @@ assert [w.nbytes for w in found.ways] == [total, total * 7 // 8, rest * 7 // 8],
 assert {e.node for e in found.evidence} >= {"NllLossBackward0", "LogSoftmaxBackward0"}
 
 # Parameters and AdamW's state are their modules', wherever they were asked for.
-for purpose, times in ((Purpose.PARAMETER, 1), (Purpose.OPTIMIZER_STATE, 2)):
-    rows = [r for r in account.rows if r.purpose is purpose]
+for category, times in ((Category.PARAMETER, 1), (Category.OPTIMIZER_STATE, 2)):
+    rows = [r for r in account.rows if r.category is category]
     numbers = 4 * times * parameters
     assert numbers <= sum(r.nbytes for r in rows) <= numbers + 4096
     assert {r.modules for r in rows} == {

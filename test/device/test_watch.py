@@ -128,7 +128,7 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 (account,) = watch.accounts()
-found = {p.value: n for p, n in account.by_purpose().items()}
+found = {p.value: n for p, n in account.by_category().items()}
 assert found["parameter"] == 4 << 20, found
 assert found["optimizer_state"] == (8 << 20) + 4, found
 """

@@ -7,7 +7,6 @@ from dataclasses import replace
 from profile_builder import MIB, training
 
 from memprof.profiler.model import (
-    AccountRow,
     Category,
     DataFlowColumns,
     DataFlowDevice,
@@ -21,6 +20,7 @@ from memprof.profiler.model import (
     Growth,
     GrowthPart,
     GrowthSource,
+    Held,
     HostRead,
     Lane,
     LaneKind,
@@ -40,7 +40,6 @@ from memprof.profiler.model import (
     PoolShare,
     Process,
     Profile,
-    Purpose,
     Relief,
     RunState,
     SnapshotKind,
@@ -108,8 +107,8 @@ def _account(frame: SourceFrame) -> DeviceAccount:
     return DeviceAccount(
         "cuda:0", "NVIDIA H100", 80 * MIB, True, 20 * MIB, 9 * MIB, 9 * MIB, 2, "backward",
         [
-            AccountRow(Purpose.ACTIVATION, 6 * MIB, 3, "Net > Block", frame, "mm (aten.mm)", True),
-            AccountRow(Purpose.PARAMETER, 2 * MIB, 1, detail="all-gathered by FSDP"),
+            Held(Category.ACTIVATION, 6 * MIB, 3, "Net > Block", frame, "mm (aten.mm)", True),
+            Held(Category.PARAMETER, 2 * MIB, 1, detail="all-gathered by FSDP"),
         ],
         512, MIB,
         [

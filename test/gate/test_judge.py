@@ -10,12 +10,12 @@ import pytest
 
 from memprof.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
 from memprof.profiler.model import (
-    AccountRow,
+    Category,
     DeviceAccount,
     Failure,
+    Held,
     PoolShare,
     Profile,
-    Purpose,
     SourceFrame,
     WhyNot,
 )
@@ -34,8 +34,8 @@ def a_mark(arguments: dict[str, object]) -> Any:
 def took(block: int, other: int = 100 * MIB) -> Simulation:
     """A test whose module ``Block`` has so many bytes, of all that it took."""
     rows = [
-        AccountRow(
-            Purpose.ACTIVATION,
+        Held(
+            Category.ACTIVATION,
             block,
             1,
             modules="Model > Block",
@@ -43,7 +43,7 @@ def took(block: int, other: int = 100 * MIB) -> Simulation:
             nodes="addmm_3",
             compiled=True,
         ),
-        AccountRow(Purpose.PARAMETER, other, 1, modules="Model"),
+        Held(Category.PARAMETER, other, 1, modules="Model"),
     ]
     reserved = block + other
     pools = [PoolShare("general", reserved, 0, 1, 0)]

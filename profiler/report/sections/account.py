@@ -157,7 +157,7 @@ def _in_phase(a: model.DeviceAccount) -> str:
 
 
 def _purposes(a: model.DeviceAccount) -> Section:
-    uses = {p.label for p in a.by_purpose()}
+    uses = {p.label for p in a.by_category()}
     parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[1] in uses]
     others = [row for row in parts if row[1] not in uses]
@@ -209,7 +209,7 @@ def _outside(a: model.DeviceAccount) -> Section:
     return replace(said, name="what is outside of the allocator", spare=5)
 
 
-def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], str]) -> Section:
+def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.Held], str]) -> Section:
     found: Counter[tuple[str, ...]] = Counter()
     beside = _library(a) if key is _location else ()
     for r in a.rows:
@@ -224,11 +224,11 @@ def _library(a: model.DeviceAccount) -> tuple[col.Column, ...]:
     return (col.Path("in library"),) if any(r.library for r in a.rows) else ()
 
 
-def _location(r: model.AccountRow) -> str:
+def _location(r: model.Held) -> str:
     return words.place(r.frame) or _nowhere(r)
 
 
-def _nowhere(r: model.AccountRow) -> str:
+def _nowhere(r: model.Held) -> str:
     return r.holder or (f"({model.BEFORE})" if r.detail == model.BEFORE else _AUTOGRAD)
 
 
@@ -331,7 +331,7 @@ def _left(pool: model.GraphPool, show: Show) -> Section:
     found = left_behind(pool)
     columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
-        (r.nbytes, len(x.graphs), r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes)
+        (r.nbytes, len(x.graphs), r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes)
         for x in found
         for r in (x.row,)
     ]
@@ -349,9 +349,7 @@ def _at_peak(pool: model.GraphPool, show: Show) -> Section:
     return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
 
 
-def _rows(found: list[model.CaptureRow], rounding: int = 0) -> Table:
-    rows = [
-        (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
-    ]
+def _rows(found: list[model.Held], rounding: int = 0) -> Table:
+    rows = [(r.nbytes, r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found]
     foot = ((rounding, None, "rounding", None, None, None),) if rounding else ()
     return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..attribution import Attribution, View
@@ -38,51 +38,25 @@ from .walk import Block, Part, Walk
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
-_NAMES = [
-    "action",
-    "addr",
-    "category",
-    "compile_context",
-    "frames",
-    "size",
-    "stream",
-    "time_us",
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "snapshot",
-    *(c.value for c in Category),
-]
-"""Strings that events repeat."""
-
-_BATCH = 1000
-"""Events that are held in memory at once."""
 
 
 def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
-    """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
+    """Write a snapshot, see ``export_profile``; segments are as they are after the last call.
+
+    All events are in memory at once: of a long run export a part of the calls.
+    """
     index = device_index(part.devices)
-    out = _Pickle(file)
     labels = {g.id: g.label for g in profile.graphs}
-    traces = {index[d]: _Trace(part.walk(profile, d), labels, index[d]) for d in part.devices}
-    file.write(pickle.EMPTY_DICT + pickle.MARK)
-    # Keys of ours, which no reader looks at.
-    for key, strings in (("memprof_names", _NAMES), ("memprof_graphs", [*labels.values()])):
-        out.put(key)
-        out.put(strings, remember=True)
-    out.put("device_traces")
-    file.write(pickle.EMPTY_LIST)
-    for i in range(max(traces, default=-1) + 1):
-        out.put_list(traces[i].events() if i in traces else ())
-        file.write(pickle.APPEND)
-    out.put("segments")
-    out.put_list(segment for i in sorted(traces) for segment in traces[i].segments())
-    out.put("allocator_settings")
-    out.put({"memprof": "see docs/exports.md for what these addresses are"})
-    out.put("external_annotations")
-    out.put([])
-    file.write(pickle.SETITEMS + pickle.STOP)
+    traces = {index[d]: _DeviceTrace(part.walk(profile, d), labels, index[d]) for d in part.devices}
+    places = range(max(traces, default=-1) + 1)
+    snapshot = {
+        "device_traces": [list(traces[i].events()) if i in traces else [] for i in places],
+        "segments": [segment for i in sorted(traces) for segment in traces[i].segments()],
+        "allocator_settings": {"memprof": "see docs/exports.md for what these addresses are"},
+        "external_annotations": [],
+    }
+    # The newest protocol of which MemoryViz.js knows all that such values need.
+    pickle.dump(snapshot, file, protocol=4)
 
 
 def device_index(devices: Sequence[str]) -> dict[str, int]:
@@ -99,56 +73,7 @@ def device_index(devices: Sequence[str]) -> dict[str, int]:
     return out
 
 
-class _Pickle:
-    """A pickle that is written value by value: ``pickle.dump`` would want all events at once.
-
-    All of it is read by the unpickler of torch's MemoryViz.js, which knows few opcodes: no POP, no
-    GLOBAL, no REDUCE.
-    """
-
-    def __init__(self, file: Output) -> None:
-        self._file = file
-        self._pickler = pickle.Pickler(self, 2)
-        self._pickled = b""
-        self._known: dict[int, object] = {}
-        file.write(pickle.PROTO + b"\x02")
-
-    def write(self, pickled: bytes) -> None:
-        """For the pickler, once a value: that stands between PROTO and STOP."""
-        self._pickled = pickled[2:-1]
-
-    def put(self, value: object, *, remember: bool = False) -> None:
-        """Push a value. What is remembered, and all in it, is kept and referred to from then on."""
-        self._pickler.fast = not remember
-        self._pickler.dump(value)
-        self._file.write(self._pickled)
-
-    def put_list(self, values: Iterable[dict[str, Any]]) -> None:
-        """Push a list of dictionaries; their ``frames`` are remembered."""
-        self._file.write(pickle.EMPTY_LIST)
-        waiting: list[dict[str, Any]] = []
-        for value in values:
-            frames = value["frames"]
-            if frames and id(frames) not in self._known:
-                self._known[id(frames)] = frames
-                self._extend(waiting)
-                self.put(value, remember=True)
-                self._file.write(pickle.APPEND)
-            else:
-                waiting.append(value)
-                if len(waiting) == _BATCH:
-                    self._extend(waiting)
-        self._extend(waiting)
-
-    def _extend(self, values: list[dict[str, Any]]) -> None:
-        """Move values to the end of the list that is on top."""
-        self._pickler.fast = True
-        self._pickler.dump(values)
-        self._file.write(self._pickled.removeprefix(pickle.EMPTY_LIST))
-        values.clear()
-
-
-class _Trace:
+class _DeviceTrace:
     """The events of one device, and the segments after them."""
 
     def __init__(self, walk: Walk, labels: dict[int, str], device: int) -> None:

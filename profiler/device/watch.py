@@ -27,7 +27,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,9 +62,6 @@ DRAIN = 20_000
 
 _PERIOD = 0.2
 """Seconds between two looks at how much history there is, beside the program."""
-
-_PAUSE = 100
-"""The time between two looks at modules, beside the program, in times that a look takes."""
 
 _MANY_MARKS = 1_000
 """Marks that a run must have for some to go."""
@@ -371,7 +367,7 @@ class Watch:
 
     def _mark_process(self, phase: Phase | None) -> Known:
         look = self.objects.of_process()
-        owned = owners(module for module, _ in self.objects.alive())
+        owned = owners(self.objects.alive())
         self._mark(phase, look.gradients | look.known, often=look.often, owners=owned)
         return look.known
 
@@ -413,7 +409,6 @@ class Watch:
                 self._draining = False
 
     def _follow(self) -> None:
-        self.objects.look()
         counts = {d: compat.allocation_counts(d) for d in self.replays}
         snapshot = compat.drain_history()
         marks = list(self.marks)
@@ -437,24 +432,12 @@ class Watch:
             self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
 
     def _look_after(self) -> None:
-        """Drain where there is a lot of history, and see which buffers were written to, beside a
-        program that comes to no mark."""
-        look_at = 0.0
+        """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if not self.follows:
-                continue
-            begun = time.monotonic()
-            if begun >= look_at:
-                self._look()
-                look_at = begun + _PAUSE * (time.monotonic() - begun)
             if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
                 self._asks = True  # first: the main thread may be through before it is told
                 if not on_main_thread(self._asked_for):
                     self._asks = False
-
-    @_hook
-    def _look(self) -> None:
-        self.objects.look()
 
     def _asked_for(self) -> None:
         self._asks = False
@@ -483,8 +466,6 @@ class Watch:
 
     @_hook
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
-        if not self.objects.looked:
-            self.objects.look()
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
         if self.replays and self._looks() and not compat.compiled_autograd_is_on():
@@ -537,7 +518,6 @@ class Watch:
             self._modules_known = True
             found = self.objects.of_modules()
         if self._looks():
-            self.objects.look()
             found = of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 
@@ -546,7 +526,7 @@ class Watch:
         found, owned = {}, {}
         if self._looks():
             found = of_state(optimizer)
-            owned = owners((module for module, _ in self.objects.alive()), [optimizer])
+            owned = owners(self.objects.alive(), [optimizer])
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())

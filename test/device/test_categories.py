@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from memprof.profiler.device.known import Objects, sizes_of
+from memprof.profiler.device.known import sizes_of
 from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
@@ -523,34 +522,6 @@ assert workspace.nbytes >= 1 << 20  # kept, or from 2.15 on of the one operation
 @simgpu
 def test_workspaces_that_graph_trees_gave_back(tmp_path: Path) -> None:
     script(tmp_path / "program.py", _BEGIN + _IN_GRAPH_TREES)
-
-
-def test_writes_are_seen_at_two_looks() -> None:
-    module = nn.Linear(4, 4)
-    module.register_buffer("cache", torch.zeros(4))
-    module.register_buffer("table", torch.zeros(4).add_(1))
-    objects = Objects()
-    objects.module_made(module)
-    objects.look()
-    assert not objects.was_written(module, "cache")
-    with torch.no_grad():
-        module.cache.add_(1)
-        module.weight.mul_(0.5)
-    objects.look()
-    assert not objects.was_written(module, "cache")  # once: a checkpoint that was loaded
-    with torch.no_grad():
-        module.cache.add_(1)
-        module.weight.mul_(0.5)
-    objects.look()
-    objects.look()
-    assert objects.was_written(module, "cache")
-    assert not objects.was_written(module, "table")
-    assert objects._is_kept_up_to_date(nn.Sequential(module))
-    # Another tensor under the same name has been written to by nobody.
-    module.cache = torch.zeros(4).add_(1).add_(1).add_(1)
-    objects.look()
-    assert not objects.was_written(module, "cache")
-    assert not objects.was_written(nn.Linear(4, 4), "weight")
 
 
 def test_sizes_of_a_batch() -> None:

@@ -323,7 +323,6 @@ entry = torch.autograd.graph._engine_run_backward
 training = Training()
 for owner, name in (
     (Objects, "of_modules"), (Watch, "_follow"), (Watch, "_account"), (Watch, "_start"),
-    (Objects, "look"),
 ):
     works = getattr(owner, name)
     setattr(owner, name, fails)

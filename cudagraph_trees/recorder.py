@@ -48,8 +48,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
+from memprof.profiler.thread_activity import activity
 
 from . import _torch_compat as compat
 from .account.ledger import Measurement
@@ -158,7 +158,7 @@ class Recorder:
                 )
             self._begin_warm_up(function)
             try:
-                with self._history(function), doing(f"warming up {function.label}", pool.handle):
+                with self._history(function), activity(f"warming up {function.label}", pool.handle):
                     node, outputs = warm_up_node(function, inputs, number, path.step, parent, pool)
                     # What it says of memory must be asked for while the allocator keeps lines.
                     kept = owner.memory_kept(function, node)
@@ -220,7 +220,7 @@ class Recorder:
             timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
             try:
                 what = f"recording {function.label} as a CUDA graph"
-                with self._history(function), timed, doing(what, pool.handle):
+                with self._history(function), timed, activity(what, pool.handle):
                     node, outputs = capture_node(
                         function,
                         inputs,

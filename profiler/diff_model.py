@@ -24,7 +24,7 @@ class _Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Change(_Grown):
+class PlaceChange(_Grown):
     """Bytes of the place ``key`` before and after, 0 where it is not there."""
 
     key: str
@@ -51,7 +51,7 @@ class Quantity(_Grown):
     name: str
     before: int
     after: int
-    views: dict[str, tuple[Change, ...]]
+    views: dict[str, tuple[PlaceChange, ...]]
     device: str = ""
 
     @property
@@ -121,9 +121,9 @@ class ProfileDiff:
     saved: tuple[SavedChange, ...] = ()
 
 
-def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[Change, ...]:
+def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[PlaceChange, ...]:
     """Returns what changed from one to the other, largest change first."""
-    found = [Change(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
+    found = [PlaceChange(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
     return tuple(sorted((c for c in found if c.change), key=lambda c: (-abs(c.change), c.key)))
 
 

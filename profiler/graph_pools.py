@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from .model import CapturedGraph, Fate, GraphPool, Held
+from .model import Fate, GraphCapture, GraphPool, Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
     return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
 
 
-def label(graph: CapturedGraph) -> str:
+def label(graph: GraphCapture) -> str:
     """A graph's number, and its name or whose it is."""
     return f"#{graph.number} {graph.name or graph.maker}".rstrip()
 

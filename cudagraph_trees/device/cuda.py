@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.doing import name_graphs
+from memprof.profiler.thread_activity import name_graphs
 
 from .. import _torch_compat as compat
 from .. import native

@@ -270,7 +270,7 @@ class _Run:
         self._watch.install()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
-        REPORTS.start(says=False)
+        REPORTS.start()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
 

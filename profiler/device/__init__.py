@@ -1,6 +1,6 @@
 """Every byte that an allocator reserved on a device: what was where, when, and what for.
 
-The order of reading: ``replay`` follows the allocator's history event by event and keeps what was
+The order of reading: ``history`` follows the allocator's history event by event and keeps what was
 there at the peak; ``where`` says what program text asked for a block; ``account`` gives each block
 of the peak a category and adds everything up to what the device says. ``watch`` turns the history
 on, marks backwards and optimizer steps in it (``marks``), and feeds the others; ``known`` looks at

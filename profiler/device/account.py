@@ -1,11 +1,11 @@
-"""The peak of a ``Replay``, each block with a category, added up to what the device says.
+"""The peak of a ``AllocatorHistory``, each block with a category, added up to what the device says.
 
 Note [How a block gets its category]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
 does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
-it is known which storages are parameters, gradients and optimizer state, which ``Replay`` notes in
-the blocks that are there. Then, in this order:
+it is known which storages are parameters, gradients and optimizer state, which
+``AllocatorHistory`` notes in the blocks that are there. Then, in this order:
 
 1. a block that held one of those at any mark of its life is one, and persistent state if it was
    that at any (Note [What counts as persistent state] in ``known.py``);
@@ -60,29 +60,29 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
+from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, AutogradOrigin, frames_of
 from .marks import Mark, Phase, line_that_waits
-from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[Block], tuple[Category, str]]
+Otherwise = Callable[[AllocatorBlock], tuple[Category, str]]
 """A block's category and who holds it, where the history does not tell."""
 
 
 def explain(
     account: DeviceAccount,
-    peak: Peak,
+    peak: AllocatorInstant,
     marks: Sequence[Mark],
     *,
     cut_off: bool = False,
     now: bool = False,
     otherwise: Otherwise | None = None,
-    stays: Callable[[Block], bool] = lambda block: False,
+    stays: Callable[[AllocatorBlock], bool] = lambda block: False,
     passing: Collection[int] = (),
 ) -> None:
     """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
 
     Args:
-        account, peak, marks: of a ``Replay`` that has followed the run to its end.
+        account, peak, marks: of a ``AllocatorHistory`` that has followed the run to its end.
         cut_off: whether a program that trains ended in the middle, so that a backward would have
             come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
@@ -92,7 +92,7 @@ def explain(
     """
     decide = _Decider(marks, cut_off, now, stays, passing)
 
-    def row_of(block: Block) -> Held:
+    def row_of(block: AllocatorBlock) -> Held:
         at = where(block.frames)
         category, detail = decide(block, at)
         holder = ""
@@ -103,7 +103,7 @@ def explain(
         elif otherwise is not None and block.known is None and block.often:  # and nothing else
             _, holder = otherwise(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
-        origin = block.origin or Origin("")
+        origin = block.origin or AutogradOrigin("")
         forward = where(frames_of(origin.frames)) if waiting is not None else at
         line = source_of(at.line or forward.line or waiting)
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
@@ -129,7 +129,9 @@ def explain(
         account.step, account.phase = mark.step + 1, mark.phase.value
 
 
-def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Held]) -> None:
+def add_up(
+    account: DeviceAccount, peak: AllocatorInstant, row_of: Callable[[AllocatorBlock], Held]
+) -> None:
     """Do the same with rows as ``row_of`` says them, of each block one with no bytes and no blocks.
 
     A block counts where there is a place for it: inside of a segment, behind the one before. What
@@ -150,18 +152,18 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Held]) 
         )
 
 
-def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
+def say_of_history(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
-    account.failed = failed_requests(replay, _asker)
-    if replay.strange:
+    account.failed = failed_requests(history, _asker)
+    if history.inconsistent_events:
         account.notes.append(
-            f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
-            "contradict the others, as they do where it was begun anew by somebody else"
+            f"{history.inconsistent_events:,} of {history.events:,} events of the allocator's "
+            "history contradict the others, as they do where it was begun anew by somebody else"
         )
-    if replay.corrected:
+    if history.corrected:
         account.notes.append(
-            f"{replay.corrected:,} times the allocator had other blocks than followed from its "
+            f"{history.corrected:,} times the allocator had other blocks than followed from its "
             "history, as where several threads allocate at once: sizes above may be off"
         )
     if lost:
@@ -176,7 +178,9 @@ def _asker(raw: Sequence[Mapping[str, Any]]) -> tuple[str, SourceFrame | None]:
     return at.module_path, source_of(at.line)
 
 
-def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], Held]) -> list[Held]:
+def rows_of(
+    blocks: Iterable[AllocatorBlock], row_of: Callable[[AllocatorBlock], Held]
+) -> list[Held]:
     """Returns the rows of blocks, most bytes first; ``row_of`` gives each one a row without bytes,
     and blocks with equal rows are counted in one."""
     grouped: dict[Held, list[int]] = {}
@@ -187,14 +191,15 @@ def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], Held]) -> list[He
 
 
 def failed_requests(
-    replay: Replay, asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]]
+    history: AllocatorHistory,
+    asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]],
 ) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first;
     ``asker`` says of frames as the allocator has them which modules ran, and the line."""
     # Many may fail in one place: its long list of frames is looked at once.
-    places = {id(raw): raw for _, raw in replay.out_of_memory}
+    places = {id(raw): raw for _, raw in history.out_of_memory}
     asked = {place: asker(raw) for place, raw in places.items()}
-    alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in replay.out_of_memory)
+    alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in history.out_of_memory)
     return [FailedRequest(*request, count) for request, count in alike.items()]
 
 
@@ -211,7 +216,7 @@ class _Decider:
         marks: Sequence[Mark],
         cut_off: bool,
         now: bool,
-        stays: Callable[[Block], bool],
+        stays: Callable[[AllocatorBlock], bool],
         passing: Collection[int],
     ) -> None:
         self._marks = marks
@@ -228,7 +233,7 @@ class _Decider:
             elif ended:
                 self._ended.add(i)
 
-    def __call__(self, block: Block, at: Where) -> tuple[Category, str]:
+    def __call__(self, block: AllocatorBlock, at: Where) -> tuple[Category, str]:
         known = block.known
         if known is None and self._is_workspace(block):
             return Category.WORKSPACE, "cuBLAS"
@@ -266,7 +271,7 @@ class _Decider:
             return Category.ACTIVATION, ""  # of a gradient that was differentiated
         return (Category.UNKNOWN if self._now else Category.GRADIENT), ""
 
-    def _of_forward(self, block: Block, at: Where, end: int | None) -> Category:
+    def _of_forward(self, block: AllocatorBlock, at: Where, end: int | None) -> Category:
         if _is_batch(block, at):
             return Category.DATALOADER_BATCH
         of_model = bool(at.modules) or at.generated is not None  # which may run several modules
@@ -289,7 +294,7 @@ class _Decider:
         phase = self._marks[begin].phase
         return all(m.phase is phase for m in self._marks[begin : end + 1])
 
-    def _is_workspace(self, block: Block) -> bool:
+    def _is_workspace(self, block: AllocatorBlock) -> bool:
         if block.freed_after is None:
             return self._stays(block)
         # Three events: it was handed out, given back, and could be handed out again.
@@ -299,7 +304,7 @@ class _Decider:
         )
 
 
-def _is_batch(block: Block, at: Where) -> bool:
+def _is_batch(block: AllocatorBlock, at: Where) -> bool:
     line = at.innermost
     if not block.batch or at.modules or line is None or block.frames[0] != line:
         return False
@@ -342,11 +347,11 @@ _COPY = re.compile(r"\.(to|cuda)\(")
 """In the text of a line that asks for a copy on a device."""
 
 
-def _pools(peak: Peak) -> tuple[list[PoolShare], list[Block]]:
+def _pools(peak: AllocatorInstant) -> tuple[list[PoolShare], list[AllocatorBlock]]:
     """Segments by pool, with what of them was in no block; and the blocks that lie in them."""
     # By address: a segment that grew or was cut since then has other blocks now.
     blocks = sorted(peak.blocks, key=lambda b: -b.address)
-    inside: list[Block] = []
+    inside: list[AllocatorBlock] = []
     pools: dict[str, list[int]] = {}
     for segment, size in sorted(peak.segments, key=lambda s: s[0].address):
         of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0, 0])

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memprof.profiler.model import RECOMPUTED, Category, Failure, Held, Relief, WhyNot
+from memprof.profiler.model import RECOMPUTED, AllocationFailure, Category, Held, Relief, WhyNot
 from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 
 CONTEXT = 1 << 30
@@ -45,7 +45,7 @@ def explain_failure(
     stream: int = 0,
     pool: tuple[int, int] | None = (0, 0),
     requested: int = 0,
-) -> Failure:
+) -> AllocationFailure:
     """See Note [Why a request did not fit].
 
     Args:
@@ -89,7 +89,7 @@ def explain_failure(
         room += nbytes
         if why is WhyNot.FULL and nbytes and room >= wanted:
             why = reason
-    return Failure(
+    return AllocationFailure(
         wanted=wanted,
         requested=requested,
         why=why,
@@ -119,7 +119,7 @@ _BY_CATEGORY = {
 
 
 def reliefs(
-    f: Failure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
+    f: AllocationFailure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
     """Returns what would have made room, most first, with rows, phase and bytes ``reserved`` of the
     account of that moment; no growing segments where they are ``expandable`` already."""

@@ -12,10 +12,10 @@ from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
 from memprof.profiler.model import Category, Growth, GrowthPart, GrowthSource, SourceFrame
 
 from .account import source_of
+from .history import AllocatorBlock, AllocatorHistory
 from .holders import HeldStorage, Holders, most_common_chain
 from .marks import Mark, Phase, line_that_waits
 from .referrers import CIRCLE, NODE
-from .replay import Block, Replay
 from .where import Where, user_lines, where
 
 SAMPLES = 6
@@ -35,8 +35,8 @@ class Steps:
     1, and of that in which it was let go of, how many have ended, what they are called, and whether
     they are nothing but events of the allocator."""
 
-    of: Callable[[Block], int]
-    end: Callable[[Block], int]
+    of: Callable[[AllocatorBlock], int]
+    end: Callable[[AllocatorBlock], int]
     count: int
     name: str
     are_events: bool = False
@@ -48,12 +48,12 @@ class _Line:
 
     frame: SourceFrame | None
     at: Where
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AllocatorBlock] = field(default_factory=list)
     holder: str = ""
     root: HeldStorage | None = None
 
     @property
-    def live(self) -> list[Block]:
+    def live(self) -> list[AllocatorBlock]:
         return [b for b in self.blocks if b.freed_after is None]
 
 
@@ -86,23 +86,23 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
 
 
 def growth_of(
-    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Category]
+    device: int, history: AllocatorHistory, marks: Sequence[Mark], known: Mapping[int, Category]
 ) -> Iterator[Growth]:
     """Yields what is held on a device across steps and grows; ``known`` is what modules and
     optimizers have now, by address."""
-    steps = steps_of(marks, replay.events)
+    steps = steps_of(marks, history.events)
     addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}
 
-    def line(block: Block) -> SourceFrame | None:
+    def line(block: AllocatorBlock) -> SourceFrame | None:
         return where(block.frames).line or line_that_waits(marks, block.mark)
 
-    def lasts(block: Block) -> bool:
+    def lasts(block: AllocatorBlock) -> bool:
         address = block.first_of(addresses)
         return address is not None and known[address] in _LASTS
 
-    live = [b for b in replay.live if b.event and b.freed_after is None and not lasts(b)]
-    for block in (*live, *replay.gone):
+    live = [b for b in history.live if b.event and b.freed_after is None and not lasts(b)]
+    for block in (*live, *history.gone):
         at, frame = where(block.frames), line(block)
         key = (frame, at.modules, at.nodes)
         lines.setdefault(key, _Line(frame, at)).blocks.append(block)
@@ -119,7 +119,7 @@ def growth_of(
     for together in _by_holder(growing, steps).values():
         rate = _rate(together, steps)
         if rate is not None:
-            root = _block_of_root(together, replay.live, holders)
+            root = _block_of_root(together, history.live, holders)
             frame = source_of(line(root)) if root is not None else None
             yield _growth(f"cuda:{device}", together, rate, steps, frame)
 
@@ -218,8 +218,8 @@ def _growth(
 
 
 def _block_of_root(
-    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders
-) -> Block | None:
+    lines: Sequence[_Line], blocks: Iterable[AllocatorBlock], holders: Holders
+) -> AllocatorBlock | None:
     """The block of the tensor from which a graph is held; None if no graph is."""
     root = next((line.root for line in lines if line.root is not None), None)
     address = holders.address_of(root.root) if root is not None else None

@@ -26,8 +26,8 @@ import torch
 from memprof.profiler.model import Category
 
 from . import _torch_compat as compat
+from .history import AllocatorBlock
 from .referrers import COMPILED, Referrers
-from .replay import Block
 
 NAMED = 64
 """Tensors, those with most bytes, of which it is asked who refers to them."""
@@ -151,7 +151,7 @@ class Holders:
                 found += [t for t in self._above.get(id(tensor), ()) if id(t) not in known]
         return found
 
-    def of(self, block: Block) -> HeldStorage | None:
+    def of(self, block: AllocatorBlock) -> HeldStorage | None:
         """Returns who holds a block, as far as that is known: of several the first."""
         address = block.first_of(self._addresses)
         return None if address is None else self._found[address]
@@ -162,7 +162,7 @@ class Holders:
             memory = [] if tensor is None else compat.memory_of(tensor, self._type)
         return memory[0][0] if memory else None
 
-    def category(self, block: Block) -> tuple[Category, str] | None:
+    def category(self, block: AllocatorBlock) -> tuple[Category, str] | None:
         """Returns what a block is for of which nothing else is known, and who has it."""
         held = self.of(block)
         return None if held is None else (held.category, held.what or UNNAMED)

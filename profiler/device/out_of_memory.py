@@ -23,9 +23,9 @@ from dataclasses import replace
 
 import torch
 
-from memprof.profiler.doing import current as doing_now
-from memprof.profiler.model import DeviceAccount, Failure, SourceFrame
+from memprof.profiler.model import AllocationFailure, DeviceAccount, SourceFrame
 from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.thread_activity import current_activity
 
 from . import _torch_compat as compat
 from .account import source_of
@@ -48,6 +48,9 @@ UNWATCHED = "(known with eager=True)"
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
 
+Writer = Callable[[DeviceAccount, list[str]], str]
+"""Returns the line of the log on a report that is kept in the files of these names."""
+
 
 class OutOfMemoryReports:
     """Makes the reports of this process; one instance, ``REPORTS``."""
@@ -59,16 +62,16 @@ class OutOfMemoryReports:
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._listens = False
-        self._says = True
+        self._writer: Writer | None = None
         self._unserved = False
 
-    def start(self, *, says: bool = True) -> bool:
-        """Report from now on; False if that is so already. If it ``says`` so, each report is a line
+    def start(self, writer: Writer | None = None) -> bool:
+        """Report from now on; False if that is so already. With a ``writer`` each report is a line
         in the log, too."""
         with self._lock:
             if self._listens:
                 return False
-            self._listens, self._says = True, says
+            self._listens, self._writer = True, writer
         listen(self._failed)
         return True
 
@@ -98,9 +101,6 @@ class OutOfMemoryReports:
             self._busy.release()
 
     def _report(self, event: OutOfMemoryEvent, count: int, earlier: int) -> None:
-        # Not imported before it is needed: it takes a quarter of a second.
-        from memprof.profiler.report.failure import in_a_line
-
         began = time.perf_counter()
         watch = next(reversed(self._watches), None)
         account = _account_of(event, watch)
@@ -112,8 +112,8 @@ class OutOfMemoryReports:
                 kept.append(sink(account))
             except Exception as e:
                 log.error("memprof cannot keep the report of an out of memory: %s", e)
-        if self._says:
-            log.warning("%s", in_a_line(account, [k for k in kept if k]))
+        if self._writer is not None:
+            log.warning("%s", self._writer(account, [k for k in kept if k]))
         log.debug("this report took %.3f s", time.perf_counter() - began)
 
     def forked(self) -> None:
@@ -162,9 +162,9 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
         look = Objects().of_process()
         account = unwatched_account(event.device, segments, settings, look, otherwise)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
-    doing = doing_now()
-    if doing is not None:
-        pool = doing.pool
+    activity = current_activity()
+    if activity is not None:
+        pool = activity.pool
     else:
         pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
     failure = explain_failure(
@@ -178,7 +178,7 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
         requested=requested,
     )
     _say_who_asked(failure, operation)
-    failure.doing = doing.what if doing is not None else ""
+    failure.activity = activity.what if activity is not None else ""
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
     expandable = any(s.get("is_expandable", False) for s in segments)
@@ -194,7 +194,7 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
     return account
 
 
-def _say_who_asked(f: Failure, operation: object) -> None:
+def _say_who_asked(f: AllocationFailure, operation: object) -> None:
     at = where(list(_frames(sys._getframe())))
     compiled = compiled_at(at.generated)
     frame = compiled.frame or at.line

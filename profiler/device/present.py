@@ -22,10 +22,10 @@ from memprof.profiler.model.address_ranges import has, merged
 
 from . import _torch_compat as compat
 from .account import Otherwise, explain
+from .history import AllocatorBlock, AllocatorHistory
 from .holders import Holders
 from .known import Look, Objects
 from .marks import Mark, Phase
-from .replay import Block, Replay
 from .totals import most, named, outside
 
 NOBODY = "(no Python object: libraries, C++)"
@@ -53,7 +53,7 @@ def present_accounts() -> list[DeviceAccount]:
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
-    # tensors may lie in it: those that CUDA graph trees keep for the next replay.
+    # tensors may lie in it: those that CUDA graph trees keep for the next history.
     used_ranges = merged(
         (b["address"], b["address"] + b["size"])
         for s in segments
@@ -100,7 +100,7 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     )
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
-    def otherwise(block: Block) -> tuple[Category, str]:
+    def otherwise(block: AllocatorBlock) -> tuple[Category, str]:
         found = holders.category(block)
         if found is not None:
             return found
@@ -120,14 +120,14 @@ def unwatched_account(
 ) -> DeviceAccount:
     """The account of a device that nobody follows, now, with all segments that it has;
     ``otherwise`` says whose a block is that ``look`` does not know."""
-    replay = Replay(settings)
-    replay.take_over(segments)
+    history = AllocatorHistory(settings)
+    history.take_over(segments)
     marks = [
         Mark(Phase.FORWARD, 0),
         Mark(Phase.FORWARD, 0, look.gradients | look.known, often=look.often),
     ]
-    replay.feed((), marks)
-    peak = replay.now()
+    history.feed((), marks)
+    peak = history.now()
     account = named(device)
     account.reserved = peak.reserved
     stats = torch.cuda.memory_stats(device)

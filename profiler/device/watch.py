@@ -39,16 +39,15 @@ from torch.optim.optimizer import (
 from memprof.profiler.model import Category, DeviceAccount, Growth, SourceFrame
 
 from . import _torch_compat as compat
-from . import _torch_hooks as hooks
 from .account import Otherwise, explain, say_of_history
 from .draining import on_main_thread
 from .growth import growth_of
+from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, thin
 from .holders import Holders
 from .known import Known, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
 from .operations import Backward, origins
 from .owners import owners
-from .replay import Block, Peak, Replay, thin
 from .totals import counted, named, outside, peaks
 from .where import line_of_caller
 
@@ -95,7 +94,7 @@ class Watch:
         objects: modules and optimizers of the program.
         lost: how often the history was full before it was taken.
         started: whether CUDA has started.
-        replays: what was followed until the last ``drain``, by device.
+        histories: what was followed until the last ``drain``, by device.
         made: called with the number of a device and each block of its history; to be set before
             ``install``.
         why_not: why there will be no account, in words; empty if there will be.
@@ -122,8 +121,8 @@ class Watch:
         self.objects = Objects()
         self.lost = 0
         self.started = False
-        self.replays: dict[int, Replay] = {}
-        self.made: Callable[[int, Block], None] | None = None
+        self.histories: dict[int, AllocatorHistory] = {}
+        self.made: Callable[[int, AllocatorBlock], None] | None = None
         self.why_not = ""
         self._on_step = on_step
         self._guest = guest
@@ -153,14 +152,14 @@ class Watch:
         self._installed = True
         if self._phases:
             self._undo += [
-                hooks.wrap_backward(self._around_backward),
-                hooks.on_module_tensors(self.objects.module_made),
-                hooks.on_optimizer(self.objects.optimizer_made),
+                compat.wrap_backward(self._around_backward),
+                compat.on_module_tensors(self.objects.module_made),
+                compat.on_optimizer(self.objects.optimizer_made),
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
-                hooks.on_checkpoint(self._checkpointed),
-                hooks.around_clearing_of_workspaces(self._clears),
-                hooks.on_batch(self._batch),
+                compat.on_checkpoint(self._checkpointed),
+                compat.around_clearing_of_workspaces(self._clears),
+                compat.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
         self._thread.start()
@@ -185,7 +184,7 @@ class Watch:
 
     @property
     def follows(self) -> bool:
-        return bool(self.replays) and self.watches
+        return bool(self.histories) and self.watches
 
     @property
     def fewest(self) -> int:
@@ -209,31 +208,31 @@ class Watch:
         """
         self._ending = True
         self._count_updates()
-        if self.replays and not self.why_not:
+        if self.histories and not self.why_not:
             self._mark_process(None)
             self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
         if not self.started:
             return []
-        if not self.replays:
+        if not self.histories:
             return counted(self.steps)
-        stats = {d: torch.cuda.memory_stats(d) for d in self.replays}
+        stats = {d: torch.cuda.memory_stats(d) for d in self.histories}
         if not self._guest:
             self._mark(None, clears=True)
             compat.clear_workspaces()
             self.drain()
-        found = [self._account(d, stats[d], cut_off and self.trains) for d in self.replays]
+        found = [self._account(d, stats[d], cut_off and self.trains) for d in self.histories]
         return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
 
     def _account(self, device: int, stats: dict[str, Any], cut_off: bool) -> DeviceAccount:
-        replay = self.replays[device]
+        history = self.histories[device]
         # A script may set the counters back (``reset_peak_memory_stats``), the history has no such
         # end. And what they had before the watch began they may have from an earlier peak.
         reserved, allocated = (
             max(followed, counted if counted > before else 0)
             for followed, counted, before in zip(
-                (replay.peak.reserved, replay.most_allocated),
+                (history.peak.reserved, history.most_allocated),
                 peaks(stats),
                 self._peaks_before[device],
                 strict=True,
@@ -243,7 +242,7 @@ class Watch:
         holders = functools.cache(Holders)
         account = self._explained(
             device,
-            replay.peak,
+            history.peak,
             reserved,
             cut_off=cut_off,
             stays=lambda b: b.requested in sizes and holders().of(b) is None,
@@ -253,11 +252,13 @@ class Watch:
         account.outside = outside(device) if self._guest else []
         return account
 
-    def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
+    def _explained(
+        self, device: int, peak: AllocatorInstant, reserved: int, **how: Any
+    ) -> DeviceAccount:
         account = named(device, self.steps)
         account.reserved = reserved
         explain(account, peak, self.marks, **how)
-        say_of_history(account, self.replays[device], self.lost)
+        say_of_history(account, self.histories[device], self.lost)
         return account
 
     def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
@@ -271,10 +272,10 @@ class Watch:
         if self.follows:
             self._mark_process(None)
             self.drain()
-        if not self.follows or device not in self.replays:
+        if not self.follows or device not in self.histories:
             raise LookupError(f"cuda:{device} is not followed")
-        replay = self.replays[device]
-        peak = replay.now()
+        history = self.histories[device]
+        peak = history.now()
         account = self._explained(
             device,
             peak,
@@ -284,8 +285,8 @@ class Watch:
             otherwise=otherwise,
             stays=lambda b: otherwise(b)[0] is Category.WORKSPACE,
         )
-        account.most_allocated = replay.most_allocated
-        failed = replay.out_of_memory
+        account.most_allocated = history.most_allocated
+        failed = history.out_of_memory
         return account, failed[-1][0] if failed else 0
 
     def growth(self) -> list[Growth]:
@@ -296,8 +297,8 @@ class Watch:
         self.drain()
         found = [
             growth
-            for device, replay in self.replays.items()
-            for growth in growth_of(device, replay, self.marks, known)
+            for device, history in self.histories.items()
+            for growth in growth_of(device, history, self.marks, known)
         ]
         return sorted(found, key=lambda g: -g.a_step)
 
@@ -320,17 +321,17 @@ class Watch:
         self._undo.append(compat.keep_counting())
         begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
-        settings, replays = snapshot["allocator_settings"], {}
+        settings, histories = snapshot["allocator_settings"], {}
         for device, counts in begun.items():
             made = functools.partial(self.made, device) if self.made is not None else None
-            replay = replays[device] = Replay(settings, made, device=device)
-            replay.feed((), self.marks)
-            replay.take_over(_of_device(snapshot, device), counts)
+            history = histories[device] = AllocatorHistory(settings, made, device=device)
+            history.feed((), self.marks)
+            history.take_over(_of_device(snapshot, device), counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
-        self.replays = replays
+        self.histories = histories
         self._taken = self.asked
         if self._guest:
-            self._undo.append(hooks.on_history(self._taken_over))
+            self._undo.append(compat.on_history(self._taken_over))
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
@@ -360,7 +361,7 @@ class Watch:
             if phase is None:  # In the one that runs, for which its line still waits.
                 phase, said = before.phase, {"line": before.line, **said}
             begins = phase is Phase.BACKWARD and before.phase is not phase
-            counts = {d: compat.allocation_counts(d) for d in self.replays}
+            counts = {d: compat.allocation_counts(d) for d in self.histories}
             mark = Mark(phase, self.steps, known or {}, counts=counts, **said)
             mark.backwards = before.backwards + begins
             self.marks.append(mark)
@@ -372,7 +373,7 @@ class Watch:
         return look.known
 
     def _asked_of_each(self) -> dict[int, int]:
-        return {d: compat.allocation_counts(d)[0] for d in self.replays}
+        return {d: compat.allocation_counts(d)[0] for d in self.histories}
 
     @property
     def backwards(self) -> int:
@@ -396,7 +397,7 @@ class Watch:
         """
         with self._lock:
             # What is called between two bytecodes may call this again.
-            if not self.replays or self._draining or (at_least and self._ending):
+            if not self.histories or self._draining or (at_least and self._ending):
                 return
             asked = self.asked
             if asked - self._taken < at_least:
@@ -409,26 +410,26 @@ class Watch:
                 self._draining = False
 
     def _follow(self) -> None:
-        counts = {d: compat.allocation_counts(d) for d in self.replays}
+        counts = {d: compat.allocation_counts(d) for d in self.histories}
         snapshot = compat.drain_history()
         marks = list(self.marks)
-        for device, replay in self.replays.items():
+        for device, history in self.histories.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.lost += 1
-            replay.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
+            history.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
-            if not replay.agrees(segments):
-                replay.corrected += 1
-                replay.take_over(segments, counts[device])
-            replay.assign_pools(segments)
+            if not history.agrees(segments):
+                history.corrected += 1
+                history.take_over(segments, counts[device])
+            history.assign_pools(segments)
         for mark in marks:
             mark.forget()
         self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
         if self.made is None and not self._ending and len(self.marks) > self._few_marks:
             with self._marking:
-                thin(self.marks, list(self.replays.values()))
+                thin(self.marks, list(self.histories.values()))
             self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
 
     def _look_after(self) -> None:
@@ -468,7 +469,7 @@ class Watch:
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
-        if self.replays and self._looks() and not compat.compiled_autograd_is_on():
+        if self.histories and self._looks() and not compat.compiled_autograd_is_on():
             self._backwards.append(Backward(self._asked_of_each()))
             self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)

@@ -34,7 +34,7 @@ _Site = tuple[str | None, int]
 """Owner and line of the generated code."""
 
 
-class Segment(NamedTuple):
+class DrawnSegment(NamedTuple):
     """A contiguous range of addresses."""
 
     address: int
@@ -63,18 +63,18 @@ class AddressSpace:
     """
 
     def __init__(self, base: int) -> None:
-        self.segments: list[Segment] = []
+        self.segments: list[DrawnSegment] = []
         self.taken: dict[int, int] = {}
         self._next = base
         self._free = {small: BestFit() for small in (True, False)}
 
-    def allocate(self, nbytes: int) -> tuple[int, Segment | None]:
+    def allocate(self, nbytes: int) -> tuple[int, DrawnSegment | None]:
         """The address of a block of at least ``nbytes``, and the segment made for it, if any."""
         size = rounded(nbytes)
         free = self._free[size <= SMALL]
         address, made = free.best(size), None
         if address is None:
-            made = Segment(self._next, segment_size(size), size <= SMALL)
+            made = DrawnSegment(self._next, segment_size(size), size <= SMALL)
             self._next += made.nbytes + _GAP
             self.segments.append(made)
             address = made.address
@@ -91,7 +91,7 @@ class AddressSpace:
         self._free[size <= SMALL].give(address, size)
 
 
-class Pool:
+class RecordedPool:
     """The pool of the graph trees of one device, block by block.
 
     Attributes:
@@ -164,13 +164,13 @@ class Pool:
         )
 
 
-def _merged(ranges: set[tuple[int, int]]) -> list[Segment]:
+def _merged(ranges: set[tuple[int, int]]) -> list[DrawnSegment]:
     """Segments as they were at their largest: recordings know those of their time."""
-    out: list[Segment] = []
+    out: list[DrawnSegment] = []
     for address, nbytes in sorted(ranges):
         if out and address < out[-1].address + out[-1].nbytes:
             last = out.pop()
             nbytes = max(last.address + last.nbytes, address + nbytes) - last.address
             address = last.address
-        out.append(Segment(address, nbytes))
+        out.append(DrawnSegment(address, nbytes))
     return out

@@ -32,8 +32,8 @@ from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
 from ..writing import Output
-from .addresses import AddressSpace, Pool
-from .walk import Block, Part, Walk
+from .addresses import AddressSpace, RecordedPool
+from .walk import LiveBlock, Part, Walk
 
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
@@ -84,9 +84,9 @@ class _DeviceTrace:
         self._origin_ns = profile.perf_origin_ns
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._pool = Pool(profile, walk.timeline.device)
+        self._pool = RecordedPool(profile, walk.timeline.device)
         self._space = AddressSpace(_BASE * (device + 1))
-        self._at: dict[int, Block] = {}
+        self._at: dict[int, LiveBlock] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
         """Of the copies of each memory."""
@@ -124,7 +124,7 @@ class _DeviceTrace:
                 known = self._event(block)
                 yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
-    def _event(self, block: Block) -> dict[str, Any]:
+    def _event(self, block: LiveBlock) -> dict[str, Any]:
         """Returns what events of a block have in common."""
         if block.number not in self._known:
             self._known[block.number] = {

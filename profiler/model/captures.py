@@ -11,7 +11,7 @@ from .provenance import SourceFrame
 
 
 @dataclass(slots=True)
-class CapturedGraph:
+class GraphCapture:
     """One capture of a CUDA graph. Bytes are those of blocks in its pool, rounding included.
 
     Attributes:
@@ -100,7 +100,7 @@ class GraphPool:
     most_reserved: Int = 0
     at_end: Int = 0
     gone: bool = False
-    graphs: list[CapturedGraph] = field(default_factory=list)
+    graphs: list[GraphCapture] = field(default_factory=list)
     grew_outside: Int = 0
     shares: list[SharedBytes] = field(default_factory=list)
     other_shares: Int = 0

@@ -45,7 +45,7 @@ class Relief:
 
 
 @dataclass(slots=True)
-class Failure:
+class AllocationFailure:
     """An allocation that failed, and the room there was at that moment. Bytes everywhere.
 
     Attributes:
@@ -64,8 +64,8 @@ class Failure:
         graph: label of the compiled graph, e.g. ``0/0 forward``; empty for eager code.
         operation: of autograd whose backward was running, e.g. ``MulBackward0``; else empty.
         called_from: line of the call of ``backward()`` in which that was; None if not known.
-        doing: what memprof was about, e.g. ``recording 0/0 forward as a CUDA graph``, so that the
-            call is made again without; else empty.
+        activity: what memprof did, e.g. ``recording 0/0 forward as a CUDA graph``, so that the call
+            is made again without; else empty.
         thread: its name.
         time_ns: ``time.time_ns()``.
         count: how often a request of this place has failed by then, this time included.
@@ -89,7 +89,7 @@ class Failure:
     graph: str = ""
     operation: str = ""
     called_from: SourceFrame | None = None
-    doing: str = ""
+    activity: str = ""
     thread: str = ""
     time_ns: Int = 0
     count: Int = 1
@@ -213,7 +213,7 @@ class DeviceAccount:
     elapsed_ns: Int = 0
     ended: str = ""
     notes: list[str] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: AllocationFailure | None = None
     present: bool = False
     given_back: Int = 0
     snapshot: bool = False

@@ -26,7 +26,7 @@ _MADE = (model.LedgerKind.COMPILED, model.LedgerKind.CACHE_HIT, model.LedgerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class LivePeak:
     """The instant with the most known live bytes."""
 
     nbytes: int  # live bytes
@@ -110,7 +110,7 @@ class Summary:
     dropped_calls: int
     unobserved_calls: int
     span_ns: int  # from the start of the first logged call to the end of the last
-    peak: Peak | None  # None without calls
+    peak: LivePeak | None  # None without calls
     views: dict[View, Breakdown]  # the live set at the peak
     modules: ModuleNode  # the module view as a tree
     saved: list[SavedActivation]  # largest cost first
@@ -247,14 +247,14 @@ def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool
     )
 
 
-def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
+def _peak(timeline: Timeline, attribution: Attribution) -> LivePeak | None:
     at = timeline.peak()
     if at is None:
         return None
     calls = timeline.profile.calls
     graph = timeline.profile.graph(calls.graph[at.call])
     after_ns = calls.start_ns[at.call] - min(calls.start_ns)
-    peak = Peak(at.nbytes, at.call, at.instant, graph.label, after_ns)
+    peak = LivePeak(at.nbytes, at.call, at.instant, graph.label, after_ns)
     if not at.instant:
         return peak
     program = graph.programs[calls.program[at.call]]

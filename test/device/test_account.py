@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.profiler.device.account import explain, failed_requests, of_distributed
+from memprof.profiler.device.history import AllocatorHistory, frames_of
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Replay, frames_of
 from memprof.profiler.device.where import where
 from memprof.profiler.model import Category, DeviceAccount, Held
 from memprof.profiler.model import SourceFrame as Frame
@@ -78,9 +78,9 @@ class Run:
         workspaces: Collection[int] = (),
         passing: Collection[int] = (),
     ) -> list[Held]:
-        replay = Replay()
+        replay = AllocatorHistory()
         replay.feed(self.events, self.marks)
-        assert not replay.strange
+        assert not replay.inconsistent_events
         found = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
         explain(
             *(found, replay.peak, self.marks),
@@ -179,7 +179,7 @@ def test_free_memory_is_said_by_segments_that_have_some_and_by_pool() -> None:
     before anybody asked for their pools; the history of newer torch has these itself."""
 
     def parts(**pool: Any) -> list[tuple[str, int]]:
-        replay = Replay()
+        replay = AllocatorHistory()
         for at, mib in ((0, 2), (10, 3), (20, 5)):
             event = {"addr": at * MIB, "size": mib * MIB, "stream": 0, **pool}
             asked = {**event, "size": 2 * MIB}
@@ -191,7 +191,7 @@ def test_free_memory_is_said_by_segments_that_have_some_and_by_pool() -> None:
                 for action in ("free_requested", "free_completed")
             ]
         replay.feed(gone)
-        assert not replay.strange
+        assert not replay.inconsistent_events
         account = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
         explain(account, replay.peak, [Mark(Phase.FORWARD, 0)])
         assert account.pools[0].segments == 3
@@ -224,7 +224,7 @@ def test_what_was_there_before_anybody_watched() -> None:
         return {**found, "state": "active_allocated"}
 
     blocks = [block(0, 2), block(2, 3)]
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.take_over([{"address": 0, "total_size": 5 * MIB, "blocks": blocks}])
     marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Category.PARAMETER})]
     found = DeviceAccount("cuda:0")
@@ -378,7 +378,7 @@ def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, 
     # WHEN a request fails
     run.events.append({"action": "oom", "size": 1 << 40, "stream": 0})
     now = len(run.events)
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.feed(run.events, run.marks)
     instant = replay.now()
 
@@ -635,7 +635,7 @@ def test_failed_requests_of_one_place_are_one_and_cost_one_look() -> None:
         looks += 1
         return "Net", where(frames_of(raw)).line
 
-    replay = Replay()
+    replay = AllocatorHistory()
     event = {"action": "oom", "addr": 0, "size": 5, "frames": frames(("a.py", 1, "f"))}
     replay.feed([event, event, {**event, "size": 6}])
     found = failed_requests(replay, asker)

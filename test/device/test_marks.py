@@ -8,8 +8,8 @@ from typing import Any
 
 from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
+from memprof.profiler.device.history import AllocatorHistory, thin
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Replay, thin
 from memprof.profiler.model import Category, DeviceAccount
 
 KIB = 1 << 10
@@ -28,7 +28,7 @@ class Program:
         self.thins = thins
         self.leaks = leaks
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self.replay = Replay()
+        self.replay = AllocatorHistory()
         self.events: list[dict[str, Any]] = [
             {"action": "segment_alloc", "addr": 2 * at, "size": PAGE, "stream": 0}
             for at in range(0, PAGES * PAGE, PAGE)
@@ -111,7 +111,7 @@ class Program:
         self.mark(Phase.FORWARD, self.marks[-1].step, known=dict.fromkeys(self.some(0.2), P))
         self.drain()
         replay, all_marks = self.replay, self.marks
-        assert not replay.strange
+        assert not replay.inconsistent_events
         steps = steps_of(all_marks, replay.events)
         found: list[Any] = []
         for peak, how in (

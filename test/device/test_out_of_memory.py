@@ -20,7 +20,7 @@ from memprof.cli import main
 from memprof.profiler.device._torch_compat import passing_workspace_sizes
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
-from memprof.profiler.model import Category, DeviceAccount, Failure, LedgerKind, WhyNot
+from memprof.profiler.model import AllocationFailure, Category, DeviceAccount, LedgerKind, WhyNot
 
 MIB = 1 << 20
 
@@ -183,7 +183,7 @@ class Report:
     """What a program left behind."""
 
     account: DeviceAccount
-    failure: Failure
+    failure: AllocationFailure
     text: str
 
     @property
@@ -401,9 +401,9 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
         assert not report.holds(Category.ACTIVATION)
         assert report.holds(Category.INPUT)
 
-    for name, doing in (("warm_up", "warming up "), ("recording", "recording ")):
+    for name, activity in (("warm_up", "warming up "), ("recording", "recording ")):
         report = found[name]
-        assert report.failure.doing.startswith(doing)
+        assert report.failure.activity.startswith(activity)
         assert report.failure.why is WhyNot.POOLS
         assert report.failure.free_of_pools >= 64 * MIB
         assert "made again without" in " ".join(report.text.split())

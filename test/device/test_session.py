@@ -17,7 +17,6 @@ import torch
 
 import memprof
 from memprof.profiler.device import _torch_compat as compat
-from memprof.profiler.device import _torch_hooks as hooks
 from memprof.profiler.model import LedgerKind
 
 from .programs import run, script
@@ -481,7 +480,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
         return "done"
 
     owner.function = function
-    undo = hooks.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
+    undo = compat.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
     ours = owner.function
     assert owner.function() == "done"
     owner.function = theirs = lambda: ours()
@@ -490,7 +489,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
     assert owner.function() == "done"
     assert said == ["ours"]
     owner.function = function
-    undo = hooks.replace([owner], "function", lambda f: lambda: f())
+    undo = compat.replace([owner], "function", lambda f: lambda: f())
     undo()
     assert owner.function is function
 

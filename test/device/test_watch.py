@@ -36,7 +36,7 @@ def empty():
 
 def agrees():
     watch.drain()
-    (replay,) = watch.replays.values()
+    (replay,) = watch.histories.values()
     stats, real = torch.cuda.memory_stats(), {}
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:
@@ -49,7 +49,7 @@ def agrees():
     assert replay.allocated_bytes == stats["allocated_bytes.all.current"]
     assert replay.most_allocated == stats["allocated_bytes.all.peak"]
     assert replay.peak.reserved == stats["reserved_bytes.all.peak"]
-    assert not replay.strange
+    assert not replay.inconsistent_events
 
 
 for i in range(400):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.profiler.device.captures import Request, SimulatedPool, reserved_without
-from memprof.profiler.device.replay import Block
+from memprof.profiler.device.captures import PoolRequest, SimulatedPool, reserved_without
+from memprof.profiler.device.history import AllocatorBlock
 from memprof.profiler.model.address_ranges import clipped, merged, shares, total
 
 MIB = 1 << 20
@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 def request(
     size: int, begin: int, end: int | None = None, capture: int = 1, stream: int = 0
-) -> Request:
-    block = Block(0, size, size, begin, 0, (), ended=end, stream=stream)
-    return Request(block, size, 1000 * MIB * begin, capture)
+) -> PoolRequest:
+    block = AllocatorBlock(0, size, size, begin, 0, (), ended=end, stream=stream)
+    return PoolRequest(block, size, 1000 * MIB * begin, capture)
 
 
 @pytest.mark.parametrize(

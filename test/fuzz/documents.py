@@ -7,6 +7,7 @@ from dataclasses import replace
 from profile_builder import MIB, training
 
 from memprof.profiler.model import (
+    AllocationFailure,
     Category,
     DataFlowColumns,
     DataFlowDevice,
@@ -16,7 +17,6 @@ from memprof.profiler.model import (
     DeviceMemory,
     DeviceSummary,
     FailedRequest,
-    Failure,
     Growth,
     GrowthPart,
     GrowthSource,
@@ -128,7 +128,7 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
     account = _account(frame)
     account.device = "cuda:1"
     account.rows[1] = replace(account.rows[1], holder="w, local of train (train.py:3)")
-    account.failure = Failure(
+    account.failure = AllocationFailure(
         2 * MIB, MIB, WhyNot.PIECES, MIB, 64 * MIB, 44 * MIB, 3 * MIB, MIB, 1, 2, frame, "Net > A",
         "mm", "0/0 forward", "MmBackward0", frame, "recording 0/0 forward", "MainThread",
         1_700_000_000_000_000_000, 2, 3, (Relief(3 * MIB, "let go of it", frame),),

@@ -10,9 +10,9 @@ import pytest
 
 from memprof.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
 from memprof.profiler.model import (
+    AllocationFailure,
     Category,
     DeviceAccount,
-    Failure,
     Held,
     PoolShare,
     Profile,
@@ -113,7 +113,7 @@ def test_a_baseline_that_cannot_be_written(tmp_path: Path) -> None:
 def test_out_of_memory_says_who_asked(tmp_path: Path) -> None:
     simulation = took(MIB)
     frame = SourceFrame("model.py", 12, "forward")
-    failure = Failure(wanted=GIB, requested=GIB, why=WhyNot.TOO_LARGE, frame=frame)
+    failure = AllocationFailure(wanted=GIB, requested=GIB, why=WhyNot.TOO_LARGE, frame=frame)
     simulation.outcome.out_of_memory = DeviceAccount("cuda:0", failure=failure)
     problem = judged(tmp_path, simulation, limit="1 GiB")
     assert "ran out of memory on Tesla T4 (14.7 GiB): 1.00 GiB at model.py:12" in problem

@@ -9,14 +9,13 @@ import pytest
 from framing import findings
 from rendering import render_graph_pools
 
-from memprof.profiler.doing import capture_name, name_graphs
 from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.graph_pools import left_behind, numbers
 from memprof.profiler.model import (
-    CapturedGraph,
     Category,
     Fate,
+    GraphCapture,
     GraphPool,
     Held,
     Profile,
@@ -24,14 +23,15 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 from memprof.profiler.model.limits import LARGEST
+from memprof.profiler.thread_activity import capture_name, name_graphs
 
 MIB = 1 << 20
 LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")
 
 
-def graph(number: int, grew: int, *left: Held, **others: object) -> CapturedGraph:
+def graph(number: int, grew: int, *left: Held, **others: object) -> GraphCapture:
     peak = Held(Category.ALLOCATED, 3 * MIB, 2, "Decoder > Linear", LINE, fate=Fate.SCRATCH)
-    g = CapturedGraph(number, f"batch {8 // number}", "torch.cuda.graph", LINE, grew=grew)
+    g = GraphCapture(number, f"batch {8 // number}", "torch.cuda.graph", LINE, grew=grew)
     return dataclasses.replace(
         g, peak=4 * MIB, rounding=MIB, used=4 * MIB, at_peak=[peak], left=list(left), **others
     )

@@ -91,12 +91,12 @@ def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
 
 
 def _failed(
-    a: model.DeviceAccount, f: model.Failure, device: str, show: Show
+    a: model.DeviceAccount, f: model.AllocationFailure, device: str, show: Show
 ) -> tuple[str, tuple[Note, ...]]:
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
-    if f.doing:
-        said = f"memprof was {f.doing}; a call that fails there is made again without"
+    if f.activity:
+        said = f"memprof was {f.activity}; a call that fails there is made again without"
         notes.append(Note(said, Tone.WARN))
     here = f"failed {f.count:,} times here" if f.count > 1 else ""
     others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
@@ -114,7 +114,7 @@ def _failed(
     return title, tuple(notes)
 
 
-def _helps(f: model.Failure) -> Section:
+def _helps(f: model.AllocationFailure) -> Section:
     columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
@@ -306,7 +306,7 @@ def _captures(pool: model.GraphPool) -> Table:
     return Table(columns, rows, foot)
 
 
-def _state(g: model.CapturedGraph) -> str:
+def _state(g: model.GraphCapture) -> str:
     if g.failed:
         return f"{label(g)} (failed: {g.failed})"
     return f"{label(g)} (deleted)" if g.deleted else label(g)

@@ -11,7 +11,8 @@ A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
 
 Where the history begins in the midst of a program, or events were lost because one thread took it
-while another one allocated, what is there is taken from a snapshot (``Replay.take_over``).
+while another one allocated, what is there is taken from a snapshot
+(``AllocatorHistory.take_over``).
 
 Note [The instant that decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -41,14 +42,14 @@ from memprof.profiler.model import Category, SourceFrame
 from memprof.profiler.model import allocator_rules as rules
 
 from .marks import Mark
-from .segments import Segment, Segments, pool_id
+from .segments import AllocatorSegment, Segments, pool_id
 
 LONG = 8
-"""A block that lived for one part in so many of a history is in ``Replay.gone``."""
+"""A block that lived for one part in so many of a history is in ``AllocatorHistory.gone``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AutogradOrigin:
     """The operation of autograd that a block is of, e.g. ``LogSoftmaxBackward0``; the allocator's
     frames of its forward, none where they are not known; and of logits their shape."""
 
@@ -58,7 +59,7 @@ class Origin:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class AllocatorBlock:
     """Memory that was handed out once.
 
     Attributes:
@@ -95,7 +96,7 @@ class Block:
     checkpointed: bool = False
     batch: bool = False
     owner: str = ""
-    origin: Origin | None = None
+    origin: AutogradOrigin | None = None
     cut: bool = False
 
     def lived_long(self, events: int) -> bool:
@@ -114,7 +115,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Peak:
+class AllocatorInstant:
     """The instant of Note [The instant that decides]: bytes, how many events had happened, the
     number of the last mark; blocks that were handed out, or awaiting, with the addresses of the
     latter; and segments, each with its size then."""
@@ -123,18 +124,18 @@ class Peak:
     allocated: int = 0
     event: int = 0
     mark: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AllocatorBlock] = field(default_factory=list)
     awaiting: set[int] = field(default_factory=set)
-    segments: list[tuple[Segment, int]] = field(default_factory=list)
+    segments: list[tuple[AllocatorSegment, int]] = field(default_factory=list)
 
 
-class Replay:
+class AllocatorHistory:
     """Follows the history of one device; see Note [Following the allocator].
 
     Attributes:
         allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
-        events, strange: that were followed, and that contradict the others.
+        events, inconsistent_events: that were followed, and that contradict the others.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time as the allocator
             has it: those of one place have one list of frames.
@@ -147,7 +148,7 @@ class Replay:
     def __init__(
         self,
         settings: Mapping[str, Any] | None = None,
-        made: Callable[[Block], None] | None = None,
+        made: Callable[[AllocatorBlock], None] | None = None,
         *,
         device: int = 0,
         take_down: bool = True,
@@ -170,9 +171,9 @@ class Replay:
         self._device = device
         self.allocated_bytes = 0
         self.most_allocated = 0
-        self.peak = Peak()
+        self.peak = AllocatorInstant()
         self.events = 0
-        self.strange = 0
+        self.inconsistent_events = 0
         self.corrected = 0
         self.out_of_memory: list[tuple[int, Sequence[Mapping[str, Any]]]] = []
         limit = settings.get("max_split_size", -1)
@@ -182,9 +183,9 @@ class Replay:
             for mib, parts in settings.get("roundup_power2_divisions", {}).items()
         }
         self._segments = Segments()
-        self._live: dict[int, Block] = {}
+        self._live: dict[int, AllocatorBlock] = {}
         self.mark = 0
-        self.gone: list[Block] = []
+        self.gone: list[AllocatorBlock] = []
         self.failed: int | None = None
         self._asked = 0
         self._let_go = 0
@@ -197,17 +198,17 @@ class Replay:
         return self._segments.reserved
 
     @property
-    def live(self) -> Iterable[Block]:
+    def live(self) -> Iterable[AllocatorBlock]:
         """Blocks that are handed out, or awaiting, now."""
         return self._live.values()
 
     @property
-    def segments(self) -> Iterable[Segment]:
+    def segments(self) -> Iterable[AllocatorSegment]:
         return self._segments
 
-    def now(self) -> Peak:
+    def now(self) -> AllocatorInstant:
         """Returns what there is at this instant, as if it were the one that decides."""
-        peak = Peak(self.reserved, self.allocated_bytes, self.events, self.mark)
+        peak = AllocatorInstant(self.reserved, self.allocated_bytes, self.events, self.mark)
         self._take_down(peak)
         return peak
 
@@ -215,7 +216,7 @@ class Replay:
         self,
         events: Iterable[Mapping[str, Any]],
         marks: Sequence[Mark] = (),
-        origins: Mapping[int, Origin] = MappingProxyType({}),
+        origins: Mapping[int, AutogradOrigin] = MappingProxyType({}),
     ) -> None:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
         so far. ``origins`` are those of blocks, by their number among these events' requests."""
@@ -238,11 +239,13 @@ class Replay:
                 # Nobody is to be taken down before: now more is reserved than at any such peak.
                 mapped = action == "segment_map"
                 pool = e.get("pool_id")
-                self.strange += not self._segments.grow(e["addr"], e["size"], mapped, pool)
+                self.inconsistent_events += not self._segments.grow(
+                    e["addr"], e["size"], mapped, pool
+                )
                 self._note_peak()
             elif action in ("segment_free", "segment_unmap"):
                 self._keep_peak()
-                self.strange += self._segments.shrink(e["addr"], e["size"])
+                self.inconsistent_events += self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
                 self.failed = None
                 self._pass(marks, (self._asked, self._let_go))
@@ -267,7 +270,7 @@ class Replay:
         for s in segments:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
-            segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
+            segment = AllocatorSegment(s["address"], s["total_size"], s.get("is_expandable", False))
             segment.pool = pool_id(s.get("segment_pool_id", (0, 0)))
             self._segments.add(segment)
             for b in s["blocks"]:
@@ -284,7 +287,7 @@ class Replay:
         self._keep_peak()
 
     def _take_over_block(
-        self, found: Mapping[str, Any], stream: int, followed: Block | None
+        self, found: Mapping[str, Any], stream: int, followed: AllocatorBlock | None
     ) -> None:
         address, requested, size = found["address"], found["requested_size"], found["size"]
         awaiting = found["state"] != "active_allocated"
@@ -351,18 +354,22 @@ class Replay:
 
     # What the allocator can do.
 
-    def _block(self, address: int, requested: int, size: int, frames: Any, stream: int) -> Block:
-        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+    def _block(
+        self, address: int, requested: int, size: int, frames: Any, stream: int
+    ) -> AllocatorBlock:
+        block = AllocatorBlock(
+            address, requested, size, self.events, self.mark, frames, stream=stream
+        )
         block.batch = requested in self._batch
         return block
 
-    def _alloc(self, e: Mapping[str, Any], origin: Origin | None) -> None:
+    def _alloc(self, e: Mapping[str, Any], origin: AutogradOrigin | None) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
         there = None if segment is None else self._segments.free.take(address)
         if segment is None or there is None or there < size:
-            self.strange += 1
+            self.inconsistent_events += 1
         elif self.cuts(there - size, size, segment.expandable):
             self._segments.free.add(address + size, there - size)
         else:
@@ -380,7 +387,7 @@ class Replay:
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
         reserved = self._segments.reserved
         if (reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
-            self.peak = Peak(reserved, self.allocated_bytes, self.events, self.mark)
+            self.peak = AllocatorInstant(reserved, self.allocated_bytes, self.events, self.mark)
             self._peak_pending = True
 
     def rounded(self, requested: int) -> int:
@@ -405,7 +412,7 @@ class Replay:
         self._keep_peak()
         block = self._live.get(address)
         if block is None or block.freed_after is not None:
-            self.strange += 1
+            self.inconsistent_events += 1
             return
         block.cut = self.failed is not None
         block.freed_after = self.mark if self.failed is None else self.failed
@@ -417,7 +424,7 @@ class Replay:
         self._keep_peak()
         block = self._live.pop(address, None)
         if block is None:
-            self.strange += 1
+            self.inconsistent_events += 1
             return
         if block.freed_after is None:  # Graph pools are put back without a request.
             block.freed_after = self.mark
@@ -426,7 +433,7 @@ class Replay:
         if self._segments.at(address) is not None:
             self._segments.give(address, block.size)
 
-    def _end(self, block: Block) -> None:
+    def _end(self, block: AllocatorBlock) -> None:
         block.ended = self.events
         if block.lived_long(self.events):
             self.gone.append(block)
@@ -439,20 +446,20 @@ class Replay:
         if self._takes_down:
             self._take_down(self.peak)
 
-    def _take_down(self, peak: Peak) -> None:
+    def _take_down(self, peak: AllocatorInstant) -> None:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
 
 
-def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
+def thin(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
     """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
-    ``replays``, all that follow these marks, and in their blocks become those that they have then.
+    ``histories``, all that follow these marks, and in their blocks become those they have then.
     """
-    passed = min(r.mark for r in replays)
-    blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
-    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark, r.failed or 0))}
+    passed = min(r.mark for r in histories)
+    blocks = {id(b): b for r in histories for b in (*r.live, *r.peak.blocks, *r.gone)}
+    stay = {0, *(n for r in histories for n in (r.mark, r.peak.mark, r.failed or 0))}
     stay |= {i for i, m in enumerate(marks) if m.cut}
     for b in blocks.values():
         stay |= {b.mark, b.freed_after or 0}
@@ -468,7 +475,7 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
         b.mark = new[b.mark]
         if b.freed_after is not None:
             b.freed_after = new[b.freed_after]
-    for r in replays:
+    for r in histories:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
         r.failed = r.failed and new[r.failed]
 

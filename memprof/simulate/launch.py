@@ -263,10 +263,10 @@ class _Run:
         self._finish_once("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
+        from memprof.profiler.device.allocator_session import AllocatorSession
         from memprof.profiler.device.out_of_memory import REPORTS
-        from memprof.profiler.device.watch import Watch
 
-        self._watch = Watch(on_step=self._after_step)
+        self._watch = AllocatorSession(on_step=self._after_step)
         self._watch.install()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)

@@ -33,9 +33,9 @@ from memprof.profiler.model.address_ranges import Range, has, merged
 from memprof.profiler.thread_activity import capture_name
 
 from . import _torch_compat as compat
+from .allocator_session import AllocatorSession
 from .captures import Device, WatchedCapture, describe
 from .history import AllocatorBlock
-from .watch import Watch
 from .where import is_internal
 
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
@@ -46,10 +46,10 @@ _CALLABLES = "make_graphed_callables"
 
 
 class GraphWatch:
-    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
-    ``captures`` has them in the order in which they began."""
+    """Follows captures from ``install`` to ``uninstall``, with an ``AllocatorSession`` that follows
+    the rest; ``captures`` has them in the order in which they began."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: AllocatorSession) -> None:
         watch.made = self.made
         self._watch = watch
         self.captures: list[WatchedCapture] = []
@@ -63,7 +63,7 @@ class GraphWatch:
         self._undo: list[compat.Undo] = []
 
     def install(self) -> None:
-        """Begin; the ``Watch`` is installed."""
+        """Begin; the ``AllocatorSession`` is installed."""
         graph = [torch.cuda.CUDAGraph]
         self._undo.append(compat.replace(graph, "capture_begin", self._around_begin))
         self._undo.append(compat.replace(graph, "capture_end", self._around_end))

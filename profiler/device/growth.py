@@ -1,5 +1,5 @@
-"""Describes what a ``Watch`` has seen grow: blocks of step after step that are there, and who has
-them."""
+"""Describes what an ``AllocatorSession`` has seen grow: blocks of step after step that are there,
+and who has them."""
 
 from __future__ import annotations
 

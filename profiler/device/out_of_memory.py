@@ -29,12 +29,12 @@ from memprof.profiler.thread_activity import current_activity
 
 from . import _torch_compat as compat
 from .account import source_of
+from .allocator_session import AllocatorSession
 from .failure import explain_failure, reliefs
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
 from .present import unwatched_account, whose
-from .watch import Watch
 from .where import compiled_at, is_internal, where
 
 log = logging.getLogger("memprof")
@@ -57,7 +57,7 @@ class OutOfMemoryReports:
 
     def __init__(self) -> None:
         self._sinks: list[Sink] = []
-        self._watches: list[Watch] = []
+        self._watches: list[AllocatorSession] = []
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._lock = threading.Lock()
         self._busy = threading.Lock()
@@ -80,7 +80,7 @@ class OutOfMemoryReports:
         self._unserved = True
         return added(self._sinks, sink)
 
-    def follow(self, watch: Watch) -> Callable[[], None]:
+    def follow(self, watch: AllocatorSession) -> Callable[[], None]:
         """Ask ``watch`` for what it knows of each block; what is returned ends that."""
         return added(self._watches, watch)
 
@@ -136,7 +136,7 @@ def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
     return event.device, tuple(at for at in lines if not is_internal(at[0])), name
 
 
-def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
+def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> DeviceAccount:
     """Everything that is reserved on the device now, and why the request did not fit.
 
     To be called where the request fails, on the thread that made it. Takes host memory alone. With

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from memprof.profiler.device.allocator_session import AllocatorSession
 from memprof.profiler.device.known import sizes_of
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import SourceFrame
 
@@ -559,7 +559,7 @@ class _First:
 def test_what_is_said_during_a_backward_leaves_it_one() -> None:
     """A DataLoader that a thread of its own reads returns batches in the midst of backwards, and
     a checkpointed function may call another one."""
-    watch = Watch()
+    watch = AllocatorSession()
     watch._installed = True
     watch._mark(Phase.BACKWARD, line=BACKWARD)
     watch._batch([torch.zeros(3)])
@@ -572,7 +572,7 @@ def test_what_is_said_during_a_backward_leaves_it_one() -> None:
 
 
 def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
-    watch = Watch()
+    watch = AllocatorSession()
     watch._installed = True
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
     watch._marking = _First(lambda: watch.marks.append(begins))

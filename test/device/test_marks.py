@@ -21,7 +21,7 @@ BATCH = {"filename": __file__, "line": 1, "name": "<module>"}
 
 
 class Program:
-    """A training whose tensors live for random times, followed as a ``Watch`` follows it."""
+    """A training whose tensors live for random times, followed as a session follows it."""
 
     def __init__(self, seed: int, thins: bool, leaks: bool = True) -> None:
         self.random = random.Random(seed)

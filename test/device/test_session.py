@@ -311,7 +311,7 @@ assert [f.nbytes for f in account.failed] == [1 << 40]
 def test_a_fault_of_ours_costs_the_account_and_not_the_training() -> None:
     program = """
 from memprof.profiler.device.known import Objects
-from memprof.profiler.device.watch import Watch
+from memprof.profiler.device.allocator_session import AllocatorSession
 
 
 def fails(*_):
@@ -321,7 +321,8 @@ def fails(*_):
 entry = torch.autograd.graph._engine_run_backward
 training = Training()
 for owner, name in (
-    (Objects, "of_modules"), (Watch, "_follow"), (Watch, "_account"), (Watch, "_start"),
+    (Objects, "of_modules"),
+    (AllocatorSession, "_follow"), (AllocatorSession, "_account"), (AllocatorSession, "_start"),
 ):
     works = getattr(owner, name)
     setattr(owner, name, fails)
@@ -345,10 +346,10 @@ adds_up(*session.profile().accounts)
 @simgpu
 def test_inference_without_marks_is_drained_from_outside() -> None:
     program = """
-from memprof.profiler.device import watch
+from memprof.profiler.device import allocator_session
 from memprof.profiler.device._torch_compat import drain_history
 
-watch.DRAIN = 50
+allocator_session.DRAIN = 50
 drained = threading.Event()
 
 
@@ -358,7 +359,7 @@ def counted():
 
 
 model = nn.Linear(N, N, bias=False, device="cuda")
-watch.compat.drain_history = counted
+allocator_session.compat.drain_history = counted
 with memprof.profile(eager=True) as session, torch.inference_mode():
     drained.clear()
     cache = [mib(4)]
@@ -377,9 +378,9 @@ assert not any(t.name == "memprof drains" for t in threading.enumerate())
 @simgpu
 def test_what_another_thread_allocates_while_the_history_is_taken_is_found() -> None:
     program = """
-from memprof.profiler.device import watch
+from memprof.profiler.device import allocator_session
 
-taken = watch.compat.drain_history
+taken = allocator_session.compat.drain_history
 late = []
 
 
@@ -387,11 +388,11 @@ def at_a_bad_time():
     snapshot = taken()
     if not late:  # After the first drain, which begins the session: in no history at all.
         late.append(mib(6))
-        watch.compat.record_history()
+        allocator_session.compat.record_history()
     return snapshot
 
 
-watch.compat.drain_history = at_a_bad_time
+allocator_session.compat.drain_history = at_a_bad_time
 tensor = mib(2)
 with memprof.profile(eager=True) as session:
     pass

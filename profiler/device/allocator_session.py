@@ -1,4 +1,4 @@
-"""Watches a process's CUDA devices: the allocator's history, divided by marks.
+"""Follows a process's CUDA devices: the allocator's history, divided by marks.
 
 Note [Marks]
 ~~~~~~~~~~~~
@@ -67,12 +67,10 @@ _MANY_MARKS = 1_000
 
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
-    """Returns what torch calls of a ``Watch``: nothing where nobody watches, and it never
-    raises.
-    """
+    """Returns a method that torch calls: it does nothing where nobody watches, and never raises."""
 
     @functools.wraps(do)
-    def guarded(self: Watch, *args: Any) -> None:
+    def guarded(self: AllocatorSession, *args: Any) -> None:
         if torch.compiler.is_compiling() or not self.watches:
             return
         try:
@@ -83,7 +81,7 @@ def _hook(do: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-class Watch:
+class AllocatorSession:
     """Follows every device of this process, from ``install`` to ``uninstall``.
 
     Attributes:
@@ -116,7 +114,6 @@ class Watch:
                 which ``accounts`` can tell nothing apart.
         """
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self._known: dict[Phase | None, Known] = {}
         self.steps = 0
         self.objects = Objects()
         self.lost = 0
@@ -130,10 +127,9 @@ class Watch:
         self._process = os.getpid()
         self._installed = False
         self._history_is_ours = False
-        self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        self._draining = self._asks = False
+        self._draining = False
         # Held while a mark is set: a DataLoader may be read by a thread of its own.
         self._marking: Any = threading.RLock()
         self._few_marks = _MANY_MARKS
@@ -143,7 +139,6 @@ class Watch:
         self._taken = 0
         self._depth = 0
         self._backwards: list[Backward] = []
-        self._modules_known = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
 
@@ -167,14 +162,17 @@ class Watch:
     def uninstall(self) -> None:
         """Take back everything that ``install`` did, and end the allocator's history. What the main
         thread was asked for it may do once more."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._end_thread()
         self._installed = False
         while self._undo:
             self._undo.pop()()
         if self._history_is_ours and os.getpid() == self._process:
             compat.stop_history()
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def watches(self) -> bool:
@@ -206,7 +204,7 @@ class Watch:
         Raises:
             RuntimeError: ``why_not`` says why there are none.
         """
-        self._ending = True
+        self._end_thread()
         self._count_updates()
         if self.histories and not self.why_not:
             self._mark_process(None)
@@ -353,9 +351,6 @@ class Watch:
         return len(self.marks) - 1
 
     def _mark(self, phase: Phase | None, known: Known | None = None, **said: Any) -> None:
-        if known:  # Most often what it was at the last such mark: kept once.
-            known = known if known != self._known.get(phase) else self._known[phase]
-            self._known[phase] = known
         with self._marking:
             before = self.marks[-1]
             if phase is None:  # In the one that runs, for which its line still waits.
@@ -397,7 +392,7 @@ class Watch:
         """
         with self._lock:
             # What is called between two bytecodes may call this again.
-            if not self.histories or self._draining or (at_least and self._ending):
+            if not self.histories or self._draining:
                 return
             asked = self.asked
             if asked - self._taken < at_least:
@@ -427,7 +422,7 @@ class Watch:
             mark.forget()
         self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
-        if self.made is None and not self._ending and len(self.marks) > self._few_marks:
+        if self.made is None and len(self.marks) > self._few_marks:
             with self._marking:
                 thin(self.marks, list(self.histories.values()))
             self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
@@ -435,14 +430,8 @@ class Watch:
     def _look_after(self) -> None:
         """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
-                self._asks = True  # first: the main thread may be through before it is told
-                if not on_main_thread(self._asked_for):
-                    self._asks = False
-
-    def _asked_for(self) -> None:
-        self._asks = False
-        self._drain_if_due()
+            if self.follows and self.asked - self._taken >= DRAIN:
+                on_main_thread(self._drain_if_due)
 
     @_hook
     def _drain_if_due(self) -> None:
@@ -515,8 +504,7 @@ class Watch:
     @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         found: Known = {}
-        if not self._modules_known:
-            self._modules_known = True
+        if not self._steps_of:
             found = self.objects.of_modules()
         if self._looks():
             found = of_parameters(optimizer) | found

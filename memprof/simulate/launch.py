@@ -206,7 +206,7 @@ class _Run:
         steps, backwards = self._watch.steps, self._watch.backwards
         if outcome.failure is None:
             has_optimizer = self._watch.objects.has_optimizer
-            fewest = self._watch.fewest
+            fewest = self._watch.fewest_steps
             outcome.undecided = why_undecided(
                 outcome.ended, fewest, steps, backwards, has_optimizer
             )
@@ -301,7 +301,7 @@ class _Run:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
-            peaks, asked, steps = _peaks(), self._watch.asked, self._watch.steps
+            peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
             news, now = (steps, peaks[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == said else 1.0):
                 said, last = news, now

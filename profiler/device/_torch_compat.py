@@ -329,7 +329,7 @@ def workspace_sizes(device: int) -> set[int]:
     return sizes
 
 
-def passing_workspace_sizes(device: int) -> set[int]:
+def transient_workspace_sizes(device: int) -> set[int]:
     """Bytes of the workspaces that each operation on cuBLAS or cuBLASLt asks for and gives back at
     once; none where torch keeps them instead, as before 2.15."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)

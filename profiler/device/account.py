@@ -64,7 +64,7 @@ from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, Autogra
 from .marks import Mark, Phase, line_that_waits
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[AllocatorBlock], tuple[Category, str]]
+HolderOf = Callable[[AllocatorBlock], tuple[Category, str]]
 """A block's category and who holds it, where the history does not tell."""
 
 
@@ -75,9 +75,9 @@ def explain(
     *,
     cut_off: bool = False,
     now: bool = False,
-    otherwise: Otherwise | None = None,
-    stays: Callable[[AllocatorBlock], bool] = lambda block: False,
-    passing: Collection[int] = (),
+    holder_of: HolderOf | None = None,
+    is_workspace: Callable[[AllocatorBlock], bool] = lambda block: False,
+    transient_workspaces: Collection[int] = (),
 ) -> None:
     """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
 
@@ -86,22 +86,24 @@ def explain(
         cut_off: whether a program that trains ended in the middle, so that a backward would have
             come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
-        otherwise: asked for blocks of which the history does not tell the category.
-        stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
-        passing: bytes of workspaces that go with the operation.
+        holder_of: asked for blocks of which the history does not tell the category.
+        is_workspace: whether a block that is there at the end of the run is cuBLAS's workspace.
+        transient_workspaces: bytes of workspaces that go with the operation.
     """
-    decide = _Decider(marks, cut_off, now, stays, passing)
+    decide = _CategoryRules(marks, cut_off, now, is_workspace, transient_workspaces)
 
     def row_of(block: AllocatorBlock) -> Held:
         at = where(block.frames)
         category, detail = decide(block, at)
         holder = ""
-        if otherwise is not None and category is Category.UNKNOWN:
-            category, holder = otherwise(block)
+        if holder_of is not None and category is Category.UNKNOWN:
+            category, holder = holder_of(block)
             if category is Category.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
                 category = Category.GRADIENT
-        elif otherwise is not None and block.known is None and block.often:  # and nothing else
-            _, holder = otherwise(block)
+        elif (
+            holder_of is not None and block.known_category is None and block.written_often
+        ):  # and nothing else
+            _, holder = holder_of(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
         origin = block.origin or AutogradOrigin("")
         forward = where(frames_of(origin.frames)) if waiting is not None else at
@@ -152,7 +154,7 @@ def add_up(
         )
 
 
-def say_of_history(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:
+def add_history_notes(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
     account.failed = failed_requests(history, _asker)
@@ -208,7 +210,7 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
     return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
-class _Decider:
+class _CategoryRules:
     """Note [How a block gets its category]; arguments as those of ``explain``."""
 
     def __init__(
@@ -216,15 +218,15 @@ class _Decider:
         marks: Sequence[Mark],
         cut_off: bool,
         now: bool,
-        stays: Callable[[AllocatorBlock], bool],
-        passing: Collection[int],
+        is_workspace: Callable[[AllocatorBlock], bool],
+        transient_workspaces: Collection[int],
     ) -> None:
         self._marks = marks
         self._cut_off = cut_off
         self._now = now
         self._trains = cut_off or any(m.phase is Phase.BACKWARD for m in marks)
-        self._stays = stays
-        self._passing = passing
+        self._is_kept_workspace = is_workspace
+        self._transient_workspaces = transient_workspaces
         self._ended: set[int] = set()  # Marks in backwards that let go of all that they would.
         ended = not now
         for i in reversed(range(len(marks))):
@@ -234,11 +236,11 @@ class _Decider:
                 self._ended.add(i)
 
     def __call__(self, block: AllocatorBlock, at: Where) -> tuple[Category, str]:
-        known = block.known
+        known = block.known_category
         if known is None and self._is_workspace(block):
             return Category.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            often = Category.PERSISTENT_STATE if block.often else None
+            often = Category.PERSISTENT_STATE if block.written_often else None
             return known or often or Category.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.distributed else None
         if distributed is not None and known in (None, Category.GRADIENT):
@@ -252,7 +254,7 @@ class _Decider:
         if at.innermost is not None and _CACHES.search(at.innermost.file):
             return Category.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
-        if phase is Phase.FORWARD and block.often:
+        if phase is Phase.FORWARD and block.written_often:
             return Category.PERSISTENT_STATE, ""
         if phase is Phase.BACKWARD and at.recomputed:
             return Category.ACTIVATION, RECOMPUTED
@@ -296,11 +298,11 @@ class _Decider:
 
     def _is_workspace(self, block: AllocatorBlock) -> bool:
         if block.freed_after is None:
-            return self._stays(block)
+            return self._is_kept_workspace(block)
         # Three events: it was handed out, given back, and could be handed out again.
         at_once = block.ended is not None and block.ended - block.event == 2
         return self._marks[block.freed_after].clears or (
-            at_once and block.requested in self._passing
+            at_once and block.requested in self._transient_workspaces
         )
 
 

@@ -39,12 +39,12 @@ from torch.optim.optimizer import (
 from memprof.profiler.model import Category, DeviceAccount, Growth, SourceFrame
 
 from . import _torch_compat as compat
-from .account import Otherwise, explain, say_of_history
+from .account import HolderOf, add_history_notes, explain
 from .draining import on_main_thread
 from .growth import growth_of
-from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, thin
+from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, drop_unused_marks
 from .holders import Holders
-from .known import Known, Objects, of_parameters, of_state, sizes_of
+from .known import Categories, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
 from .operations import Backward, origins
 from .owners import owners
@@ -90,10 +90,10 @@ class AllocatorSession:
             tells of one, as of a compiled optimizer's, each time that all parameters of the
             optimizers were written to between two backwards.
         objects: modules and optimizers of the program.
-        lost: how often the history was full before it was taken.
+        times_full: how often the history was full before it was taken.
         started: whether CUDA has started.
         histories: what was followed until the last ``drain``, by device.
-        made: called with the number of a device and each block of its history; to be set before
+        on_block: called with the number of a device and each block of its history; to be set before
             ``install``.
         why_not: why there will be no account, in words; empty if there will be.
     """
@@ -116,10 +116,10 @@ class AllocatorSession:
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.steps = 0
         self.objects = Objects()
-        self.lost = 0
+        self.times_full = 0
         self.started = False
         self.histories: dict[int, AllocatorHistory] = {}
-        self.made: Callable[[int, AllocatorBlock], None] | None = None
+        self.on_block: Callable[[int, AllocatorBlock], None] | None = None
         self.why_not = ""
         self._on_step = on_step
         self._guest = guest
@@ -136,7 +136,7 @@ class AllocatorSession:
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._steps_of: dict[int, int] = {}
         self._written = -1
-        self._taken = 0
+        self._drained_at = 0
         self._depth = 0
         self._backwards: list[Backward] = []
         self._stop = threading.Event()
@@ -185,7 +185,7 @@ class AllocatorSession:
         return bool(self.histories) and self.watches
 
     @property
-    def fewest(self) -> int:
+    def fewest_steps(self) -> int:
         """Steps of the optimizer that is there and has made fewest."""
         return self.objects.fewest_steps(self._steps_of) if self._steps_of else self.steps
 
@@ -243,8 +243,8 @@ class AllocatorSession:
             history.peak,
             reserved,
             cut_off=cut_off,
-            stays=lambda b: b.requested in sizes and holders().of(b) is None,
-            passing=compat.passing_workspace_sizes(device),
+            is_workspace=lambda b: b.requested in sizes and holders().of(b) is None,
+            transient_workspaces=compat.transient_workspace_sizes(device),
         )
         account.most_allocated = allocated
         account.outside = outside(device) if self._guest else []
@@ -256,12 +256,12 @@ class AllocatorSession:
         account = named(device, self.steps)
         account.reserved = reserved
         explain(account, peak, self.marks, **how)
-        say_of_history(account, self.histories[device], self.lost)
+        add_history_notes(account, self.histories[device], self.times_full)
         return account
 
-    def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
+    def account_now(self, device: int, holder_of: HolderOf) -> tuple[DeviceAccount, int]:
         """Returns what is reserved on a device at this instant, in the midst of the program, and
-        how many bytes the request was for that failed last; 0 if none did. ``otherwise`` as for
+        how many bytes the request was for that failed last; 0 if none did. ``holder_of`` as for
         ``explain``.
 
         Raises:
@@ -280,8 +280,8 @@ class AllocatorSession:
             peak.reserved,
             cut_off=self.trains,
             now=True,
-            otherwise=otherwise,
-            stays=lambda b: otherwise(b)[0] is Category.WORKSPACE,
+            holder_of=holder_of,
+            is_workspace=lambda b: holder_of(b)[0] is Category.WORKSPACE,
         )
         account.most_allocated = history.most_allocated
         failed = history.out_of_memory
@@ -321,13 +321,13 @@ class AllocatorSession:
         snapshot = compat.drain_history()
         settings, histories = snapshot["allocator_settings"], {}
         for device, counts in begun.items():
-            made = functools.partial(self.made, device) if self.made is not None else None
+            made = functools.partial(self.on_block, device) if self.on_block is not None else None
             history = histories[device] = AllocatorHistory(settings, made, device=device)
             history.feed((), self.marks)
             history.take_over(_of_device(snapshot, device), counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self.histories = histories
-        self._taken = self.asked
+        self._drained_at = self.requests
         if self._guest:
             self._undo.append(compat.on_history(self._taken_over))
         if self._phases and any(asked for asked, _ in begun.values()):
@@ -350,22 +350,24 @@ class AllocatorSession:
         self._mark(None)
         return len(self.marks) - 1
 
-    def _mark(self, phase: Phase | None, known: Known | None = None, **said: Any) -> None:
+    def _mark(self, phase: Phase | None, known: Categories | None = None, **facts: Any) -> None:
         with self._marking:
             before = self.marks[-1]
             if phase is None:  # In the one that runs, for which its line still waits.
-                phase, said = before.phase, {"line": before.line, **said}
+                phase, facts = before.phase, {"line": before.line, **facts}
             begins = phase is Phase.BACKWARD and before.phase is not phase
             counts = {d: compat.allocation_counts(d) for d in self.histories}
-            mark = Mark(phase, self.steps, known or {}, counts=counts, **said)
+            mark = Mark(phase, self.steps, known or {}, counts=counts, **facts)
             mark.backwards = before.backwards + begins
             self.marks.append(mark)
 
-    def _mark_process(self, phase: Phase | None) -> Known:
+    def _mark_process(self, phase: Phase | None) -> Categories:
         look = self.objects.of_process()
         owned = owners(self.objects.alive())
-        self._mark(phase, look.gradients | look.known, often=look.often, owners=owned)
-        return look.known
+        self._mark(
+            phase, look.gradients | look.categories, written_often=look.written_often, owners=owned
+        )
+        return look.categories
 
     def _asked_of_each(self) -> dict[int, int]:
         return {d: compat.allocation_counts(d)[0] for d in self.histories}
@@ -381,7 +383,7 @@ class AllocatorSession:
         return self.objects.has_optimizer or self.backwards > 0
 
     @property
-    def asked(self) -> int:
+    def requests(self) -> int:
         """Blocks that were asked for so far, on all devices."""
         return sum(compat.allocation_counts(d)[0] for d in range(torch.cuda.device_count()))
 
@@ -394,10 +396,10 @@ class AllocatorSession:
             # What is called between two bytecodes may call this again.
             if not self.histories or self._draining:
                 return
-            asked = self.asked
-            if asked - self._taken < at_least:
+            asked = self.requests
+            if asked - self._drained_at < at_least:
                 return
-            self._taken = asked
+            self._drained_at = asked
             self._draining = True
             try:
                 self._follow()
@@ -411,7 +413,7 @@ class AllocatorSession:
         for device, history in self.histories.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
-                self.lost += 1
+                self.times_full += 1
             history.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
             if not history.agrees(segments):
@@ -422,15 +424,15 @@ class AllocatorSession:
             mark.forget()
         self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
-        if self.made is None and len(self.marks) > self._few_marks:
+        if self.on_block is None and len(self.marks) > self._few_marks:
             with self._marking:
-                thin(self.marks, list(self.histories.values()))
+                drop_unused_marks(self.marks, list(self.histories.values()))
             self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
 
     def _look_after(self) -> None:
         """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if self.follows and self.asked - self._taken >= DRAIN:
+            if self.follows and self.requests - self._drained_at >= DRAIN:
                 on_main_thread(self._drain_if_due)
 
     @_hook
@@ -458,7 +460,7 @@ class AllocatorSession:
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
-        if self.histories and self._looks() and not compat.compiled_autograd_is_on():
+        if self.histories and self._looks_for_parameters() and not compat.compiled_autograd_is_on():
             self._backwards.append(Backward(self._asked_of_each()))
             self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
@@ -495,7 +497,7 @@ class AllocatorSession:
     def _batch(self, batch: Any) -> None:
         self._mark(None, batch=frozenset(sizes_of(batch)))
 
-    def _looks(self) -> bool:
+    def _looks_for_parameters(self) -> bool:
         """Tells whether to look at this step for parameters and state, which stay where they
         are.
         """
@@ -503,17 +505,17 @@ class AllocatorSession:
 
     @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found: Known = {}
+        found: Categories = {}
         if not self._steps_of:
             found = self.objects.of_modules()
-        if self._looks():
+        if self._looks_for_parameters():
             found = of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         found, owned = {}, {}
-        if self._looks():
+        if self._looks_for_parameters():
             found = of_state(optimizer)
             owned = owners(self.objects.alive(), [optimizer])
         # Of the one that steps most often: with several, each has its turn in an iteration.
@@ -522,7 +524,7 @@ class AllocatorSession:
         self._mark(Phase.FORWARD, found, owners=owned)
         self.drain(DRAIN)
         if self._on_step is not None:
-            self._on_step(self.fewest, self.steps)
+            self._on_step(self.fewest_steps, self.steps)
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class GraphWatch:
     the rest; ``captures`` has them in the order in which they began."""
 
     def __init__(self, watch: AllocatorSession) -> None:
-        watch.made = self.made
+        watch.on_block = self.made
         self._watch = watch
         self.captures: list[WatchedCapture] = []
         # By ``id`` of the graph.

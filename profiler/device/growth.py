@@ -102,7 +102,7 @@ def growth_of(
         return address is not None and known[address] in _LASTS
 
     live = [b for b in history.live if b.event and b.freed_after is None and not lasts(b)]
-    for block in (*live, *history.gone):
+    for block in (*live, *history.long_lived):
         at, frame = where(block.frames), line(block)
         key = (frame, at.modules, at.nodes)
         lines.setdefault(key, _Line(frame, at)).blocks.append(block)

@@ -24,8 +24,9 @@ Note [Few marks]
 ~~~~~~~~~~~~~~~~
 What a mark says of memory is noted in the blocks that are there when the history is followed past
 it. A run has a few marks a step, and is explained at its end, when blocks are asked about that
-still live, lived long or are of the peak. So marks that no such block refers to go (``thin``). Of
-those in a row one of each phase stays, so that a phase which lay between two blocks still does.
+still live, lived long or are of the peak. So marks that no such block refers to
+go (``drop_unused_marks``). Of those in a row one of each phase stays, so that a phase which lay
+between two blocks still does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from .marks import Mark
 from .segments import AllocatorSegment, Segments, pool_id
 
 LONG = 8
-"""A block that lived for one part in so many of a history is in ``AllocatorHistory.gone``."""
+"""A block that lived for one part in so many of a history is in ``AllocatorHistory.long_lived``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,9 @@ class AllocatorBlock:
             one that is ``cut`` the last before the failure that made it do so.
         ended: how many events had happened when it could be handed out again; None until then.
         stream: on which it was asked for; 0 is the default stream.
-        known: what a mark knew it to be: the first, or persistent state if any did.
-        often, checkpointed: whether it was written to often, or handed to a checkpointed function,
-            at any mark.
+        known_category: by the first mark that knew it, or persistent state if any knew it as that.
+        written_often, checkpointed: whether it was written to often, or handed to a checkpointed
+            function, at any mark.
         batch: whether it is as large as a tensor of the last batch before.
         origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
@@ -91,8 +92,8 @@ class AllocatorBlock:
     freed_after: int | None = None
     ended: int | None = None
     stream: int = 0
-    known: Category | None = None
-    often: bool = False
+    known_category: Category | None = None
+    written_often: bool = False
     checkpointed: bool = False
     batch: bool = False
     owner: str = ""
@@ -140,34 +141,34 @@ class AllocatorHistory:
         out_of_memory: requests in bytes that failed, with the program of that time as the allocator
             has it: those of one place have one list of frames.
         mark: number of the last mark before what was followed last.
-        gone: blocks that lived long (``Block.lived_long``) and are not there any more.
-        failed: number of the last mark before a failure, a request's or a backward's, after which
-            nothing was asked for yet; None if there was none.
+        long_lived: blocks that lived long (``Block.lived_long``) and are not there any more.
+        failed_mark: number of the last mark before a failure, a request's or a backward's, after
+            which nothing was asked for yet; None if there was none.
     """
 
     def __init__(
         self,
         settings: Mapping[str, Any] | None = None,
-        made: Callable[[AllocatorBlock], None] | None = None,
+        on_block: Callable[[AllocatorBlock], None] | None = None,
         *,
         device: int = 0,
-        take_down: bool = True,
+        keep_blocks: bool = True,
         completes: bool = False,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
-            made: called with every block that is handed out; what becomes of it is noted in it.
+            on_block: called with every block that is handed out; what becomes of it is noted in it.
             device: whose counts of marks are meant.
-            take_down: whether ``peak`` is to have its blocks and segments. A history in which each
-                step is the highest so far takes long with them.
+            keep_blocks: whether ``peak`` is to have its blocks and segments. A history in which
+                each step is the highest so far takes long with them.
             completes: whether what is let go of can be handed out again at once, since the history
                 does not say when it can.
         """
-        self._takes_down = take_down
+        self._keeps_blocks = keep_blocks
         self._completes = completes
         settings = settings or {}
-        self._made = made
+        self._on_block = on_block
         self._device = device
         self.allocated_bytes = 0
         self.most_allocated = 0
@@ -185,10 +186,10 @@ class AllocatorHistory:
         self._segments = Segments()
         self._live: dict[int, AllocatorBlock] = {}
         self.mark = 0
-        self.gone: list[AllocatorBlock] = []
-        self.failed: int | None = None
-        self._asked = 0
-        self._let_go = 0
+        self.long_lived: list[AllocatorBlock] = []
+        self.failed_mark: int | None = None
+        self._requests = 0
+        self._frees = 0
         self._batch: frozenset[int] = frozenset()
         self._peak_pending = False
 
@@ -209,7 +210,7 @@ class AllocatorHistory:
     def now(self) -> AllocatorInstant:
         """Returns what there is at this instant, as if it were the one that decides."""
         peak = AllocatorInstant(self.reserved, self.allocated_bytes, self.events, self.mark)
-        self._take_down(peak)
+        self._record_blocks(peak)
         return peak
 
     def feed(
@@ -221,40 +222,39 @@ class AllocatorHistory:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
         so far. ``origins`` are those of blocks, by their number among these events' requests."""
         self._segments.new_history()
-        begin = self._asked
+        begin = self._requests
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
-                self._pass(marks, (self._asked, math.inf))
-                self._alloc(e, origins.get(self._asked - begin))
-                self._asked += 1
+                self._advance_marks(marks, (self._requests, math.inf))
+                self._alloc(e, origins.get(self._requests - begin))
+                self._requests += 1
             elif action == "free_requested":
-                self._pass(marks, (self._asked, self._let_go))
-                self._let_go += 1
+                self._advance_marks(marks, (self._requests, self._frees))
+                self._frees += 1
                 self._free_requested(e["addr"])
             elif action == "free_completed":
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
-                # Nobody is to be taken down before: now more is reserved than at any such peak.
+                # The peak needs no end here: now more is reserved than at any before.
                 mapped = action == "segment_map"
                 pool = e.get("pool_id")
-                self.inconsistent_events += not self._segments.grow(
-                    e["addr"], e["size"], mapped, pool
-                )
+                if not self._segments.grow(e["addr"], e["size"], mapped, pool):
+                    self.inconsistent_events += 1
                 self._note_peak()
             elif action in ("segment_free", "segment_unmap"):
-                self._keep_peak()
+                self._finish_peak()
                 self.inconsistent_events += self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
-                self.failed = None
-                self._pass(marks, (self._asked, self._let_go))
-                if self.failed is None:  # Else that what ran has raised is among these.
-                    self.failed = self.mark
+                self.failed_mark = None
+                self._advance_marks(marks, (self._requests, self._frees))
+                if self.failed_mark is None:  # Else that what ran has raised is among these.
+                    self.failed_mark = self.mark
                 self.out_of_memory.append((e["size"], e.get("frames") or ()))
-        self._pass(marks, (math.inf, math.inf))
-        self._keep_peak()
-        self.gone = [b for b in self.gone if b.lived_long(self.events)]
+        self._advance_marks(marks, (math.inf, math.inf))
+        self._finish_peak()
+        self.long_lived = [b for b in self.long_lived if b.lived_long(self.events)]
 
     def take_over(
         self, segments: Iterable[Mapping[str, Any]], counts: tuple[int, int] = (0, 0)
@@ -262,8 +262,8 @@ class AllocatorHistory:
         """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
         the peak. A block that was followed and is there keeps what is known of it; ``counts`` are
         of blocks that had been asked for, and let go of, by then."""
-        self._keep_peak()
-        self._asked, self._let_go = counts
+        self._finish_peak()
+        self._requests, self._frees = counts
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0
@@ -284,7 +284,7 @@ class AllocatorHistory:
                     block.freed_after = self.mark
                 self._end(block)
         self._note_peak()
-        self._keep_peak()
+        self._finish_peak()
 
     def _take_over_block(
         self, found: Mapping[str, Any], stream: int, followed: AllocatorBlock | None
@@ -298,8 +298,8 @@ class AllocatorHistory:
             or (block.freed_after is not None and not awaiting)
         ):
             block = self._block(address, requested, size, found.get("frames", ()), stream)
-            if self._made is not None and self.events:
-                self._made(block)
+            if self._on_block is not None and self.events:
+                self._on_block(block)
         if not awaiting:
             self.allocated_bytes += size
         elif block.freed_after is None:
@@ -314,36 +314,38 @@ class AllocatorHistory:
         found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
         return found == (self.reserved, self.allocated_bytes)
 
-    def _pass(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
+    def _advance_marks(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
         while self.mark + 1 < len(marks):
             mark = marks[self.mark + 1]
             if mark.counts.get(self._device, (0, 0)) > until:
                 break
             self.mark += 1
-            self._note(mark)
+            self._apply_mark(mark)
 
-    def _note(self, mark: Mark) -> None:
+    def _apply_mark(self, mark: Mark) -> None:
         """Note in the blocks that are there what a mark says of them."""
         self._batch = mark.batch or self._batch
         if mark.cut:
-            self.failed = self.mark - 1
+            self.failed_mark = self.mark - 1
         for address in mark.checkpointed:
             block = self._live.get(address)
             if block is not None and block.freed_after is None:
                 block.checkpointed = True
-        known, often, owners = sorted(mark.known), sorted(mark.often), sorted(mark.owners)
+        known = sorted(mark.categories)
+        often = sorted(mark.written_often)
+        owners = sorted(mark.owners)
         for block in self._live.values() if known or often or owners else ():
             if block.freed_after is not None:
                 continue
             if owners and not block.owner and (owned := block.first_of(owners)) is not None:
                 block.owner = mark.owners[owned]
             address_in = block.first_of(known)
-            category = None if address_in is None else mark.known[address_in]
+            category = None if address_in is None else mark.categories[address_in]
             # That something is written to may be seen later than that it is a module's.
-            if block.known is None or category is Category.PERSISTENT_STATE:
-                block.known = category
+            if block.known_category is None or category is Category.PERSISTENT_STATE:
+                block.known_category = category
             if often and block.first_of(often) is not None:
-                block.often = True
+                block.written_often = True
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn from the snapshot whose history was fed last to which pools segments belong."""
@@ -376,11 +378,11 @@ class AllocatorHistory:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         block.origin = origin
-        self.failed = None
+        self.failed_mark = None
         self._live[address] = block
         self.allocated_bytes += size
-        if self._made is not None:
-            self._made(block)
+        if self._on_block is not None:
+            self._on_block(block)
         self._note_peak()
 
     def _note_peak(self) -> None:
@@ -409,19 +411,19 @@ class AllocatorHistory:
         return rules.is_cut(rest, size) and not limited
 
     def _free_requested(self, address: int) -> None:
-        self._keep_peak()
+        self._finish_peak()
         block = self._live.get(address)
         if block is None or block.freed_after is not None:
             self.inconsistent_events += 1
             return
-        block.cut = self.failed is not None
-        block.freed_after = self.mark if self.failed is None else self.failed
+        block.cut = self.failed_mark is not None
+        block.freed_after = self.mark if self.failed_mark is None else self.failed_mark
         self.allocated_bytes -= block.size
         if self._completes:
             self._free_completed(address)
 
     def _free_completed(self, address: int) -> None:
-        self._keep_peak()
+        self._finish_peak()
         block = self._live.pop(address, None)
         if block is None:
             self.inconsistent_events += 1
@@ -436,30 +438,30 @@ class AllocatorHistory:
     def _end(self, block: AllocatorBlock) -> None:
         block.ended = self.events
         if block.lived_long(self.events):
-            self.gone.append(block)
+            self.long_lived.append(block)
 
-    def _keep_peak(self) -> None:
+    def _finish_peak(self) -> None:
         """Take down who is there before the first of them goes."""
         if not self._peak_pending:
             return
         self._peak_pending = False
-        if self._takes_down:
-            self._take_down(self.peak)
+        if self._keeps_blocks:
+            self._record_blocks(self.peak)
 
-    def _take_down(self, peak: AllocatorInstant) -> None:
+    def _record_blocks(self, peak: AllocatorInstant) -> None:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
 
 
-def thin(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
+def drop_unused_marks(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
     """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
     ``histories``, all that follow these marks, and in their blocks become those they have then.
     """
     passed = min(r.mark for r in histories)
-    blocks = {id(b): b for r in histories for b in (*r.live, *r.peak.blocks, *r.gone)}
-    stay = {0, *(n for r in histories for n in (r.mark, r.peak.mark, r.failed or 0))}
+    blocks = {id(b): b for r in histories for b in (*r.live, *r.peak.blocks, *r.long_lived)}
+    stay = {0, *(n for r in histories for n in (r.mark, r.peak.mark, r.failed_mark or 0))}
     stay |= {i for i, m in enumerate(marks) if m.cut}
     for b in blocks.values():
         stay |= {b.mark, b.freed_after or 0}
@@ -477,7 +479,7 @@ def thin(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
             b.freed_after = new[b.freed_after]
     for r in histories:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
-        r.failed = r.failed and new[r.failed]
+        r.failed_mark = r.failed_mark and new[r.failed_mark]
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

@@ -35,7 +35,7 @@ from memprof.profiler.model import Category
 
 from . import _torch_compat as compat
 
-Known = dict[int, Category]
+Categories = dict[int, Category]
 """Purposes of storages, by the address of their first byte."""
 
 MANY = 16
@@ -48,13 +48,13 @@ _DEEPEST = 4
 """Containers within containers of a batch that are looked into."""
 
 
-class Look(NamedTuple):
+class KnownMemory(NamedTuple):
     """Describes what is known of modules and optimizers, and what the program itself says;
     addresses of storages that were written to often; and gradients of any tensors."""
 
-    known: Known
-    often: frozenset[int]
-    gradients: Known
+    categories: Categories
+    written_often: frozenset[int]
+    gradients: Categories
 
 
 class Objects:
@@ -96,11 +96,11 @@ class Objects:
         counts = (steps.get(i, 0) for i, mine in held.items() if i in steps or mine - updated)
         return min(counts, default=0)
 
-    def of_modules(self) -> Known:
+    def of_modules(self) -> Categories:
         """Parameters, buffers and gradients of every module that was made."""
         return _of_modules(self.alive())
 
-    def of_process(self) -> Look:
+    def of_process(self) -> KnownMemory:
         """All that is known, by asking for the modules and optimizers that there are."""
         found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
         optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
@@ -112,9 +112,9 @@ class Objects:
         for optimizer in optimizers:
             # A compiled optimizer's state is also among the buffers of Dynamo's modules.
             known = of_parameters(optimizer) | known | of_state(optimizer)
-        static: Known = {}
-        often: Known = {}
-        gradients: Known = {}
+        static: Categories = {}
+        often: Categories = {}
+        gradients: Categories = {}
         for tensor in compat.existing(torch.Tensor):
             if (gradient := compat.gradient_of(tensor)) is not None:
                 _add(gradients, gradient, Category.GRADIENT)
@@ -126,7 +126,7 @@ class Objects:
             _add(static, tensor, Category.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
         known = static | known | _averages(modules, optimizers)
-        return Look(known, frozenset(often), gradients)
+        return KnownMemory(known, frozenset(often), gradients)
 
     def alive(self) -> Iterator[torch.nn.Module]:
         """Yields the modules that are there."""
@@ -139,9 +139,9 @@ class Objects:
                 self._modules[i] = other  # Of a module that is at this address since then.
 
 
-def _of_modules(modules: Iterable[torch.nn.Module]) -> Known:
+def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:
     """Returns what the parameters, buffers and gradients of modules are."""
-    known: Known = {}
+    known: Categories = {}
     for module in modules:
         statistics = isinstance(module, compat.NormWithStatistics)
         for tensor in _own(module, "_buffers"):
@@ -154,7 +154,7 @@ def _of_modules(modules: Iterable[torch.nn.Module]) -> Known:
 
 def _averages(
     modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
-) -> Known:
+) -> Categories:
     """Returns the parameters and buffers of moving averages of models."""
     trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
     found: list[torch.Tensor] = []
@@ -171,7 +171,7 @@ def _averages(
             candidates.append((module, shapes))
     for module, shapes in candidates:
         found += module.parameters() if shapes in of_trained else ()
-    known: Known = {}
+    known: Categories = {}
     for tensor in found:
         _add(known, tensor, Category.PERSISTENT_STATE)
     return known
@@ -186,9 +186,9 @@ def _is_written(tensor: torch.Tensor, times: int = MANY) -> bool:
     return (compat.writes_to(tensor) or 0) >= times
 
 
-def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
+def of_parameters(optimizer: torch.optim.Optimizer) -> Categories:
     """Returns what an optimizer is to step on, and its gradients."""
-    known: Known = {}
+    known: Categories = {}
     for group in optimizer.param_groups:
         for p in group["params"]:
             if isinstance(p, torch.Tensor):
@@ -196,9 +196,9 @@ def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_state(optimizer: torch.optim.Optimizer) -> Known:
+def of_state(optimizer: torch.optim.Optimizer) -> Categories:
     """An optimizer's state."""
-    known: Known = {}
+    known: Categories = {}
     for state in list(optimizer.state.values()):
         for value in list(state.values()) if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
@@ -206,13 +206,13 @@ def of_state(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
+def _add_with_gradient(known: Categories, p: torch.Tensor) -> None:
     _add(known, p, Category.PARAMETER)
     if p.grad is not None:
         _add(known, p.grad, Category.GRADIENT)
 
 
-def _add(known: Known, tensor: torch.Tensor, category: Category) -> None:
+def _add(known: Categories, tensor: torch.Tensor, category: Category) -> None:
     for address, _ in compat.memory_of(tensor, "cuda"):
         known.setdefault(address, category)
 

@@ -34,7 +34,7 @@ from .failure import explain_failure, reliefs
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
-from .present import unwatched_account, whose
+from .present import holder_rules, unwatched_account
 from .where import compiled_at, is_internal, where
 
 log = logging.getLogger("memprof")
@@ -147,12 +147,12 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
     segments = [s for s in segments if s["device"] == event.device]
     holders = Holders(also=operation)
     holders.name()
-    otherwise = whose(holders, segments)
+    holder_of = holder_rules(holders, segments)
     account = None
     requested = 0
     if watch is not None:
         try:
-            account, requested = watch.account_now(event.device, otherwise)
+            account, requested = watch.account_now(event.device, holder_of)
         except LookupError:
             pass
         except Exception as e:
@@ -160,7 +160,7 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
             log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
     if account is None:
         look = Objects().of_process()
-        account = unwatched_account(event.device, segments, settings, look, otherwise)
+        account = unwatched_account(event.device, segments, settings, look, holder_of)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
     activity = current_activity()
     if activity is not None:

@@ -94,7 +94,7 @@ class Segments:
         segment = self.at(address)
         if segment is None:
             return 1
-        strange = 0
+        contradictions = 0
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = self.free
@@ -109,15 +109,15 @@ class Segments:
             if tail < hole + whole:
                 free.add(tail, hole + whole - tail)
         else:
-            strange += 1
+            contradictions += 1
         segment.size = address - segment.address
         if segment.size == 0:
             self._forget(segment)
         if tail < end and tail in self._by_address:
-            strange += 1
+            contradictions += 1
         elif tail < end:
             self._put(AllocatorSegment(tail, end - tail, segment.expandable, segment.pool))
-        return strange
+        return contradictions
 
     def _put(self, segment: AllocatorSegment) -> None:
         if segment.address not in self._by_address:

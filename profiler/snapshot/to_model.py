@@ -178,7 +178,7 @@ def _doubts(account: DeviceAccount, whole: AllocatorHistory, kinds: Set[str]) ->
 def _followed(
     snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json], completes: bool
 ) -> AllocatorHistory:
-    history = AllocatorHistory(snapshot.settings, take_down=False, completes=completes)
+    history = AllocatorHistory(snapshot.settings, keep_blocks=False, completes=completes)
     history.take_over(begin)
     history.feed(trace)
     return history

@@ -66,17 +66,20 @@ class Run:
         self.marks.append(mark)
 
     def categories(
-        self, cut_off: bool = False, workspaces: Collection[int] = (), passing: Collection[int] = ()
+        self,
+        cut_off: bool = False,
+        workspaces: Collection[int] = (),
+        transient_workspaces: Collection[int] = (),
     ) -> dict[int, tuple[Category, str]]:
         """By MiB of all blocks of one category and place, which each test makes tell apart."""
-        rows = self.rows(cut_off, workspaces, passing)
+        rows = self.rows(cut_off, workspaces, transient_workspaces)
         return {r.nbytes // MIB: (r.category, r.detail) for r in rows}
 
     def rows(
         self,
         cut_off: bool = False,
         workspaces: Collection[int] = (),
-        passing: Collection[int] = (),
+        transient_workspaces: Collection[int] = (),
     ) -> list[Held]:
         replay = AllocatorHistory()
         replay.feed(self.events, self.marks)
@@ -85,8 +88,8 @@ class Run:
         explain(
             *(found, replay.peak, self.marks),
             cut_off=cut_off,
-            stays=lambda b: b.address in workspaces,
-            passing=passing,
+            is_workspace=lambda b: b.address in workspaces,
+            transient_workspaces=transient_workspaces,
         )
         assert not found.unexplained
         return found.rows
@@ -387,7 +390,7 @@ def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, 
         explain(found, instant, run.marks, **how)
         return Counter(found.by_category())
 
-    told = account(cut_off=True, now=True, otherwise=lambda block: (Category.TENSOR, "x"))
+    told = account(cut_off=True, now=True, holder_of=lambda block: (Category.TENSOR, "x"))
     # THEN what is said at once is what is said at the end, whatever the program does
     caught = rnd.random() < 0.5
     raised = run.marks[-1].phase is Phase.BACKWARD
@@ -487,14 +490,14 @@ def test_workspaces_that_go_with_their_operation() -> None:
     run.mark(Phase.BACKWARD)
     run.drop(run.take(32, program))
     run.mark(Phase.FORWARD)
-    assert run.categories(passing={32 * MIB}) == {32: (Category.WORKSPACE, "cuBLAS")}
-    assert run.categories(passing={33 * MIB}) == {32: (Category.TEMPORARY, "")}
+    assert run.categories(transient_workspaces={32 * MIB}) == {32: (Category.WORKSPACE, "cuBLAS")}
+    assert run.categories(transient_workspaces={33 * MIB}) == {32: (Category.TEMPORARY, "")}
 
     run = Run()
     temporary = run.take(32, program)
     run.drop(run.take(1, program))
     run.drop(temporary)
-    assert run.categories(passing={32 * MIB}) == {33: (Category.INPUT, "")}
+    assert run.categories(transient_workspaces={32 * MIB}) == {33: (Category.INPUT, "")}
 
 
 def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:

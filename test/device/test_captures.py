@@ -20,7 +20,7 @@ class History:
 
     def __init__(self) -> None:
         self.blocks: list[AllocatorBlock] = []
-        self.replay = AllocatorHistory(made=self.blocks.append)
+        self.replay = AllocatorHistory(on_block=self.blocks.append)
         self.marks = [Mark(Phase.FORWARD, 0)]
         self.captures: list[WatchedCapture] = []
         self.segments: list[dict[str, Any]] = []

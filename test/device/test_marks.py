@@ -8,7 +8,7 @@ from typing import Any
 
 from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
-from memprof.profiler.device.history import AllocatorHistory, thin
+from memprof.profiler.device.history import AllocatorHistory, drop_unused_marks
 from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.model import Category, DeviceAccount
 
@@ -74,7 +74,7 @@ class Program:
             if self.random.random() < 0.1:
                 continue
             known = {a: self.random.choice(kinds) for a in self.some(0.1)}
-            self.mark(phase, number, known=known if self.random.random() < 0.3 else {})
+            self.mark(phase, number, categories=known if self.random.random() < 0.3 else {})
             for _ in range(self.random.randrange(6)):
                 self.take(number + self.random.choice((0, 0, 0, 0, 1, 5)))
             if self.leaks and self.random.random() < 0.05:
@@ -84,7 +84,7 @@ class Program:
             if self.random.random() < 0.2:
                 self.mark(phase, number, batch=frozenset({self.random.choice((512, KIB))}))
             if self.random.random() < 0.1:
-                self.mark(phase, number, often=frozenset(self.some(0.1)))
+                self.mark(phase, number, written_often=frozenset(self.some(0.1)))
             going = [a for a, until in self.live.items() if until <= number]
             for address in going:
                 if self.random.random() < 0.7:
@@ -103,12 +103,12 @@ class Program:
         if self.thins:
             for mark in self.marks:
                 mark.forget()
-            thin(self.marks, [self.replay])
+            drop_unused_marks(self.marks, [self.replay])
         self.most = max(self.most, len(self.marks))
 
     def said(self) -> list[Any]:
         """Everything that is ever asked of marks."""
-        self.mark(Phase.FORWARD, self.marks[-1].step, known=dict.fromkeys(self.some(0.2), P))
+        self.mark(Phase.FORWARD, self.marks[-1].step, categories=dict.fromkeys(self.some(0.2), P))
         self.drain()
         replay, all_marks = self.replay, self.marks
         assert not replay.inconsistent_events

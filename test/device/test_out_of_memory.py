@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.device._torch_compat import passing_workspace_sizes
+from memprof.profiler.device._torch_compat import transient_workspace_sizes
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import AllocationFailure, Category, DeviceAccount, LedgerKind, WhyNot
@@ -243,7 +243,7 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     asked, _, rest = words.partition("it did not fit: ")
     assert "program.py" in asked
     assert rest.startswith("everything is in use")
-    if not passing_workspace_sizes(0):
+    if not transient_workspace_sizes(0):
         assert report.holds(Category.WORKSPACE) > 0  # which the first call has made
     if not eager:
         assert report.account.rows[0].holder == "held[...], global of program.py"

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from .. import model
-from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
@@ -72,11 +71,6 @@ class GraphRow:
     peak: int | None  # the most bytes live inside a call, inputs included
     saved: int | None  # bytes left for the backward
     unobserved: str | None  # why some calls have no program, None if all have
-    mutates: tuple[str, ...]  # names of the inputs that a call writes to
-    aliases: tuple[str, ...]  # names of the inputs that it returns, as they are or as views
-    # bytes of saved activations that nobody else holds, so that it may overwrite them; None if no
-    # call was observed
-    donated: int | None
     waiting: int  # calls of a forward that had no backward
 
 
@@ -317,31 +311,10 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 peak=unit.peak_bytes if unit else None,
                 saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
                 unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
-                mutates=tuple(v.fqn or v.name for v in graph.inputs if v.mutated),
-                aliases=_returned_inputs(graph),
-                donated=_donated(unit) if unit else None,
                 waiting=len(waiting.get(graph.id, ())),
             )
         )
     return rows
-
-
-def _donated(unit: PreparedProgram) -> int:
-    """Storages are counted, not tensors: several may be views of one."""
-    inputs = unit.graph.inputs
-    donated = (s for s in unit.program.storages if s.inputs)
-    return sum(s.nbytes for s in donated if all(inputs[i].donated for i in s.inputs))
-
-
-def _returned_inputs(graph: model.GraphRecord) -> tuple[str, ...]:
-    """Returns what is saved for the backward the caller does not see."""
-    returned = {
-        v.alias_of_input: None
-        for v in graph.outputs
-        if v.alias_of_input is not None and v.role is not model.Role.SAVED_FOR_BACKWARD
-    }
-    known = [graph.inputs[i] for i in returned if i < len(graph.inputs)]
-    return tuple(v.fqn or v.name for v in known)
 
 
 def _ledger(profile: model.Profile) -> LedgerSummary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
@@ -10,7 +10,7 @@ from .. import columns as col
 from ..failure import place
 from ..format import format_both, format_ns, format_share, shorten_path
 from ..section import EVERY, UNATTRIBUTED, Note, Section, Show, Table, Tone
-from ..summary import GraphRow, Summary
+from ..summary import Summary
 from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
 
@@ -246,7 +246,7 @@ def graphs(s: Summary) -> Section:
         (r.label, r.calls, r.median_ns, r.allocated, r.peak, r.saved, r.programs) for r in ordered
     ]
     none = "No graph was compiled while the profile was taken."
-    tables = (Table(columns, rows, least=10, empty=none), _others(ordered), _unobserved(s))
+    tables = (Table(columns, rows, least=10, empty=none), _unobserved(s))
     shown = tuple(t for t in tables if t.rows or t.empty)
     title = "Graphs; bytes of one call of the most called program"
     return Section("graphs", title, tables=shown, detail=True, name="graphs")
@@ -261,23 +261,3 @@ def _unobserved(s: Summary) -> Table:
         rest="more graphs",
         lines=True,
     )
-
-
-def _others(graphs: Sequence[GraphRow]) -> Table:
-    columns = (
-        col.Code("graph"),
-        col.Code("writes to", help="Inputs that a call changes in place", fold=True),
-        col.Code("returns", help="Inputs that are its outputs too, or that these view"),
-        col.Bytes("may overwrite", help="Saved activations that nobody else holds"),
-    )
-    rows = [
-        (g.label, _names(g.mutates), _names(g.aliases), g.donated or None)
-        for g in graphs
-        if g.mutates or g.aliases or g.donated
-    ]
-    return Table(columns, rows, caption="Memory that graphs were given", rest="more graphs")
-
-
-def _names(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -59,29 +59,13 @@ class DataFlowPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationRow:
-    path: str  # names from the root, joined by ``/``
-    count: int  # invocations that ended; ``failed`` of them with an exception
-    failed: int
-    total_ns: int  # time in all of them
-    tensor_bytes: int  # what live tensors grew by, all of them together
-    peaks: dict[str, int]  # the most bytes inside an invocation, by device
+class TrackerPeaks:
+    """The most bytes that the tracker's snapshots have."""
 
-
-@dataclass(frozen=True, slots=True)
-class TrackerSummary:
-    # state, reason: how it ended
-    state: str
-    reason: str
-    span_ns: int  # from its start to its end
     snapshots: int  # that are in the profile
-    tensors: int  # the most bytes that live Python tensors referred to, all devices
-    resident: int | None  # the most bytes that were resident, None if unknown
-    devices: dict[str, int | None]  # the most bytes of each device's allocator, None if unknown
-    operations: list[OperationRow]  # most time first
-    problems: list[str]  # of the tracker itself
-    # the largest tensors at the snapshot with most in tensors of those that have any described
-    largest: list[model.TensorInfo]
+    tensors: int  # that live Python tensors referred to, all devices
+    resident: int | None  # that were resident, None if unknown
+    devices: dict[str, int | None]  # of each device's allocator, None if unknown
 
 
 def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
@@ -114,7 +98,8 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
     return out
 
 
-def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None:
+def tracker_peaks(record: model.TrackerRecord | None) -> TrackerPeaks | None:
+    """Returns the peaks of the snapshots of a record; None without one."""
     if record is None:
         return None
     devices: dict[str, int | None] = {}
@@ -124,23 +109,11 @@ def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None
             highest = memory.allocated_bytes if highest is None else highest
             devices[name] = known if highest is None else max(known or 0, highest)
     resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
-    operations = []
-    for i, o in enumerate(record.operation_summary):
-        peaks = {name: d.max_peak for name, d in o.devices.items() if d.measured}
-        figures = (o.count, o.failed, o.total_ns, o.tensor_bytes_delta)
-        operations.append(OperationRow(record.path(i), *figures, peaks))
-    about, described = record.metadata, record.most_described()
-    return TrackerSummary(
-        state=about.state.value,
-        reason=about.reason,
-        span_ns=max(0, about.end_ns - about.start_ns),
+    return TrackerPeaks(
         snapshots=len(record.snapshots),
         tensors=max((s.total_bytes for s in record.snapshots), default=0),
         resident=max(resident, default=None),
         devices=dict(sorted(devices.items())),
-        operations=sorted(operations, key=lambda o: -o.total_ns),
-        problems=about.problems,
-        largest=list(described.largest) if described is not None else [],
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
-from memprof.profiler.model import Category, Growth, GrowthPart, GrowthSource, SourceFrame
+from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
 from .account import source_of
 from .history import AllocatorBlock, AllocatorHistory
@@ -186,12 +186,13 @@ def _growth(
     device: str, lines: list[_Line], rate: Rate, steps: Steps, frame: SourceFrame | None
 ) -> Growth:
     parts = [
-        GrowthPart(
-            sum(b.requested for b in line.live),
-            len(line.live),
-            line.at.nodes,
-            source_of(line.frame),
-            line.at.module_path,
+        Held(
+            Category.ALLOCATED,
+            nbytes=sum(b.requested for b in line.live),
+            count=len(line.live),
+            modules=line.at.module_path,
+            frame=source_of(line.frame),
+            nodes=line.at.nodes,
         )
         for line in lines
     ]

@@ -18,7 +18,6 @@ from memprof.profiler.model import (
     DeviceSummary,
     FailedRequest,
     Growth,
-    GrowthPart,
     GrowthSource,
     Held,
     HostRead,
@@ -92,7 +91,7 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
     )  # fmt: skip
     profile.tracker = _tracker()
     profile.accounts = [_account(frame), _failed(frame)]
-    part = GrowthPart(3 * MIB, 3, "mm", frame, "Net > Block")
+    part = Held(Category.ACTIVATION, 3 * MIB, 3, "Net > Block", frame, "mm")
     profile.growth = [
         Growth(
             GrowthSource.COMPILED, "cuda:1", 3 * MIB, MIB, "optimizer step", 1, 12,

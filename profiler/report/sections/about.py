@@ -202,7 +202,7 @@ def _grows(number: int, g: Growth, show: Show) -> Section:
         *col.alike(col.Code, "", ""),
         col.Frame(""),
     )
-    rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
+    rows = [(p.nbytes, p.count, p.nodes or p.detail, p.modules, p.frame) for p in g.parts]
     held = "What is held"
     return of_rows(
         title, columns, rows, *notes, caption=held, most=4, lines=True, folded=True, detail=True

@@ -112,8 +112,8 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
 
 MIN_TRACKED = 1 << 20
 MIN_TRACKED_SHARE = 0.05
-"""What the tensors of a tracked process must grow by in the later half of its snapshots, in bytes
-and as a part of what they were."""
+"""Least growth of a tracked process's tensors in the later half of its snapshots, in bytes and as a
+part of what they were."""
 
 _ORDER = list(GrowthSource)
 
@@ -171,15 +171,14 @@ def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
             )
             yield Growth(
                 GrowthSource.DATA_FLOW,
-                device.device,
-                nbytes,
-                rate.a_step,
-                "step",
-                rate.since,
-                steps,
-                "",
-                first.frame,
-                (part,),
+                device=device.device,
+                nbytes=nbytes,
+                a_step=rate.a_step,
+                step="step",
+                since=rate.since,
+                steps=steps,
+                frame=first.frame,
+                parts=(part,),
             )
 
 
@@ -211,13 +210,13 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 GrowthSource.TRACKER,
-                device,
-                grown,
-                each,
-                "snapshot",
-                begin,
-                len(snapshots),
-                holder,
+                device=device,
+                nbytes=grown,
+                a_step=each,
+                step="snapshot",
+                since=begin,
+                steps=len(snapshots),
+                holder=holder,
                 parts=parts,
             )
 

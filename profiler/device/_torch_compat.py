@@ -222,7 +222,7 @@ def allocation_counts(device: int) -> tuple[int, int]:
 
 
 _before_reset: dict[int, tuple[int, int]] = {}
-"""What was counted on each device before somebody set the counters back."""
+"""Blocks counted on each device before somebody set the counters back."""
 
 
 def keep_counting() -> Undo:

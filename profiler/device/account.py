@@ -134,7 +134,7 @@ def explain(
 def add_up(
     account: DeviceAccount, peak: AllocatorInstant, row_of: Callable[[AllocatorBlock], Held]
 ) -> None:
-    """Do the same with rows as ``row_of`` says them, of each block one with no bytes and no blocks.
+    """Add up the blocks of a peak in an account; ``row_of`` gives each a row without bytes.
 
     A block counts where there is a place for it: inside of a segment, behind the one before. What
     a history that contradicts itself has beyond that, a note says.
@@ -240,8 +240,8 @@ class _CategoryRules:
         if known is None and self._is_workspace(block):
             return Category.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            often = Category.PERSISTENT_STATE if block.written_often else None
-            return known or often or Category.UNKNOWN, BEFORE
+            state = Category.PERSISTENT_STATE if block.written_often else None
+            return known or state or Category.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.distributed else None
         if distributed is not None and known in (None, Category.GRADIENT):
             category, detail = distributed
@@ -280,8 +280,8 @@ class _CategoryRules:
         if not self._trains:
             if end is None and at.modules:
                 return Category.PERSISTENT_STATE
-            stays = Category.TEMPORARY if end is not None else Category.OUTPUT
-            return stays if of_model else Category.INPUT
+            category = Category.TEMPORARY if end is not None else Category.OUTPUT
+            return category if of_model else Category.INPUT
         if end is not None and self._same_span(block.mark, end):
             return Category.TEMPORARY
         until = block.freed_after if block.freed_after is not None else len(self._marks)

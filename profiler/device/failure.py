@@ -115,7 +115,7 @@ _BY_CATEGORY = {
     Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
     Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }
-"""What makes room, by what the memory is for."""
+"""Change that makes room, by category of the memory."""
 
 
 def reliefs(

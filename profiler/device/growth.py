@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
 from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
@@ -25,8 +25,8 @@ WINDOWS = 32
 """Spans of equally many allocations that stand for steps, where there are none."""
 
 _LASTS = frozenset({Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PERSISTENT_STATE})
-"""What a program may come to at any step, as where an expert has its first token, and keep. Not
-parameters: copies of a model that are kept are a leak."""
+"""Categories of memory that a program may come to at any step and keep, as where an expert has its
+first token. Not parameters: copies of a model that are kept are a leak."""
 
 
 @dataclass(slots=True)
@@ -198,24 +198,29 @@ def _growth(
     ]
     parts.sort(key=lambda p: -p.nbytes)
     nbytes = sum(p.nbytes for p in parts)
-    span = (rate.a_step, steps.name, rate.since, steps.count)
     names = dict.fromkeys(line.holder.partition(", ")[0] for line in lines)
-    _, comma, root = lines[0].holder.partition(", ")
-    one = root.startswith((NODE, CIRCLE))
-    if steps.are_events:
-        # Of what nobody counts but the allocator: what has one block of each line.
-        times = min(len(line.live) for line in lines)
-        what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
-        span = (nbytes // times, what, 1, times)
-    return Growth(
+    holder = lines[0].holder
+    _, comma, root = holder.partition(", ")
+    if root.startswith((NODE, CIRCLE)):
+        holder = " and ".join(names) + comma + root
+    found = Growth(
         GrowthSource.ALLOCATOR,
-        device,
-        nbytes,
-        *span,
-        (" and ".join(names) + comma + root) if one else lines[0].holder,
-        frame or next((p.frame for p in parts if p.frame is not None), None),
-        tuple(parts),
+        device=device,
+        nbytes=nbytes,
+        a_step=rate.a_step,
+        step=steps.name,
+        since=rate.since,
+        steps=steps.count,
+        holder=holder,
+        frame=frame or next((p.frame for p in parts if p.frame is not None), None),
+        parts=tuple(parts),
     )
+    if not steps.are_events:
+        return found
+    # Of what nobody counts but the allocator: what has one block of each line.
+    times = min(len(line.live) for line in lines)
+    what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
+    return replace(found, a_step=nbytes // times, step=what, since=1, steps=times)
 
 
 def _block_of_root(

@@ -42,7 +42,7 @@ log = logging.getLogger("memprof")
 PLACES = 64
 
 UNWATCHED = "(known with eager=True)"
-"""What to say of the line that asked for a block, where nobody followed the device."""
+"""Holder of a block whose holder was not found, where nobody followed the device."""
 
 
 Sink = Callable[[DeviceAccount], str]

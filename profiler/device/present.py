@@ -32,10 +32,10 @@ NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
 
 WORKSPACE = "(cuBLAS, by its size; no tensor has it)"
-"""The same of a block that has one of the sizes of its workspaces."""
+"""Holder of a block without one that has a size of cuBLAS's workspaces."""
 
 IN_POOL = "(a private pool: CUDA graphs)"
-"""The same in a pool of its own."""
+"""Holder of a block without one in a private pool of the allocator."""
 
 
 def present_accounts() -> list[DeviceAccount]:

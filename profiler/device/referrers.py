@@ -39,7 +39,7 @@ WIDTH = 400
 """Objects whose referrers are asked for at once."""
 
 COMPILED = "local of compiled code"
-"""Where a variable of Inductor's code is."""
+"""Place of a variable of Inductor's code."""
 
 NODE, CIRCLE = "node of", "which its attribute"
 """Begin what is said of an object without a name: of the ``ctx`` of an ``autograd.Function``, which
@@ -319,7 +319,7 @@ _SILENT = (
     BaseException,
     type,
 )
-"""What goes without saying between an object and what has a name."""
+"""Classes of objects that are left out of a chain, between an object and one with a name."""
 
 
 def _attributes(holder: Any) -> dict[str, Any]:

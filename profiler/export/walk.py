@@ -181,7 +181,7 @@ class Walk:
             if item.nbytes and id(item) not in same:
                 block = self._block(item)
                 known = left.get(block.memory, [])
-                stays = min(len(known), item.count)
-                del known[len(known) - stays :]
-                allocated += [block] * (item.count - stays)
+                kept = min(len(known), item.count)
+                del known[len(known) - kept :]
+                allocated += [block] * (item.count - kept)
         return BlockChange(tuple(b for blocks in left.values() for b in blocks), tuple(allocated))

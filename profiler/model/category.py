@@ -53,7 +53,7 @@ class Category(str, Enum):
     DATALOADER_BATCH = "dataloader_batch"
     """A copy on the device of what a DataLoader returned."""
     COMMUNICATION_BUFFER = "communication_buffer"
-    """What DDP and FSDP send from and receive into."""
+    """A buffer that DDP or FSDP sends from or receives into."""
     TENSOR = "tensor"
     """Of a tensor that the program holds, where nobody watched what it was made for."""
     ALLOCATED = "allocated"

@@ -92,7 +92,7 @@ class Held:
 
     @property
     def what(self) -> str:
-        """What they are for, or became of, in words for reports."""
+        """The category with its detail, or of a capture's memory its fate, in words for reports."""
         if self.fate is not None:
             return self.fate.label
         return self.category.label + (f" ({self.detail})" if self.detail else "")

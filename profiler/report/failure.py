@@ -29,8 +29,8 @@ def asker(f: AllocationFailure) -> str:
         ("in the backward() of", place(called_from)),
         ("in", f.graph or f.modules),
     )
-    said = " ".join(f"{how} {what}" for how, what in parts if what)
-    return said or f"by C++ code in the thread {f.thread or 'of nobody'}"
+    text = " ".join(f"{how} {what}" for how, what in parts if what)
+    return text or f"by C++ code in the thread {f.thread or 'of nobody'}"
 
 
 def why(a: DeviceAccount, f: AllocationFailure, show: Show) -> str:

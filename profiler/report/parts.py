@@ -122,7 +122,7 @@ _LASTING = (
     model.Category.PERSISTENT_STATE,
     model.Category.OPTIMIZER_STATE,
 )
-"""What is there all the time."""
+"""Categories of memory that is there all the time."""
 
 EAGER = "eager tensors: made or kept outside of compiled calls"
 ROUNDING = "rounding: blocks are larger than what was asked for"

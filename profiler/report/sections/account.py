@@ -96,8 +96,8 @@ def _failed(
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
     if f.activity:
-        said = f"memprof was {f.activity}; a call that fails there is made again without"
-        notes.append(Note(said, Tone.WARN))
+        text = f"memprof was {f.activity}; a call that fails there is made again without"
+        notes.append(Note(text, Tone.WARN))
     here = f"failed {f.count:,} times here" if f.count > 1 else ""
     others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
     if here or others:
@@ -107,8 +107,8 @@ def _failed(
         Note(f"{format_both(a.reserved, show)} reserved, {show(f.left(a.reserved))} left"),
     ]
     if f.outside:
-        said = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
-        notes.append(Note(said))
+        text = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
+        notes.append(Note(text))
     notes += [Note(note, Tone.WARN) for note in a.notes]
     title = f"Out of memory on {a.device}: {words.asked(f, show)} asked for {words.asker(f)}"
     return title, tuple(notes)
@@ -189,8 +189,8 @@ def _holders(a: model.DeviceAccount) -> Section:
     tensors = col.Count("tensors", adds=True)
     columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
-    said = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
-    return replace(said, name="who has what is live now", spare=2)
+    section = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
+    return replace(section, name="who has what is live now", spare=2)
 
 
 def _when(a: model.DeviceAccount) -> str:
@@ -204,9 +204,9 @@ def _when(a: model.DeviceAccount) -> str:
 def _outside(a: model.DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
-    said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
+    section = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
     # Its sum stands above.
-    return replace(said, name="what is outside of the allocator", spare=5)
+    return replace(section, name="what is outside of the allocator", spare=5)
 
 
 def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.Held], str]) -> Section:
@@ -277,11 +277,11 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
     if not pool.graphs:
         return [*notes, Note("nothing was captured into it")]
     if pool.gone:
-        said = "as it was after the last capture: by the end all its graphs were deleted, "
-        notes.append(Note(f"{said}{show(pool.at_end)} of it are left"))
+        text = "as it was after the last capture: by the end all its graphs were deleted, "
+        notes.append(Note(f"{text}{show(pool.at_end)} of it are left"))
     alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
-    said = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
-    notes.append(Note(said + "a graph costs by how much smaller the pool were without it"))
+    text = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
+    notes.append(Note(text + "a graph costs by how much smaller the pool were without it"))
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
@@ -336,8 +336,8 @@ def _left(pool: model.GraphPool, show: Show) -> Section:
         for r in (x.row,)
     ]
     leaks = sum(x.row.nbytes for x in found if x.leaks)
-    said = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
-    notes = (Note(said, Tone.WARN),) if leaks else ()
+    text = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
+    notes = (Note(text, Tone.WARN),) if leaks else ()
     return of_rows("What captures left in the pool", columns, rows, *notes)
 
 

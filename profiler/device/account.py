@@ -3,7 +3,7 @@
 Note [How a block gets its category]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
-does (``allocator_session.py``). What lies between the end of one and the next is the *forward*. At
+does (``history_follower.py``). What lies between the end of one and the next is the *forward*. At
 some marks it is known which storages are parameters, gradients and optimizer state, which
 ``AllocatorHistory`` notes in the blocks that are there. Then, in this order:
 

@@ -346,10 +346,10 @@ adds_up(*session.profile().accounts)
 @simgpu
 def test_inference_without_marks_is_drained_from_outside() -> None:
     program = """
-from memprof.profiler.device import allocator_session
+from memprof.profiler.device import history_follower
 from memprof.profiler.device._torch_compat import drain_history
 
-allocator_session.DRAIN = 50
+history_follower.DRAIN = 50
 drained = threading.Event()
 
 
@@ -359,7 +359,7 @@ def counted():
 
 
 model = nn.Linear(N, N, bias=False, device="cuda")
-allocator_session.compat.drain_history = counted
+history_follower.compat.drain_history = counted
 with memprof.profile(eager=True) as session, torch.inference_mode():
     drained.clear()
     cache = [mib(4)]
@@ -378,9 +378,9 @@ assert not any(t.name == "memprof drains" for t in threading.enumerate())
 @simgpu
 def test_what_another_thread_allocates_while_the_history_is_taken_is_found() -> None:
     program = """
-from memprof.profiler.device import allocator_session
+from memprof.profiler.device import history_follower
 
-taken = allocator_session.compat.drain_history
+taken = history_follower.compat.drain_history
 late = []
 
 
@@ -388,11 +388,11 @@ def at_a_bad_time():
     snapshot = taken()
     if not late:  # After the first drain, which begins the session: in no history at all.
         late.append(mib(6))
-        allocator_session.compat.record_history()
+        history_follower.compat.record_history()
     return snapshot
 
 
-allocator_session.compat.drain_history = at_a_bad_time
+history_follower.compat.drain_history = at_a_bad_time
 tensor = mib(2)
 with memprof.profile(eager=True) as session:
     pass

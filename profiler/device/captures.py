@@ -17,12 +17,10 @@ then, as it was when the last capture into it had ended.
 Note [Playing the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What one capture costs is not by how much its pool grew meanwhile: without it the next one may have
-grown the pool instead. So the requests of the pool are served again, without those of the capture,
-by the rules of c10/cuda/CUDACachingAllocator.cpp: the smallest free block of the request's stream
-and size class that is large enough, the lowest address first, cut off as in
-``AllocatorHistory``; else a new segment (``segment_size``), which no private pool gives back while
-a graph has it. That lies where the allocator put it for the same request, as far as that is free,
-since addresses decide between free blocks of one size.
+grown the pool instead. So the requests of the pool are served again, without those of the capture:
+Note [How requests are served] in ``model/simulated_allocator.py``. A new segment lies where the
+allocator put it for the same request, as far as that is free, since addresses decide between free
+blocks of one size.
 
 Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
 expandable segments, ``max_split_size``, or where several streams' frees were put off.
@@ -33,14 +31,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memprof.profiler.model import Category, Fate, GraphCapture, GraphPool, Held, SharedBytes
 from memprof.profiler.model.address_ranges import (
-    BestFit,
     Range,
     clipped,
     has,
@@ -48,7 +44,7 @@ from memprof.profiler.model.address_ranges import (
     shares,
     total,
 )
-from memprof.profiler.model.allocator_rules import SMALL, is_cut, segment_size
+from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 
 from .account import name_of_pool, rows_of, source_of
 from .history import AllocatorBlock, AllocatorHistory
@@ -346,67 +342,21 @@ class PoolRequest:
     capture: int
 
 
-class SimulatedPool:
-    """A private pool that serves requests; see Note [Playing the allocator]."""
-
-    def __init__(self) -> None:
-        self.reserved = 0
-        # By stream, and whether it is for small requests.
-        self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
-        self._segments: list[tuple[int, int]] = []
-        self._borders: set[int] = set()
-        self._used: dict[int, tuple[BestFit, int, int]] = {}
-
-    def add_segment(self, address: int, size: int, stream: int, small: bool) -> None:
-        """Have a segment, all of it free."""
-        self.reserved += size
-        bisect.insort(self._segments, (address, address + size))
-        self._borders.add(address)
-        self._free[stream, small].add(address, size)
-
-    def serve(self, request: PoolRequest) -> None:
-        of, size = (request.block.stream, request.size <= SMALL), request.size
-        free = self._free[of]
-        address = free.best(size)
-        if address is None:
-            whole = segment_size(size)
-            address = self._place(request.segment, whole)
-            self.add_segment(address, whole, *of)
-        there = free.take(address) or 0
-        if is_cut(there - size, size):
-            free.add(address + size, there - size)
-            there = size
-        self._used[id(request.block)] = free, address, there
-
-    def let_go(self, block: AllocatorBlock) -> None:
-        """Take a block back that was handed out; of any other one nothing is known."""
-        if id(block) in self._used:
-            free, address, size = self._used.pop(id(block))
-            free.give(address, size, self._borders)
-
-    def _place(self, address: int, size: int) -> int:
-        """Returns where a new segment lies: at ``address`` if nothing is there, else above all."""
-        at = bisect.bisect_right(self._segments, (address, 0))
-        before = self._segments[at - 1][1] if at else 0
-        after = self._segments[at][0] if at < len(self._segments) else address + size
-        if before <= address and address + size <= after:
-            return address
-        return self._segments[-1][1]
-
-
 def reserved_without(requests: Sequence[PoolRequest], left_out: Collection[int] = ()) -> int:
     """Bytes that a pool has in the end, from all requests since it was empty but for those of the
     captures with the numbers ``left_out``."""
-    pool = SimulatedPool()
+    allocator = SimulatedAllocator()
     steps: list[tuple[int, PoolRequest | AllocatorBlock]] = []
     for r in requests:
         if r.capture not in left_out:
             steps.append((r.block.event, r))
             if r.block.ended is not None:
                 steps.append((r.block.ended, r.block))
+    addresses: dict[int, int] = {}
     for _, step in sorted(steps, key=lambda step: step[0]):
         if isinstance(step, PoolRequest):
-            pool.serve(step)
+            stream, block = step.block.stream, id(step.block)
+            addresses[block], _ = allocator.allocate(step.size, stream=stream, at=step.segment)
         else:
-            pool.let_go(step)
-    return pool.reserved
+            allocator.free(addresses.pop(id(step)))
+    return allocator.reserved

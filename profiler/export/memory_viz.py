@@ -31,13 +31,19 @@ from typing import Any
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
+from ..model.allocator_rules import rounded
+from ..model.simulated_allocator import SimulatedAllocator
 from ..writing import Output
-from .addresses import AddressSpace, RecordedPool
+from .addresses import RecordedPool
 from .walk import LiveBlock, Part, Walk
 
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
+
+
+_GAP = 2 << 20
+"""Bytes between segments that are made up, so that nobody takes two for one."""
 
 
 def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
@@ -85,7 +91,7 @@ class _DeviceTrace:
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
         self._pool = RecordedPool(profile, walk.timeline.device)
-        self._space = AddressSpace(_BASE * (device + 1))
+        self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
         self._at: dict[int, LiveBlock] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
@@ -115,7 +121,7 @@ class _DeviceTrace:
                 if not change.reuse:
                     own = self._pool.place(moment.call, block.item) if moment.instant > 0 else None
                     address, made = (
-                        self._space.allocate(block.nbytes) if own is None else (own, None)
+                        self._space.allocate(rounded(block.nbytes)) if own is None else (own, None)
                     )
                     if made is not None:
                         yield _plain("segment_alloc", made.address, made.nbytes, time_us)

@@ -144,7 +144,7 @@ def run(name: str, way: str, most_layers: int | None, page: str = "") -> Outcome
 
 def describe(outcome: Outcome, profile: Any) -> None:
     """Fill in what the report's first table says."""
-    from memprof.profiler.model import Purpose
+    from memprof.profiler.model import Category
     from memprof.profiler.report.parts import EAGER, FREE, ROUNDING
     from memprof.profiler.report.summary import summarize
 
@@ -169,7 +169,7 @@ def describe(outcome: Outcome, profile: Any) -> None:
     outcome.rows = dict(account.parts())
     outcome.total = sum(outcome.rows.values())
     outcome.allocated = account.allocated
-    unnamed = [r for r in account.rows if r.purpose is Purpose.UNKNOWN]
+    unnamed = [r for r in account.rows if r.category is Category.UNKNOWN]
     lineless = [r for r in account.rows if r.frame is None]
     outcome.unnamed = sum(r.nbytes for r in unnamed) + max(0, account.unexplained)
     outcome.lineless = sum(r.nbytes for r in lineless)

@@ -119,15 +119,21 @@ def _note(account: DeviceAccount) -> str:
     from memprof.profiler.report.format import format_bytes
 
     f = account.failure
-    if f is not None and not f.doing:
+    if f is not None and not f.activity:
         graph = next((g.record.id for g in RUNTIME.graphs() if g.record.label == f.graph), None)
         text = f"out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
         RUNTIME.ledger.add(LedgerKind.OUT_OF_MEMORY, graph, text)
     return ""
 
 
+def _line(account: DeviceAccount, kept: list[str]) -> str:
+    from memprof.profiler.report.failure import in_a_line
+
+    return in_a_line(account, kept)
+
+
 def report_out_of_memory() -> None:
     """Log a line for each failed allocation from now on, and note it in the ledger."""
-    if REPORTS.start():
+    if REPORTS.start(_line):
         describe_with(describe)
         REPORTS.keep_with(_note)

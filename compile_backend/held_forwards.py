@@ -20,11 +20,12 @@ from memprof.profiler._programs import PERSISTENT
 from memprof.profiler.device.holders import HeldGraphs, held_graphs
 from memprof.profiler.growth import LEAST, rate_of
 from memprof.profiler.model import (
+    Category,
     GraphKind,
     GraphRecord,
     Growth,
-    GrowthPart,
     GrowthSource,
+    Held,
     Profile,
     Role,
 )
@@ -87,7 +88,7 @@ def _growth(
     )
 
 
-def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
+def _parts(graph: GraphRecord, times: int) -> tuple[Held, ...]:
     """Returns what so many forwards have saved, by the FX node that made it."""
     found: Counter[str] = Counter()
     for program in graph.programs[:1]:
@@ -102,7 +103,7 @@ def _parts(graph: GraphRecord, times: int) -> tuple[GrowthPart, ...]:
             found[node] += live.storage.nbytes
     frames = {name: node.frame for name, node in graph.nodes.items()}
     return tuple(
-        GrowthPart(nbytes * times, times, node, frames.get(node))
+        Held(Category.ACTIVATION, nbytes * times, times, frame=frames.get(node), nodes=node)
         for node, nbytes in found.most_common()
         if nbytes
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .estimates import Estimate, EstimateFailed, estimate
-    from .profiler.doing import name_graphs
+    from .profiler.thread_activity import name_graphs
     from .profiler.tracker.api import checkpoint, current_tracker, stop_tracking, track
     from .session import ProfilingSession, current_profile, profile, report, watch_graphs
     from .views import LoadedProfile, load
@@ -53,7 +53,7 @@ _HOME = {
     **dict.fromkeys(
         ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"), "session"
     ),
-    "name_graphs": "profiler.doing",
+    "name_graphs": "profiler.thread_activity",
     **dict.fromkeys(
         ("checkpoint", "current_tracker", "stop_tracking", "track"), "profiler.tracker.api"
     ),

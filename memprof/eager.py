@@ -19,9 +19,9 @@ import torch
 
 from memprof.compile_backend.bridge import report_out_of_memory
 from memprof.compile_backend.runtime import RUNTIME, Session
+from memprof.profiler.device.allocator_session import AllocatorSession
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS
-from memprof.profiler.device.watch import Watch
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import DeviceAccount, GraphPool, Growth
 from memprof.profiler.process_hooks import ForkSafeLock
@@ -47,7 +47,7 @@ class EagerMemory:
         self.why_not = ""
         self._accounts = accounts
         self._wanted = accounts or graphs
-        self._watch = Watch(guest=True, phases=accounts)
+        self._watch = AllocatorSession(guest=True, phases=accounts)
         self._graphs = GraphWatch(self._watch) if graphs else None
         self._process = os.getpid()
         self._began_ns = 0

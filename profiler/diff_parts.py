@@ -15,7 +15,7 @@ And by operation, of those that both records have (one that was added or renamed
 
 * *peak of OPERATION*: the highest inside any of its invocations, by device;
 * *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
-  allocator, in whole blocks of ``BLOCK`` bytes, and of live Python tensors. What one invocation
+  allocator, in whole blocks of ``ROUNDING`` bytes, and of live Python tensors. What one invocation
   changes of resident bytes is noise, and not compared.
 
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
@@ -33,17 +33,17 @@ from typing import TypeVar
 from .diff_model import Quantity, changes, place_of
 from .model import (
     BEFORE,
-    AccountRow,
     DataFlowDevice,
     DataFlowStorage,
     DeviceAccount,
     DeviceSummary,
+    Held,
     OperationSummary,
     Profile,
     TrackerRecord,
 )
+from .model.allocator_rules import ROUNDING
 
-BLOCK = 512
 _TENSORS = "python tensors"
 
 
@@ -128,7 +128,7 @@ def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
 
 
 def _mean(total: int, count: int) -> int:
-    return round(total / count / BLOCK) * BLOCK
+    return round(total / count / ROUNDING) * ROUNDING
 
 
 def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
@@ -163,7 +163,7 @@ def _categories(device: DataFlowDevice) -> Counter[str]:
     return Counter({c.label: n for c, column in device.bytes.items() if (n := column[peak])})
 
 
-_Part = TypeVar("_Part", DataFlowStorage, AccountRow)
+_Part = TypeVar("_Part", DataFlowStorage, Held)
 
 
 def _summed(parts: Iterable[_Part], key: Callable[[_Part], str]) -> Counter[str]:
@@ -204,14 +204,14 @@ def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], li
 def _reserved(quantity: str, device: str, old: DeviceAccount, new: DeviceAccount) -> Quantity:
     pair = old, new
     views = {
-        "category": changes(*(_bytes(a, lambda r: r.purpose.label) for a in pair)),
+        "category": changes(*(_bytes(a, lambda r: r.category.label) for a in pair)),
         "module": changes(*(_bytes(a, lambda r: r.modules or "(no module)") for a in pair)),
         "line": changes(*(_bytes(a, _place_of_row) for a in pair)),
     }
     return Quantity(quantity, old.reserved, new.reserved, views, device)
 
 
-def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[str]:
+def _bytes(account: DeviceAccount, key: Callable[[Held], str]) -> Counter[str]:
     """All that is reserved, blocks by ``key``."""
     found = _summed(account.rows, key)
     found["(rounding)"] += account.rounding
@@ -222,7 +222,7 @@ def _bytes(account: DeviceAccount, key: Callable[[AccountRow], str]) -> Counter[
     return found
 
 
-def _place_of_row(row: AccountRow) -> str:
+def _place_of_row(row: Held) -> str:
     # Not the nodes: names of FX count from the start of the graph.
     if row.frame is not None:
         return place_of(row.frame)

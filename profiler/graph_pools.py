@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from .model import CapturedGraph, CaptureRow, Fate, GraphPool
+from .model import Fate, GraphCapture, GraphPool, Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class LeftBehind:
     """Memory that captures left in their pool at one place of the program: bytes and blocks of all
     captures, and their numbers, ascending."""
 
-    row: CaptureRow
+    row: Held
     graphs: tuple[int, ...]
 
     @property
@@ -25,7 +25,7 @@ class LeftBehind:
 
 def left_behind(pool: GraphPool) -> list[LeftBehind]:
     """Returns what stays after the captures of a pool; what leaks first, then most bytes first."""
-    found: dict[CaptureRow, list[tuple[CaptureRow, int]]] = {}
+    found: dict[Held, list[tuple[Held, int]]] = {}
     for graph in pool.graphs:
         for row in graph.left:
             found.setdefault(replace(row, nbytes=0, count=0), []).append((row, graph.number))
@@ -37,7 +37,7 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
     return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
 
 
-def label(graph: CapturedGraph) -> str:
+def label(graph: GraphCapture) -> str:
     """A graph's number, and its name or whose it is."""
     return f"#{graph.number} {graph.name or graph.maker}".rstrip()
 

@@ -40,11 +40,12 @@ from statistics import mode
 from typing import NamedTuple
 
 from .model import (
+    Category,
     DataFlowDevice,
     DataFlowLeak,
     Growth,
-    GrowthPart,
     GrowthSource,
+    Held,
     MemorySnapshot,
     Profile,
     SnapshotKind,
@@ -111,8 +112,8 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
 
 MIN_TRACKED = 1 << 20
 MIN_TRACKED_SHARE = 0.05
-"""What the tensors of a tracked process must grow by in the later half of its snapshots, in bytes
-and as a part of what they were."""
+"""Least growth of a tracked process's tensors in the later half of its snapshots, in bytes and as a
+part of what they were."""
 
 _ORDER = list(GrowthSource)
 
@@ -160,18 +161,24 @@ def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
         rate = rate_of(held, steps)
         if rate is not None:
             first, nbytes = group[0].storage, sum(held.values())
-            part = GrowthPart(nbytes, len(group), first.op or "", first.frame, first.module or "")
+            part = Held(
+                first.category,
+                nbytes=nbytes,
+                count=len(group),
+                modules=first.module or "",
+                frame=first.frame,
+                nodes=first.op or "",
+            )
             yield Growth(
                 GrowthSource.DATA_FLOW,
-                device.device,
-                nbytes,
-                rate.a_step,
-                "step",
-                rate.since,
-                steps,
-                "",
-                first.frame,
-                (part,),
+                device=device.device,
+                nbytes=nbytes,
+                a_step=rate.a_step,
+                step="step",
+                since=rate.since,
+                steps=steps,
+                frame=first.frame,
+                parts=(part,),
             )
 
 
@@ -199,22 +206,22 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
             parts = _alike(later[0], later[-1], device)
             each = grown // round(3 * quarter)
             names = [t.holder for t in later[-1].largest if t.device == device and t.holder]
-            holder = mode(names or [p.what for p in parts[:1]] or [""])
+            holder = mode(names or [p.detail for p in parts[:1]] or [""])
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 GrowthSource.TRACKER,
-                device,
-                grown,
-                each,
-                "snapshot",
-                begin,
-                len(snapshots),
-                holder,
+                device=device,
+                nbytes=grown,
+                a_step=each,
+                step="snapshot",
+                since=begin,
+                steps=len(snapshots),
+                holder=holder,
                 parts=parts,
             )
 
 
-def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[GrowthPart, ...]:
+def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[Held, ...]:
     """Of the largest tensors those alike of which there are more than before."""
     had = Counter(_in_words(t) for t in before.largest if t.device == device)
     groups: dict[str, list[int]] = {}
@@ -222,7 +229,7 @@ def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[
         if tensor.device == device:
             groups.setdefault(_in_words(tensor), []).append(tensor.nbytes)
     found = [
-        GrowthPart(sum(sizes) // len(sizes) * more, more, key)
+        Held(Category.TENSOR, sum(sizes) // len(sizes) * more, more, detail=key)
         for key, sizes in groups.items()
         if (more := len(sizes) - had[key]) > 0 and len(sizes) > 1
     ]

@@ -128,10 +128,4 @@ def _of_the_end(profile: Profile) -> Iterator[OutOfMemory]:
         yield OutOfMemory("tracker", "the end of the process", about.reason, time_ns=end)
 
 
-def _of_problems(profile: Profile) -> Iterator[OutOfMemory]:
-    for problem in profile.tracker.metadata.problems if profile.tracker else ():
-        if _SAYS_SO.search(problem):
-            yield OutOfMemory("tracker", "the tracker itself", problem)
-
-
-_SOURCES = (_of_events, _of_accounts, _of_ledger, _of_snapshots, _of_the_end, _of_problems)
+_SOURCES = (_of_events, _of_accounts, _of_ledger, _of_snapshots, _of_the_end)

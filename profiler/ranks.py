@@ -130,7 +130,7 @@ def _row(process: Process, profile: Profile, device: str | None, reserved: bool)
     if reserved and fullest:
         account = max(fullest, key=lambda a: a.reserved)
         name, peak = account.device, account.reserved
-        categories = {p.label: n for p, n in account.by_purpose().items()}
+        categories = {p.label: n for p, n in account.by_category().items()}
         categories |= {part: n for part, _, n in account.other_parts() if n}
     starts = _step_starts(profile)
     steps = [b - a for a, b in pairwise(starts)]

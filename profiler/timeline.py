@@ -62,7 +62,7 @@ _NONE = -1
 _Moving = dict[Key, tuple[LiveItem, int]]
 """Carried memory and its number of copies, by key."""
 _Makers = Mapping[int, tuple[Key, LiveItem]]
-"""Where input storages come from, by storage id."""
+"""Makers of input storages, by storage id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memprof.profiler.device.replay import ROUNDING, SMALL
+from memprof.profiler.model.allocator_rules import ROUNDING, SMALL
 
 MIB = 1 << 20
 

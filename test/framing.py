@@ -12,7 +12,7 @@ from typing import Any
 from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.frames import Frame, Kind, frames, pack
-from memprof.profiler.model import Profile
+from memprof.profiler.model import SCHEMA_VERSION, Profile
 
 Record = tuple[int, bytes]
 """Kind and payload of a frame."""
@@ -43,7 +43,9 @@ def packed(records: list[Record], process: int = 1, first: int = 0) -> bytes:
     )
 
 
-def header(version: Any = 2, memprof: Any = "9.9", format: Any = "memprof-profile") -> Record:
+def header(
+    version: Any = SCHEMA_VERSION, memprof: Any = "9.9", format: Any = "memprof-profile"
+) -> Record:
     """The frame that begins a profile."""
     given = {"format": format, "schema_version": version, "memprof": memprof}
     return Kind.HEADER, encoded(given)

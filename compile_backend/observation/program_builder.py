@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memprof.profiler.model import AllocationProgram, Category, Event, EventKind, Origin, Storage
+from memprof.profiler.model.allocator_rules import SMALL
 
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""
@@ -110,10 +111,6 @@ class Trace:
 
 
 # --- the program --------------------------------------------------------------------------
-
-# The CUDA caching allocator rounds small requests up to 512 bytes and hands out whole
-# blocks of up to 1 MiB that are not worth splitting; the CPU allocator does not round.
-_MAX_ROUNDING = 1 << 20
 
 
 def build_program(trace: Trace, categorize: Categorize) -> AllocationProgram:
@@ -293,4 +290,5 @@ def _fits(bound: Bound, allocated: int, device: str) -> bool:
         return True
     if device == "cpu":
         return False
-    return 0 < bound.nbytes < allocated <= bound.nbytes + _MAX_ROUNDING
+    # The caching allocator does not cut off a rest of up to ``SMALL`` bytes.
+    return 0 < bound.nbytes < allocated <= bound.nbytes + SMALL

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias
 
-from memprof.profiler.doing import doing
 from memprof.profiler.model import LedgerKind
+from memprof.profiler.thread_activity import activity
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing
@@ -132,7 +132,7 @@ class GraphRecorder:
         with (
             self._warming_up(function),
             self._history(function),
-            doing(f"warming up {function.label}", pool.handle),
+            activity(f"warming up {function.label}", pool.handle),
         ):
             node, outputs = warm_up_node(function, inputs, number, path.step, parent, pool)
             # What it says of memory must be asked for while the allocator keeps lines.
@@ -200,7 +200,7 @@ class GraphRecorder:
         backward = function.mode is CompilationMode.BACKWARD
         timed = compat.timed("CUDAGraphNode.record", function.compile_id, backward=backward)
         what = f"recording {function.label} as a CUDA graph"
-        with self._history(function), timed, doing(what, pool.handle):
+        with self._history(function), timed, activity(what, pool.handle):
             node, outputs = capture_node(
                 function,
                 inputs,

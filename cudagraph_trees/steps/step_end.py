@@ -38,6 +38,7 @@ import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from memprof.profiler.model import LedgerKind, TreeCause
+from memprof.profiler.model.allocator_rules import ROUNDING
 
 from .. import _torch_compat as compat
 from ..device.cuda import CudaPool
@@ -49,8 +50,6 @@ from ..replay.spec import CompilationMode, FunctionSpec
 
 _count = compat.storage_use_count
 _refs = sys.getrefcount
-_BLOCK = 512
-"""Allocators' blocks begin at multiples of so many bytes, or fewer."""
 
 
 class ParameterRefs:
@@ -347,7 +346,7 @@ def _copies(pool: CudaPool, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     if not tensors:
         return []
     spans = [_span(t) for t in tensors]
-    begin = min(b for b, _ in spans) // _BLOCK * _BLOCK
+    begin = min(b for b, _ in spans) // ROUNDING * ROUNDING
     nbytes = max(e for _, e in spans) - begin
     source = tensors[0].untyped_storage()
     view = torch.empty(0, dtype=torch.uint8, device=source.device)

@@ -206,7 +206,7 @@ class _Run:
         steps, backwards = self._watch.steps, self._watch.backwards
         if outcome.failure is None:
             has_optimizer = self._watch.objects.has_optimizer
-            fewest = self._watch.fewest
+            fewest = self._watch.fewest_steps
             outcome.undecided = why_undecided(
                 outcome.ended, fewest, steps, backwards, has_optimizer
             )
@@ -263,14 +263,14 @@ class _Run:
         self._finish_once("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
+        from memprof.profiler.device.allocator_session import AllocatorSession
         from memprof.profiler.device.out_of_memory import REPORTS
-        from memprof.profiler.device.watch import Watch
 
-        self._watch = Watch(on_step=self._after_step)
+        self._watch = AllocatorSession(on_step=self._after_step)
         self._watch.install()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
-        REPORTS.start(says=False)
+        REPORTS.start()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
 
@@ -301,7 +301,7 @@ class _Run:
             time.sleep(_PERIOD)
             if not torch.cuda.is_initialized():
                 continue
-            peaks, asked, steps = _peaks(), self._watch.asked, self._watch.steps
+            peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
             news, now = (steps, peaks[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now

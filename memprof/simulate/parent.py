@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, Outside, WhyNot
+from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
@@ -103,9 +104,6 @@ NCCL = Outside(
     "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
     "from 200 MiB to over 1 GiB by topology and number of communicators",
 )
-
-GRANULE = 2 << 20
-"""Bytes in which the allocator takes memory from a device."""
 
 _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
@@ -238,7 +236,7 @@ def find_smallest(
 
     while not runs(high):
         low, high = high, int(high * 1.02)
-    while high - low > max(GRANULE, low // 100):
+    while high - low > max(SMALL_SEGMENT, low // 100):
         middle = (low + high) // 2
         if runs(middle):
             high = middle

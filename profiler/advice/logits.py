@@ -54,7 +54,7 @@ def of_accounts(accounts: Sequence[DeviceAccount]) -> Iterator[Finding]:
             rows = [r for r in a.rows if r.detail == detail]
             evidence = [
                 Evidence(
-                    r.purpose.label, r.nbytes, r.count, None, r.nodes, r.modules or None, r.frame
+                    r.category.label, r.nbytes, r.count, None, r.nodes, r.modules or None, r.frame
                 )
                 for r in rows
             ]

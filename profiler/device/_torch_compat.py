@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import math
 import os
 import re
@@ -22,8 +23,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.process_hooks import collector_paused
 
-from ._torch_hooks import Undo, replace
-
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 _T = TypeVar("_T")
@@ -34,6 +33,154 @@ MAX_ENTRIES = 1_000_000
 
 NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 """BatchNorm and InstanceNorm: their buffers are running statistics."""
+
+
+Undo = Callable[[], None]
+"""Takes something back; it may be called again."""
+
+
+def replace(
+    owners: Sequence[Any],
+    name: str,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
+    """Put ``around(function)`` in the place of a function that ``owners`` have under ``name``.
+
+    Undone, the function is there again; where somebody has put another one over ours, that stays
+    and ours does nothing but call the function.
+    """
+    original = getattr(owners[0], name)
+    own = [vars(owner).get(name, original) for owner in owners]  # a staticmethod as such
+    ours: Callable[..., Any] | None = around(original)
+
+    @functools.wraps(original)
+    def standing_in(*args: Any, **kwargs: Any) -> Any:
+        return (ours or original)(*args, **kwargs)
+
+    for owner in owners:
+        setattr(owner, name, standing_in)
+
+    def undo() -> None:
+        nonlocal ours
+        ours = None
+        for owner, before in zip(owners, own, strict=True):
+            if getattr(owner, name) is standing_in:
+                setattr(owner, name, before)
+
+    return undo
+
+
+def _before(do: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For ``replace``: ``do`` is called first, with the same arguments."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            do(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return both
+
+    return around
+
+
+def _all(*undone: Undo) -> Undo:
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
+def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Replace the one function by which ``backward()`` and ``grad()`` start autograd's engine."""
+    return replace([torch.autograd.graph, torch.autograd], "_engine_run_backward", around)
+
+
+def around_clearing_of_workspaces(do: Callable[[bool], None]) -> Undo:
+    """Call ``do(True)`` before and ``do(False)`` after Python code has cuBLAS's workspaces given
+    back, as it does around a capture."""
+
+    def around(clear: Callable[[], None]) -> Callable[[], None]:
+        def cleared() -> None:
+            do(True)
+            clear()
+            do(False)
+
+        return cleared
+
+    return replace([torch._C], "_cuda_clearCublasWorkspaces", around)
+
+
+def on_history(do: Callable[[], None]) -> Undo:
+    """Call ``do`` before anybody, memprof included, begins or ends the allocator's history."""
+    around = _before(lambda *_: do())
+    names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+    return _all(*(replace([torch._C], name, around) for name in names))
+
+
+def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
+    """Call ``do`` with every module that gets a parameter, a buffer or a module from here on."""
+
+    def hook(module: torch.nn.Module, name: str, value: Any) -> None:
+        do(module)
+
+    def around(restore: Callable[..., None]) -> Callable[..., None]:
+        def restored(module: torch.nn.Module, state: Any) -> None:
+            restore(module, state)
+            do(module)
+
+        return restored
+
+    return _all(
+        torch.nn.modules.module.register_module_parameter_registration_hook(hook).remove,
+        torch.nn.modules.module.register_module_buffer_registration_hook(hook).remove,
+        torch.nn.modules.module.register_module_module_registration_hook(hook).remove,
+        # Copies and what was pickled get theirs at once.
+        replace([torch.nn.Module], "__setstate__", around),
+    )
+
+
+def on_optimizer(do: Callable[[torch.optim.Optimizer], None]) -> Undo:
+    """Call ``do`` with an optimizer before it is made."""
+    return replace([torch.optim.Optimizer], "__init__", _before(lambda self, *_, **__: do(self)))
+
+
+def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
+    """Call ``do`` with the arguments of each function that is run under activation checkpointing,
+    in either way of ``torch.utils.checkpoint``, by eager code."""
+    module: Any = importlib.import_module("torch.utils.checkpoint")
+
+    def with_all(*args: Any, **kwargs: Any) -> None:
+        # From 2.15 on those of the function are a tuple and a dict among these.
+        given: list[Any] = []
+        for a in (*args, *kwargs.values()):
+            given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
+        do(given)
+
+    around = _before(lambda *args: do(args))
+    undone = [replace([module.CheckpointFunction], "forward", around)]
+    if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
+        undone.append(replace([module._NoopSaveInputs], "forward", around))
+    else:
+        name = "_checkpoint_without_reentrant_generator"
+        name += "_impl" if hasattr(module, f"{name}_impl") else ""
+        undone.append(replace([module], name, _before(with_all)))
+    return _all(*undone)
+
+
+def on_batch(do: Callable[[Any], None]) -> Undo:
+    """Call ``do`` with each batch that an iterator of a ``DataLoader`` returns."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    def around(following: Callable[..., Any]) -> Callable[..., Any]:
+        def next_batch(self: Any) -> Any:
+            batch = following(self)
+            do(batch)
+            return batch
+
+        return next_batch
+
+    return replace([_BaseDataLoaderIter], "__next__", around)
 
 
 def history_enabled() -> bool:
@@ -75,7 +222,7 @@ def allocation_counts(device: int) -> tuple[int, int]:
 
 
 _before_reset: dict[int, tuple[int, int]] = {}
-"""What was counted on each device before somebody set the counters back."""
+"""Blocks counted on each device before somebody set the counters back."""
 
 
 def keep_counting() -> Undo:
@@ -182,7 +329,7 @@ def workspace_sizes(device: int) -> set[int]:
     return sizes
 
 
-def passing_workspace_sizes(device: int) -> set[int]:
+def transient_workspace_sizes(device: int) -> set[int]:
     """Bytes of the workspaces that each operation on cuBLAS or cuBLASLt asks for and gives back at
     once; none where torch keeps them instead, as before 2.15."""
     size = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)

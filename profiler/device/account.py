@@ -1,11 +1,11 @@
-"""The peak of a ``Replay``, each block with a purpose, added up to what the device says.
+"""The peak of a ``AllocatorHistory``, each block with a category, added up to what the device says.
 
-Note [How a purpose is decided]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Note [How a block gets its category]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Marks* divide the history: one where a backward begins and ends, and where an optimizer's step
-does (``watch.py``). What lies between the end of one and the next is the *forward*. At some marks
-it is known which storages are parameters, gradients and optimizer state, which ``Replay`` notes in
-the blocks that are there. Then, in this order:
+does (``history_follower.py``). What lies between the end of one and the next is the *forward*. At
+some marks it is known which storages are parameters, gradients and optimizer state, which
+``AllocatorHistory`` notes in the blocks that are there. Then, in this order:
 
 1. a block that held one of those at any mark of its life is one, and persistent state if it was
    that at any (Note [What counts as persistent state] in ``known.py``);
@@ -46,74 +46,73 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from memprof.profiler.model import (
     BEFORE,
     LOGITS,
     RECOMPUTED,
-    AccountRow,
-    CaptureRow,
+    Category,
     DeviceAccount,
     FailedRequest,
+    Held,
     PoolShare,
-    Purpose,
     SourceFrame,
 )
 
+from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, AutogradOrigin, frames_of
 from .marks import Mark, Phase, line_that_waits
-from .replay import Block, Origin, Peak, Replay, frames_of
 from .where import Where, is_internal, where
 
-Otherwise = Callable[[Block], tuple[Purpose, str]]
-"""A block's purpose and who holds it, where the history does not tell."""
-
-_Row = TypeVar("_Row", AccountRow, CaptureRow)
+HolderOf = Callable[[AllocatorBlock], tuple[Category, str]]
+"""A block's category and who holds it, where the history does not tell."""
 
 
 def explain(
     account: DeviceAccount,
-    peak: Peak,
+    peak: AllocatorInstant,
     marks: Sequence[Mark],
     *,
     cut_off: bool = False,
     now: bool = False,
-    otherwise: Otherwise | None = None,
-    stays: Callable[[Block], bool] = lambda block: False,
-    passing: Collection[int] = (),
+    holder_of: HolderOf | None = None,
+    is_workspace: Callable[[AllocatorBlock], bool] = lambda block: False,
+    transient_workspaces: Collection[int] = (),
 ) -> None:
     """Say in an account, which says how much was reserved, of every byte of a peak what it is for.
 
     Args:
-        account, peak, marks: of a ``Replay`` that has followed the run to its end.
+        account, peak, marks: of a ``AllocatorHistory`` that has followed the run to its end.
         cut_off: whether a program that trains ended in the middle, so that a backward would have
             come.
         now: whether the peak is the present instant, in the midst of what runs since the last mark.
-        otherwise: asked for blocks of which the history does not tell the purpose.
-        stays: whether a block that is there at the end of the run is a workspace of cuBLAS's.
-        passing: bytes of workspaces that go with the operation.
+        holder_of: asked for blocks of which the history does not tell the category.
+        is_workspace: whether a block that is there at the end of the run is cuBLAS's workspace.
+        transient_workspaces: bytes of workspaces that go with the operation.
     """
-    decide = _Decider(marks, cut_off, now, stays, passing)
+    decide = _CategoryRules(marks, cut_off, now, is_workspace, transient_workspaces)
 
-    def row_of(block: Block) -> AccountRow:
+    def row_of(block: AllocatorBlock) -> Held:
         at = where(block.frames)
-        purpose, detail = decide(block, at)
+        category, detail = decide(block, at)
         holder = ""
-        if otherwise is not None and purpose is Purpose.UNKNOWN:
-            purpose, holder = otherwise(block)
-            if purpose is Purpose.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
-                purpose = Purpose.GRADIENT
-        elif otherwise is not None and block.known is None and block.often:  # and nothing else
-            _, holder = otherwise(block)
+        if holder_of is not None and category is Category.UNKNOWN:
+            category, holder = holder_of(block)
+            if category is Category.TENSOR and marks[block.mark].phase is Phase.BACKWARD:
+                category = Category.GRADIENT
+        elif (
+            holder_of is not None and block.known_category is None and block.written_often
+        ):  # and nothing else
+            _, holder = holder_of(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
-        origin = block.origin or Origin("")
+        origin = block.origin or AutogradOrigin("")
         forward = where(frames_of(origin.frames)) if waiting is not None else at
         line = source_of(at.line or forward.line or waiting)
         nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
         detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
         waits = waiting is not None and forward.line is None
-        return AccountRow(
-            purpose,
+        return Held(
+            category,
             nbytes=0,
             count=0,
             modules=at.module_path or forward.module_path or block.owner,
@@ -132,8 +131,10 @@ def explain(
         account.step, account.phase = mark.step + 1, mark.phase.value
 
 
-def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], AccountRow]) -> None:
-    """Do the same with rows as ``row_of`` says them, of each block one with no bytes and no blocks.
+def add_up(
+    account: DeviceAccount, peak: AllocatorInstant, row_of: Callable[[AllocatorBlock], Held]
+) -> None:
+    """Add up the blocks of a peak in an account; ``row_of`` gives each a row without bytes.
 
     A block counts where there is a place for it: inside of a segment, behind the one before. What
     a history that contradicts itself has beyond that, a note says.
@@ -143,7 +144,7 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
     account.allocated = sum(b.size for b in live)
     account.rounding = account.allocated - sum(b.requested for b in live)
     account.awaiting = sum(b.size for b in blocks) - account.allocated
-    account.rows = sorted(rows_of(live, row_of), key=lambda r: (-r.nbytes, r.purpose.value))
+    account.rows = rows_of(live, row_of)
     account.unexplained = account.reserved - account.explained
     if lost := len(peak.blocks) - len(blocks):
         nbytes = sum(b.size for b in peak.blocks) - sum(b.size for b in blocks)
@@ -153,18 +154,18 @@ def add_up(account: DeviceAccount, peak: Peak, row_of: Callable[[Block], Account
         )
 
 
-def say_of_history(account: DeviceAccount, replay: Replay, lost: int) -> None:
+def add_history_notes(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
-    account.failed = failed_requests(replay, _asker)
-    if replay.strange:
+    account.failed = failed_requests(history, _asker)
+    if history.inconsistent_events:
         account.notes.append(
-            f"{replay.strange:,} of {replay.events:,} events of the allocator's history "
-            "contradict the others, as they do where it was begun anew by somebody else"
+            f"{history.inconsistent_events:,} of {history.events:,} events of the allocator's "
+            "history contradict the others, as they do where it was begun anew by somebody else"
         )
-    if replay.corrected:
+    if history.corrected:
         account.notes.append(
-            f"{replay.corrected:,} times the allocator had other blocks than followed from its "
+            f"{history.corrected:,} times the allocator had other blocks than followed from its "
             "history, as where several threads allocate at once: sizes above may be off"
         )
     if lost:
@@ -179,23 +180,28 @@ def _asker(raw: Sequence[Mapping[str, Any]]) -> tuple[str, SourceFrame | None]:
     return at.module_path, source_of(at.line)
 
 
-def rows_of(blocks: Iterable[Block], row_of: Callable[[Block], _Row]) -> list[_Row]:
-    """Blocks of one row together, in no order."""
-    grouped: dict[_Row, list[int]] = {}
+def rows_of(
+    blocks: Iterable[AllocatorBlock], row_of: Callable[[AllocatorBlock], Held]
+) -> list[Held]:
+    """Returns the rows of blocks, most bytes first; ``row_of`` gives each one a row without bytes,
+    and blocks with equal rows are counted in one."""
+    grouped: dict[Held, list[int]] = {}
     for block in blocks:
         grouped.setdefault(row_of(block), []).append(block.requested)
-    return [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
+    rows = [replace(row, nbytes=sum(n), count=len(n)) for row, n in grouped.items()]
+    return sorted(rows, key=lambda r: (-r.nbytes, r.category.value, r.fate or ""))
 
 
 def failed_requests(
-    replay: Replay, asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]]
+    history: AllocatorHistory,
+    asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]],
 ) -> list[FailedRequest]:
     """Requests that could not be served, those of one place together, in order of the first;
     ``asker`` says of frames as the allocator has them which modules ran, and the line."""
     # Many may fail in one place: its long list of frames is looked at once.
-    places = {id(raw): raw for _, raw in replay.out_of_memory}
+    places = {id(raw): raw for _, raw in history.out_of_memory}
     asked = {place: asker(raw) for place, raw in places.items()}
-    alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in replay.out_of_memory)
+    alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in history.out_of_memory)
     return [FailedRequest(*request, count) for request, count in alike.items()]
 
 
@@ -204,23 +210,23 @@ def source_of(line: SourceFrame | None) -> SourceFrame | None:
     return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
-class _Decider:
-    """Note [How a purpose is decided]; arguments as those of ``explain``."""
+class _CategoryRules:
+    """Note [How a block gets its category]; arguments as those of ``explain``."""
 
     def __init__(
         self,
         marks: Sequence[Mark],
         cut_off: bool,
         now: bool,
-        stays: Callable[[Block], bool],
-        passing: Collection[int],
+        is_workspace: Callable[[AllocatorBlock], bool],
+        transient_workspaces: Collection[int],
     ) -> None:
         self._marks = marks
         self._cut_off = cut_off
         self._now = now
         self._trains = cut_off or any(m.phase is Phase.BACKWARD for m in marks)
-        self._stays = stays
-        self._passing = passing
+        self._is_kept_workspace = is_workspace
+        self._transient_workspaces = transient_workspaces
         self._ended: set[int] = set()  # Marks in backwards that let go of all that they would.
         ended = not now
         for i in reversed(range(len(marks))):
@@ -229,29 +235,29 @@ class _Decider:
             elif ended:
                 self._ended.add(i)
 
-    def __call__(self, block: Block, at: Where) -> tuple[Purpose, str]:
-        known = block.known
+    def __call__(self, block: AllocatorBlock, at: Where) -> tuple[Category, str]:
+        known = block.known_category
         if known is None and self._is_workspace(block):
-            return Purpose.WORKSPACE, "cuBLAS"
+            return Category.WORKSPACE, "cuBLAS"
         if block.event == 0:
-            often = Purpose.PERSISTENT_STATE if block.often else None
-            return known or often or Purpose.UNKNOWN, BEFORE
+            state = Category.PERSISTENT_STATE if block.written_often else None
+            return known or state or Category.UNKNOWN, BEFORE
         distributed = of_distributed(block.frames) if at.distributed else None
-        if distributed is not None and known in (None, Purpose.GRADIENT):
-            purpose, detail = distributed
+        if distributed is not None and known in (None, Category.GRADIENT):
+            category, detail = distributed
             if known is None:
                 return distributed
             if detail == BUCKETS:
-                return purpose, BUCKETS_OF_GRADIENTS
+                return category, BUCKETS_OF_GRADIENTS
         if known is not None:
             return known, ""
         if at.innermost is not None and _CACHES.search(at.innermost.file):
-            return Purpose.PERSISTENT_STATE, CACHE
+            return Category.PERSISTENT_STATE, CACHE
         phase = self._marks[block.mark].phase
-        if phase is Phase.FORWARD and block.often:
-            return Purpose.PERSISTENT_STATE, ""
+        if phase is Phase.FORWARD and block.written_often:
+            return Category.PERSISTENT_STATE, ""
         if phase is Phase.BACKWARD and at.recomputed:
-            return Purpose.ACTIVATION, RECOMPUTED
+            return Category.ACTIVATION, RECOMPUTED
         end = None if block.cut else block.freed_after
         if phase is Phase.FORWARD:
             return self._of_forward(block, at, end), ""
@@ -260,47 +266,47 @@ class _Decider:
         cut = phase is Phase.BACKWARD and block.mark not in self._ended
         # What is to stay of a span that is cut off is known already.
         if cut or (until is not None and self._same_span(block.mark, until)):
-            return Purpose.TEMPORARY, ""
+            return Category.TEMPORARY, ""
         if phase is Phase.OPTIMIZER:
-            return Purpose.OPTIMIZER_STATE, ""
+            return Category.OPTIMIZER_STATE, ""
         if end is not None and self._marks[end].phase is Phase.BACKWARD:
-            return Purpose.ACTIVATION, ""  # of a gradient that was differentiated
-        return (Purpose.UNKNOWN if self._now else Purpose.GRADIENT), ""
+            return Category.ACTIVATION, ""  # of a gradient that was differentiated
+        return (Category.UNKNOWN if self._now else Category.GRADIENT), ""
 
-    def _of_forward(self, block: Block, at: Where, end: int | None) -> Purpose:
+    def _of_forward(self, block: AllocatorBlock, at: Where, end: int | None) -> Category:
         if _is_batch(block, at):
-            return Purpose.DATALOADER_BATCH
+            return Category.DATALOADER_BATCH
         of_model = bool(at.modules) or at.generated is not None  # which may run several modules
         if not self._trains:
             if end is None and at.modules:
-                return Purpose.PERSISTENT_STATE
-            stays = Purpose.TEMPORARY if end is not None else Purpose.OUTPUT
-            return stays if of_model else Purpose.INPUT
+                return Category.PERSISTENT_STATE
+            category = Category.TEMPORARY if end is not None else Category.OUTPUT
+            return category if of_model else Category.INPUT
         if end is not None and self._same_span(block.mark, end):
-            return Purpose.TEMPORARY
+            return Category.TEMPORARY
         until = block.freed_after if block.freed_after is not None else len(self._marks)
         would_go = of_model and end is None and (self._cut_off or block.cut)
         would_go = would_go and self._ended.isdisjoint(range(block.mark, until + 1))
         if would_go or (end is not None and self._marks[end].phase is Phase.BACKWARD):
-            return Purpose.CHECKPOINTED_INPUT if block.checkpointed else Purpose.ACTIVATION
-        return Purpose.OUTPUT if of_model else Purpose.INPUT
+            return Category.CHECKPOINTED_INPUT if block.checkpointed else Category.ACTIVATION
+        return Category.OUTPUT if of_model else Category.INPUT
 
     def _same_span(self, begin: int, end: int) -> bool:
         """Tells whether no phase began between two marks, the first's own aside."""
         phase = self._marks[begin].phase
         return all(m.phase is phase for m in self._marks[begin : end + 1])
 
-    def _is_workspace(self, block: Block) -> bool:
+    def _is_workspace(self, block: AllocatorBlock) -> bool:
         if block.freed_after is None:
-            return self._stays(block)
+            return self._is_kept_workspace(block)
         # Three events: it was handed out, given back, and could be handed out again.
         at_once = block.ended is not None and block.ended - block.event == 2
         return self._marks[block.freed_after].clears or (
-            at_once and block.requested in self._passing
+            at_once and block.requested in self._transient_workspaces
         )
 
 
-def _is_batch(block: Block, at: Where) -> bool:
+def _is_batch(block: AllocatorBlock, at: Where) -> bool:
     line = at.innermost
     if not block.batch or at.modules or line is None or block.frames[0] != line:
         return False
@@ -314,9 +320,9 @@ BUCKETS = "DDP's buckets"
 BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
-def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
+def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Category, str] | None:
     """Returns what FSDP or DDP asked for, by frames, innermost first; None if neither did."""
-    buffer = Purpose.COMMUNICATION_BUFFER
+    buffer = Category.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")
         if "torch/nn/modules/" in path or not is_internal(frame.file):
@@ -331,7 +337,7 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Purpose, str] | None:
                 return buffer, "reduce-scatter of FSDP"
             if path.endswith("/_fsdp_collectives.py"):
                 return buffer, "all-gather of FSDP"
-            return Purpose.PARAMETER, "all-gathered by FSDP"
+            return Category.PARAMETER, "all-gathered by FSDP"
         if "torch/distributed/fsdp/" in path:
             if reduces:
                 return buffer, "reduce-scatter of FSDP1"
@@ -343,11 +349,11 @@ _COPY = re.compile(r"\.(to|cuda)\(")
 """In the text of a line that asks for a copy on a device."""
 
 
-def _pools(peak: Peak) -> tuple[list[PoolShare], list[Block]]:
+def _pools(peak: AllocatorInstant) -> tuple[list[PoolShare], list[AllocatorBlock]]:
     """Segments by pool, with what of them was in no block; and the blocks that lie in them."""
     # By address: a segment that grew or was cut since then has other blocks now.
     blocks = sorted(peak.blocks, key=lambda b: -b.address)
-    inside: list[Block] = []
+    inside: list[AllocatorBlock] = []
     pools: dict[str, list[int]] = {}
     for segment, size in sorted(peak.segments, key=lambda s: s[0].address):
         of_pool = pools.setdefault(name_of_pool(segment.pool), [0, 0, 0, 0, 0])

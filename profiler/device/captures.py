@@ -17,12 +17,10 @@ then, as it was when the last capture into it had ended.
 Note [Playing the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 What one capture costs is not by how much its pool grew meanwhile: without it the next one may have
-grown the pool instead. So the requests of the pool are served again, without those of the capture,
-by the rules of c10/cuda/CUDACachingAllocator.cpp: the smallest free block of the request's stream
-and size class that is large enough, the lowest address first, cut off as in ``Replay``; else a new
-segment (``segment_size``), which no private pool gives back while a graph has it. That lies where
-the allocator put it for the same request, as far as that is free, since addresses decide between
-free blocks of one size.
+grown the pool instead. So the requests of the pool are served again, without those of the capture:
+Note [How requests are served] in ``model/simulated_allocator.py``. A new segment lies where the
+allocator put it for the same request, as far as that is free, since addresses decide between free
+blocks of one size.
 
 Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
 expandable segments, ``max_split_size``, or where several streams' frees were put off.
@@ -33,16 +31,23 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.profiler.model import CapturedGraph, CaptureRow, Fate, GraphPool, SharedBytes
+from memprof.profiler.model import Category, Fate, GraphCapture, GraphPool, Held, SharedBytes
+from memprof.profiler.model.address_ranges import (
+    Range,
+    clipped,
+    has,
+    merged,
+    shares,
+    total,
+)
+from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 
 from .account import name_of_pool, rows_of, source_of
-from .ranges import BestFit, Range, clipped, has, merged, shares, total
-from .replay import SMALL, Block, Replay, is_cut, segment_size
+from .history import AllocatorBlock, AllocatorHistory
 from .where import where
 
 _STEPS = 3_000_000
@@ -50,7 +55,7 @@ _STEPS = 3_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Capture:
+class WatchedCapture:
     """A capture as it was seen.
 
     Attributes:
@@ -64,7 +69,7 @@ class Capture:
         handled: ``id`` of the exception that was being handled when it began.
     """
 
-    graph: CapturedGraph
+    graph: GraphCapture
     device: int
     pool: tuple[int, int] | None
     begin: int
@@ -92,19 +97,19 @@ class Device:
     """
 
     name: str
-    replay: Replay
-    blocks: Sequence[Block]
+    history: AllocatorHistory
+    blocks: Sequence[AllocatorBlock]
     held: Sequence[int]
     workspaces: Collection[int]
 
 
-def describe(device: Device, captures: Sequence[Capture]) -> list[GraphPool]:
+def describe(device: Device, captures: Sequence[WatchedCapture]) -> list[GraphPool]:
     """The private pools of a device, the one with most first; captures are its, in order."""
     now: dict[tuple[int, int] | None, list[Range]] = {}
-    for s in device.replay.segments:
+    for s in device.history.segments:
         if s.pool is not None and s.pool != (0, 0):
             now.setdefault(s.pool, []).append((s.address, s.address + s.size))
-    into: dict[tuple[int, int] | None, list[Capture]] = {}
+    into: dict[tuple[int, int] | None, list[WatchedCapture]] = {}
     for c in captures:
         into.setdefault(c.pool, []).append(c)
     pools = [
@@ -121,7 +126,7 @@ class _Pool:
         self,
         device: Device,
         id: tuple[int, int] | None,
-        captures: Sequence[Capture],
+        captures: Sequence[WatchedCapture],
         now: Sequence[Range],
     ) -> None:
         self._device = device
@@ -168,13 +173,13 @@ class _Pool:
             )
         return pool
 
-    def _blocks_of(self, c: Capture) -> list[Block]:
+    def _blocks_of(self, c: WatchedCapture) -> list[AllocatorBlock]:
         """Those that are the graph's of a capture."""
         blocks = self._device.blocks
         begin, end = (bisect.bisect_left(blocks, n, key=lambda b: b.mark) for n in (c.begin, c.end))
         return [b for b in blocks[begin:end] if has(c.segments, b.address)]
 
-    def _is_mine(self, block: Block, begins: Sequence[int]) -> bool:
+    def _is_mine(self, block: AllocatorBlock, begins: Sequence[int]) -> bool:
         """Tells whether a block was in the pool: its segment may have been another one's before."""
         at = bisect.bisect_right(begins, block.mark) - 1
         if at >= 0 and block.mark < self._captures[at].end:
@@ -193,7 +198,7 @@ class _Pool:
                 found.setdefault((b.stream, b.requested, where(b.frames).line is None), id(b))
         return set(found.values())
 
-    def _add(self, c: Capture, g: CapturedGraph, blocks: Sequence[Block]) -> None:
+    def _add(self, c: WatchedCapture, g: GraphCapture, blocks: Sequence[AllocatorBlock]) -> None:
         g.grew = total(c.segments) - total(c.found)
         g.requests = len(blocks)
         g.asked = sum(b.requested for b in blocks)
@@ -209,7 +214,7 @@ class _Pool:
         g.at_peak = capture_rows(at_peak, lambda b: fates[id(b)])
         g.left = capture_rows(left, lambda b: fates[id(b)])
 
-    def _fate(self, block: Block, end: float) -> Fate:
+    def _fate(self, block: AllocatorBlock, end: float) -> Fate:
         freed = block.freed_after
         if freed is not None and freed < end:
             return Fate.SCRATCH
@@ -221,7 +226,7 @@ class _Pool:
             return Fate.WORKSPACE
         return Fate.UNEXPLAINED if self._instant is None else Fate.KEPT
 
-    def _is_held(self, block: Block) -> bool:
+    def _is_held(self, block: AllocatorBlock) -> bool:
         """Tells whether a tensor in Python refers to it; not known of what went before the end."""
         return self._instant is None and block.first_of(self._device.held) is not None
 
@@ -239,7 +244,7 @@ class _Pool:
 
     def _outside(self, pool: GraphPool) -> None:
         captured = {id(b) for _, blocks in self._blocks for b in blocks}
-        there = self._mine if self._instant is not None else self._device.replay.live
+        there = self._mine if self._instant is not None else self._device.history.live
         there = [b for b in there if has(self._segments, b.address) and self._lives(b)]
         outside = [b for b in there if id(b) not in captured]
         pool.outside = capture_rows(outside, lambda b: self._fate(b, -1))
@@ -249,7 +254,7 @@ class _Pool:
         pool.live_outside = total(either) - used
         pool.unused = pool.reserved - total(either)
 
-    def _lives(self, block: Block) -> bool:
+    def _lives(self, block: AllocatorBlock) -> bool:
         """Tells whether a block is there at the instant of the pool."""
         if self._instant is None:
             return block.ended is None
@@ -265,12 +270,12 @@ class _Pool:
             if id(b) not in self._workspaces  # The next capture would have asked for it.
         }
         starts = [begin for begin, _ in self._segments]
-        rounded = self._device.replay.rounded
+        rounded = self._device.history.rounded
         requests = []
         for b in self._mine:
             if self._instant is None or b.mark < self._instant:
                 segment = starts[bisect.bisect_right(starts, b.address) - 1]
-                requests.append(Request(b, rounded(b.requested), segment, of.get(id(b), 0)))
+                requests.append(PoolRequest(b, rounded(b.requested), segment, of.get(id(b), 0)))
         if reserved_without(requests) != pool.reserved:
             if pool.graphs:
                 pool.notes.append(
@@ -291,11 +296,11 @@ _SETS = 100
 """Combinations of graphs that are told apart, for each pool."""
 
 
-def _range(block: Block) -> Range:
+def _range(block: AllocatorBlock) -> Range:
     return block.address, block.address + block.size
 
 
-def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
+def _most_at_once(blocks: Sequence[AllocatorBlock]) -> list[AllocatorBlock]:
     """Returns what was there when most bytes were, of the blocks of one capture in order."""
     steps = [(b.event, b.size) for b in blocks]
     steps += [(b.ended, -b.size) for b in blocks if b.ended is not None]
@@ -305,89 +310,53 @@ def _most_at_once(blocks: Sequence[Block]) -> list[Block]:
     return [b for b in blocks if b.event <= at and (b.ended is None or b.ended > at)]
 
 
-def capture_rows(blocks: Iterable[Block], fate: Callable[[Block], Fate]) -> list[CaptureRow]:
+def capture_rows(
+    blocks: Iterable[AllocatorBlock], fate: Callable[[AllocatorBlock], Fate]
+) -> list[Held]:
     """Blocks of one fate and one place in the program together, most bytes first."""
 
-    def row_of(b: Block) -> CaptureRow:
+    def row_of(b: AllocatorBlock) -> Held:
         at = where(b.frames)
-        compiled, line = at.generated is not None, source_of(at.line)
-        return CaptureRow(fate(b), 0, 0, at.module_path, line, at.nodes, compiled)
+        return Held(
+            Category.ALLOCATED,
+            nbytes=0,
+            count=0,
+            modules=at.module_path,
+            frame=source_of(at.line),
+            nodes=at.nodes,
+            compiled=at.generated is not None,
+            fate=fate(b),
+        )
 
-    return sorted(rows_of(blocks, row_of), key=lambda r: (-r.nbytes, r.fate.value))
+    return rows_of(blocks, row_of)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PoolRequest:
     """A block that a pool was asked for: bytes to cut off for it, the address of the segment in
     which it was, and the number of the capture that asked, 0 for none."""
 
-    block: Block
+    block: AllocatorBlock
     size: int
     segment: int
     capture: int
 
 
-class SimulatedPool:
-    """A private pool that serves requests; see Note [Playing the allocator]."""
-
-    def __init__(self) -> None:
-        self.reserved = 0
-        # By stream, and whether it is for small requests.
-        self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
-        self._segments: list[tuple[int, int]] = []
-        self._borders: set[int] = set()
-        self._used: dict[int, tuple[BestFit, int, int]] = {}
-
-    def add_segment(self, address: int, size: int, stream: int, small: bool) -> None:
-        """Have a segment, all of it free."""
-        self.reserved += size
-        bisect.insort(self._segments, (address, address + size))
-        self._borders.add(address)
-        self._free[stream, small].add(address, size)
-
-    def serve(self, request: Request) -> None:
-        of, size = (request.block.stream, request.size <= SMALL), request.size
-        free = self._free[of]
-        address = free.best(size)
-        if address is None:
-            whole = segment_size(size)
-            address = self._place(request.segment, whole)
-            self.add_segment(address, whole, *of)
-        there = free.take(address) or 0
-        if is_cut(there - size, size):
-            free.add(address + size, there - size)
-            there = size
-        self._used[id(request.block)] = free, address, there
-
-    def let_go(self, block: Block) -> None:
-        """Take a block back that was handed out; of any other one nothing is known."""
-        if id(block) in self._used:
-            free, address, size = self._used.pop(id(block))
-            free.give(address, size, self._borders)
-
-    def _place(self, address: int, size: int) -> int:
-        """Returns where a new segment lies: at ``address`` if nothing is there, else above all."""
-        at = bisect.bisect_right(self._segments, (address, 0))
-        before = self._segments[at - 1][1] if at else 0
-        after = self._segments[at][0] if at < len(self._segments) else address + size
-        if before <= address and address + size <= after:
-            return address
-        return self._segments[-1][1]
-
-
-def reserved_without(requests: Sequence[Request], left_out: Collection[int] = ()) -> int:
+def reserved_without(requests: Sequence[PoolRequest], left_out: Collection[int] = ()) -> int:
     """Bytes that a pool has in the end, from all requests since it was empty but for those of the
     captures with the numbers ``left_out``."""
-    pool = SimulatedPool()
-    steps: list[tuple[int, Request | Block]] = []
+    allocator = SimulatedAllocator()
+    steps: list[tuple[int, PoolRequest | AllocatorBlock]] = []
     for r in requests:
         if r.capture not in left_out:
             steps.append((r.block.event, r))
             if r.block.ended is not None:
                 steps.append((r.block.ended, r.block))
+    addresses: dict[int, int] = {}
     for _, step in sorted(steps, key=lambda step: step[0]):
-        if isinstance(step, Request):
-            pool.serve(step)
+        if isinstance(step, PoolRequest):
+            stream, block = step.block.stream, id(step.block)
+            addresses[block], _ = allocator.allocate(step.size, stream=stream, at=step.segment)
         else:
-            pool.let_go(step)
-    return pool.reserved
+            allocator.free(addresses.pop(id(step)))
+    return allocator.reserved

@@ -10,7 +10,7 @@ log = logging.getLogger("memprof")
 
 _Call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _waiting: list[object] = []
-"""What C is yet to call must not be collected."""
+"""Calls that C is yet to make, which must not be collected."""
 
 
 def on_main_thread(do: Callable[[], object]) -> bool:

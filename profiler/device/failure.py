@@ -24,13 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memprof.profiler.model import RECOMPUTED, AccountRow, Failure, Purpose, Relief, WhyNot
+from memprof.profiler.model import RECOMPUTED, AllocationFailure, Category, Held, Relief, WhyNot
+from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 
 CONTEXT = 1 << 30
 """Bytes that CUDA and its libraries may have on a device before other processes are thought of."""
-
-SMALL_SEGMENT = 2 << 20
-"""What the allocator gets from the device for small requests, in bytes."""
 
 MOST_RELIEFS = 5
 WORTH = 20
@@ -47,7 +45,7 @@ def explain_failure(
     stream: int = 0,
     pool: tuple[int, int] | None = (0, 0),
     requested: int = 0,
-) -> Failure:
+) -> AllocationFailure:
     """See Note [Why a request did not fit].
 
     Args:
@@ -91,7 +89,7 @@ def explain_failure(
         room += nbytes
         if why is WhyNot.FULL and nbytes and room >= wanted:
             why = reason
-    return Failure(
+    return AllocationFailure(
         wanted=wanted,
         requested=requested,
         why=why,
@@ -105,23 +103,23 @@ def explain_failure(
     )
 
 
-_BY_PURPOSE = {
-    Purpose.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
+_BY_CATEGORY = {
+    Category.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
     "the layers",
-    Purpose.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
+    Category.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
     "ZeroRedundancyOptimizer)",
-    Purpose.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
-    Purpose.OUTPUT: "let go of outputs that are not needed any more",
-    Purpose.TENSOR: "let go of tensors that are not needed any more",
-    Purpose.PERSISTENT_STATE: "smaller caches, moving averages on the host",
-    Purpose.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
-    Purpose.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
+    Category.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
+    Category.OUTPUT: "let go of outputs that are not needed any more",
+    Category.TENSOR: "let go of tensors that are not needed any more",
+    Category.PERSISTENT_STATE: "smaller caches, moving averages on the host",
+    Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
+    Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }
-"""What makes room, by what the memory is for."""
+"""Change that makes room, by category of the memory."""
 
 
 def reliefs(
-    f: Failure, rows: Sequence[AccountRow], *, reserved: int, phase: str, expandable: bool
+    f: AllocationFailure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
     """Returns what would have made room, most first, with rows, phase and bytes ``reserved`` of the
     account of that moment; no growing segments where they are ``expandable`` already."""
@@ -140,12 +138,12 @@ def reliefs(
             "a higher torch.cuda.set_per_process_memory_fraction",
         ),
     ]
-    by_purpose: dict[Purpose, list[AccountRow]] = {}
+    by_category: dict[Category, list[Held]] = {}
     for row in (r for r in rows if r.detail != RECOMPUTED):
-        by_purpose.setdefault(row.purpose, []).append(row)
-    for purpose, of_it in by_purpose.items():
-        change = _BY_PURPOSE.get(purpose)
-        if purpose is Purpose.GRADIENT and phase == "forward":
+        by_category.setdefault(row.category, []).append(row)
+    for category, of_it in by_category.items():
+        change = _BY_CATEGORY.get(category)
+        if category is Category.GRADIENT and phase == "forward":
             change = "no gradients in a forward: zero_grad(set_to_none=True) right after the step"
         if change is not None:
             most = max(of_it, key=lambda r: r.nbytes)

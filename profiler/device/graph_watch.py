@@ -28,15 +28,14 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.doing import capture_name
-from memprof.profiler.model import CapturedGraph, GraphPool, SourceFrame
+from memprof.profiler.model import GraphCapture, GraphPool, SourceFrame
+from memprof.profiler.model.address_ranges import Range, has, merged
+from memprof.profiler.thread_activity import capture_name
 
 from . import _torch_compat as compat
-from . import _torch_hooks as hooks
-from .captures import Capture, Device, describe
-from .ranges import Range, has, merged
-from .replay import Block
-from .watch import Watch
+from .allocator_session import AllocatorSession
+from .captures import Device, WatchedCapture, describe
+from .history import AllocatorBlock
 from .where import is_internal
 
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
@@ -47,33 +46,33 @@ _CALLABLES = "make_graphed_callables"
 
 
 class GraphWatch:
-    """Follows captures from ``install`` to ``uninstall``, with a ``Watch`` that follows the rest;
-    ``captures`` has them in the order in which they began."""
+    """Follows captures from ``install`` to ``uninstall``, with an ``AllocatorSession`` that follows
+    the rest; ``captures`` has them in the order in which they began."""
 
-    def __init__(self, watch: Watch) -> None:
-        watch.made = self.made
+    def __init__(self, watch: AllocatorSession) -> None:
+        watch.on_block = self.made
         self._watch = watch
-        self.captures: list[Capture] = []
+        self.captures: list[WatchedCapture] = []
         # By ``id`` of the graph.
-        self._open: dict[int, Capture] = {}
-        self._graphs: dict[int, Capture] = {}
-        self._blocks: dict[int, list[Block]] = {}
+        self._open: dict[int, WatchedCapture] = {}
+        self._graphs: dict[int, WatchedCapture] = {}
+        self._blocks: dict[int, list[AllocatorBlock]] = {}
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
         self._pools: set[tuple[int, tuple[int, int]]] = set()
-        self._undo: list[hooks.Undo] = []
+        self._undo: list[compat.Undo] = []
 
     def install(self) -> None:
-        """Begin; the ``Watch`` is installed."""
+        """Begin; the ``AllocatorSession`` is installed."""
         graph = [torch.cuda.CUDAGraph]
-        self._undo.append(hooks.replace(graph, "capture_begin", self._around_begin))
-        self._undo.append(hooks.replace(graph, "capture_end", self._around_end))
+        self._undo.append(compat.replace(graph, "capture_begin", self._around_begin))
+        self._undo.append(compat.replace(graph, "capture_end", self._around_end))
 
     def uninstall(self) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def made(self, device: int, block: Block) -> None:
+    def made(self, device: int, block: AllocatorBlock) -> None:
         """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
         if not self._open and not has(self._ranges.get(device, ()), block.address):
             return
@@ -101,29 +100,11 @@ class GraphWatch:
                 _gone(c)
         held = compat.storage_addresses()
         found = []
-        for number, replay in watch.replays.items():
+        for number, history in watch.histories.items():
             blocks, sizes = self._blocks.get(number, []), compat.workspace_sizes(number)
-            device = Device(f"cuda:{number}", replay, blocks, held, sizes)
+            device = Device(f"cuda:{number}", history, blocks, held, sizes)
             found += describe(device, [c for c in self.captures if c.device == number])
         return found
-
-    def _find_pool(self, c: Capture) -> None:
-        """Find where a capture allocated that failed before it had said where: in a pool of its
-        own, which goes with it."""
-        self._watch.drain()
-        if c.device not in self._watch.replays:
-            return
-        asked = [b.address for b in self._blocks.get(c.device, ()) if b.mark >= c.begin]
-        found: dict[tuple[int, int], list[Range]] = {}
-        for s in self._watch.replays[c.device].segments:
-            end = s.address + s.size
-            known = s.pool is None or s.pool == (0, 0) or (c.device, s.pool) in self._pools
-            if s.pool is not None and not known and any(s.address <= a < end for a in asked):
-                found.setdefault(s.pool, []).append((s.address, end))
-        if len(found) == 1:
-            ((c.pool, ranges),) = found.items()
-            c.segments = tuple(sorted(ranges))
-            self._pools.add((c.device, c.pool))
 
     def _around_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
@@ -167,12 +148,12 @@ class GraphWatch:
             watch.fail(e)
             return None
 
-    def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+    def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCapture:
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         maker, frame, name = _who_captures()
         what = len(self.captures) + 1, capture_name() or name, maker, frame
-        record = CapturedGraph(*what, start_ns=time.perf_counter_ns())
+        record = GraphCapture(*what, start_ns=time.perf_counter_ns())
         before = self._graphs.pop(id(graph), None)
         if before is not None and before.reference() is graph:
             _gone(before)  # It is captured anew.
@@ -183,7 +164,7 @@ class GraphWatch:
                 self._take_stock(device, found)
         begin = self._watch.mark()
         handled = id(sys.exc_info()[1])
-        capture = Capture(record, device, pool, begin, found=found, handled=handled)
+        capture = WatchedCapture(record, device, pool, begin, found=found, handled=handled)
         self.captures.append(capture)
         self._open[id(graph)] = capture
         return capture
@@ -193,12 +174,12 @@ class GraphWatch:
         self._watch.drain()
         kept = self._blocks.setdefault(device, [])
         known = {id(b) for b in kept}
-        for block in self._watch.replays[device].live:
+        for block in self._watch.histories[device].live:
             if id(block) not in known and any(a <= block.address < z for a, z in found):
                 self.made(device, block)
         kept.sort(key=lambda b: b.event)
 
-    def _finish(self, c: Capture, failed: str, graph: Any = None) -> None:
+    def _finish(self, c: WatchedCapture, failed: str, graph: Any = None) -> None:
         self._open = {key: one for key, one in self._open.items() if one is not c}
         c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
         c.graph.failed = failed
@@ -212,8 +193,6 @@ class GraphWatch:
             self._pools.add((c.device, c.pool))
             c.segments = self._look(c.device, c.pool)
         c.end = self._watch.mark()
-        if c.pool is None:
-            self._find_pool(c)
 
     def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
         own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]
@@ -222,7 +201,7 @@ class GraphWatch:
         return tuple(found)
 
 
-def _gone(c: Capture, _: object = None) -> None:
+def _gone(c: WatchedCapture, _: object = None) -> None:
     c.deleted_ns = time.perf_counter_ns()
 
 

@@ -1,21 +1,21 @@
-"""Describes what a ``Watch`` has seen grow: blocks of step after step that are there, and who has
-them."""
+"""Describes what an ``AllocatorSession`` has seen grow: blocks of step after step that are there,
+and who has them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memprof.profiler.growth import LEAST, Gone, Rate, rate_of
-from memprof.profiler.model import Growth, GrowthPart, GrowthSource, Purpose, SourceFrame
+from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
 from .account import source_of
-from .holders import Held, Holders, most_common_chain
+from .history import AllocatorBlock, AllocatorHistory
+from .holders import HeldStorage, Holders, most_common_chain
 from .marks import Mark, Phase, line_that_waits
 from .referrers import CIRCLE, NODE
-from .replay import Block, Replay
 from .where import Where, user_lines, where
 
 SAMPLES = 6
@@ -24,9 +24,9 @@ SAMPLES = 6
 WINDOWS = 32
 """Spans of equally many allocations that stand for steps, where there are none."""
 
-_LASTS = frozenset({Purpose.GRADIENT, Purpose.OPTIMIZER_STATE, Purpose.PERSISTENT_STATE})
-"""What a program may come to at any step, as where an expert has its first token, and keep. Not
-parameters: copies of a model that are kept are a leak."""
+_LASTS = frozenset({Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PERSISTENT_STATE})
+"""Categories of memory that a program may come to at any step and keep, as where an expert has its
+first token. Not parameters: copies of a model that are kept are a leak."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Steps:
     1, and of that in which it was let go of, how many have ended, what they are called, and whether
     they are nothing but events of the allocator."""
 
-    of: Callable[[Block], int]
-    end: Callable[[Block], int]
+    of: Callable[[AllocatorBlock], int]
+    end: Callable[[AllocatorBlock], int]
     count: int
     name: str
     are_events: bool = False
@@ -48,12 +48,12 @@ class _Line:
 
     frame: SourceFrame | None
     at: Where
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AllocatorBlock] = field(default_factory=list)
     holder: str = ""
-    root: Held | None = None
+    root: HeldStorage | None = None
 
     @property
-    def live(self) -> list[Block]:
+    def live(self) -> list[AllocatorBlock]:
         return [b for b in self.blocks if b.freed_after is None]
 
 
@@ -86,23 +86,23 @@ def steps_of(marks: Sequence[Mark], events: int) -> Steps:
 
 
 def growth_of(
-    device: int, replay: Replay, marks: Sequence[Mark], known: Mapping[int, Purpose]
+    device: int, history: AllocatorHistory, marks: Sequence[Mark], known: Mapping[int, Category]
 ) -> Iterator[Growth]:
     """Yields what is held on a device across steps and grows; ``known`` is what modules and
     optimizers have now, by address."""
-    steps = steps_of(marks, replay.events)
+    steps = steps_of(marks, history.events)
     addresses = sorted(known)
     lines: dict[tuple[object, ...], _Line] = {}
 
-    def line(block: Block) -> SourceFrame | None:
+    def line(block: AllocatorBlock) -> SourceFrame | None:
         return where(block.frames).line or line_that_waits(marks, block.mark)
 
-    def lasts(block: Block) -> bool:
+    def lasts(block: AllocatorBlock) -> bool:
         address = block.first_of(addresses)
         return address is not None and known[address] in _LASTS
 
-    live = [b for b in replay.live if b.event and b.freed_after is None and not lasts(b)]
-    for block in (*live, *replay.gone):
+    live = [b for b in history.live if b.event and b.freed_after is None and not lasts(b)]
+    for block in (*live, *history.long_lived):
         at, frame = where(block.frames), line(block)
         key = (frame, at.modules, at.nodes)
         lines.setdefault(key, _Line(frame, at)).blocks.append(block)
@@ -119,7 +119,7 @@ def growth_of(
     for together in _by_holder(growing, steps).values():
         rate = _rate(together, steps)
         if rate is not None:
-            root = _block_of_root(together, replay.live, holders)
+            root = _block_of_root(together, history.live, holders)
             frame = source_of(line(root)) if root is not None else None
             yield _growth(f"cuda:{device}", together, rate, steps, frame)
 
@@ -147,7 +147,7 @@ def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
 
 def _ask(lines: Sequence[_Line], holders: Holders) -> None:
     """Find out who has the blocks of each line, of some of them."""
-    samples: list[tuple[_Line, Held]] = []
+    samples: list[tuple[_Line, HeldStorage]] = []
     for line in lines:
         blocks = line.live
         count = min(SAMPLES, len(blocks))
@@ -186,40 +186,46 @@ def _growth(
     device: str, lines: list[_Line], rate: Rate, steps: Steps, frame: SourceFrame | None
 ) -> Growth:
     parts = [
-        GrowthPart(
-            sum(b.requested for b in line.live),
-            len(line.live),
-            line.at.nodes,
-            source_of(line.frame),
-            line.at.module_path,
+        Held(
+            Category.ALLOCATED,
+            nbytes=sum(b.requested for b in line.live),
+            count=len(line.live),
+            modules=line.at.module_path,
+            frame=source_of(line.frame),
+            nodes=line.at.nodes,
         )
         for line in lines
     ]
     parts.sort(key=lambda p: -p.nbytes)
     nbytes = sum(p.nbytes for p in parts)
-    span = (rate.a_step, steps.name, rate.since, steps.count)
     names = dict.fromkeys(line.holder.partition(", ")[0] for line in lines)
-    _, comma, root = lines[0].holder.partition(", ")
-    one = root.startswith((NODE, CIRCLE))
-    if steps.are_events:
-        # Of what nobody counts but the allocator: what has one block of each line.
-        times = min(len(line.live) for line in lines)
-        what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
-        span = (nbytes // times, what, 1, times)
-    return Growth(
+    holder = lines[0].holder
+    _, comma, root = holder.partition(", ")
+    if root.startswith((NODE, CIRCLE)):
+        holder = " and ".join(names) + comma + root
+    found = Growth(
         GrowthSource.ALLOCATOR,
-        device,
-        nbytes,
-        *span,
-        (" and ".join(names) + comma + root) if one else lines[0].holder,
-        frame or next((p.frame for p in parts if p.frame is not None), None),
-        tuple(parts),
+        device=device,
+        nbytes=nbytes,
+        a_step=rate.a_step,
+        step=steps.name,
+        since=rate.since,
+        steps=steps.count,
+        holder=holder,
+        frame=frame or next((p.frame for p in parts if p.frame is not None), None),
+        parts=tuple(parts),
     )
+    if not steps.are_events:
+        return found
+    # Of what nobody counts but the allocator: what has one block of each line.
+    times = min(len(line.live) for line in lines)
+    what = next(iter(names)).partition(".")[0] if root.startswith(CIRCLE) else "block"
+    return replace(found, a_step=nbytes // times, step=what, since=1, steps=times)
 
 
 def _block_of_root(
-    lines: Sequence[_Line], blocks: Iterable[Block], holders: Holders
-) -> Block | None:
+    lines: Sequence[_Line], blocks: Iterable[AllocatorBlock], holders: Holders
+) -> AllocatorBlock | None:
     """The block of the tensor from which a graph is held; None if no graph is."""
     root = next((line.root for line in lines if line.root is not None), None)
     address = holders.address_of(root.root) if root is not None else None

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 
 from . import _torch_compat as compat
+from .history import AllocatorBlock
 from .referrers import COMPILED, Referrers
-from .replay import Block
 
 NAMED = 64
 """Tensors, those with most bytes, of which it is asked who refers to them."""
@@ -46,7 +46,7 @@ MOST_NODES = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldStorage:
     """A storage that somebody holds.
 
     Attributes:
@@ -75,16 +75,16 @@ class Held:
         return f"saved by {self.operation}{of}"
 
     @property
-    def purpose(self) -> Purpose:
+    def category(self) -> Category:
         """Returns what it is for, as far as that shows."""
         if COMPILED in self.chain:
             if _BUFFER.match(self.chain):
-                return Purpose.TEMPORARY
+                return Category.TEMPORARY
             only_passed = _ARGUMENT.match(self.chain) and not self.operation
-            return Purpose.INPUT if only_passed else Purpose.ACTIVATION
+            return Category.INPUT if only_passed else Category.ACTIVATION
         made = any(compat.node_of(t) is not None for t in self.tensors)
         saved = self.operation and (made or not self.chain)
-        return Purpose.ACTIVATION if saved else Purpose.TENSOR
+        return Category.ACTIVATION if saved else Category.TENSOR
 
 
 _BUFFER = re.compile(r"buf\d+\b")
@@ -104,7 +104,7 @@ class Holders:
 
     def __init__(self, device_type: str = "cuda", *, also: Any = None) -> None:
         """``also`` is an operation of autograd to walk from, as well as from tensors."""
-        self._found: dict[int, Held] = {}
+        self._found: dict[int, HeldStorage] = {}
         self._type = device_type
         with compat.without_torch_function():
             tensors = _tensors()
@@ -122,7 +122,7 @@ class Holders:
         self.held = [self._found[a] for a in sorted(self._found)]
         self._addresses = [h.address for h in self.held]
 
-    def name(self, most: Iterable[Held] | None = None) -> None:
+    def name(self, most: Iterable[HeldStorage] | None = None) -> None:
         """Find out who refers to these, by default the largest, or to tensors whose graphs have
         them."""
         if most is None:
@@ -151,7 +151,7 @@ class Holders:
                 found += [t for t in self._above.get(id(tensor), ()) if id(t) not in known]
         return found
 
-    def of(self, block: Block) -> Held | None:
+    def of(self, block: AllocatorBlock) -> HeldStorage | None:
         """Returns who holds a block, as far as that is known: of several the first."""
         address = block.first_of(self._addresses)
         return None if address is None else self._found[address]
@@ -162,10 +162,10 @@ class Holders:
             memory = [] if tensor is None else compat.memory_of(tensor, self._type)
         return memory[0][0] if memory else None
 
-    def purpose(self, block: Block) -> tuple[Purpose, str] | None:
+    def category(self, block: AllocatorBlock) -> tuple[Category, str] | None:
         """Returns what a block is for of which nothing else is known, and who has it."""
         held = self.of(block)
-        return None if held is None else (held.purpose, held.what or UNNAMED)
+        return None if held is None else (held.category, held.what or UNNAMED)
 
     def _add(
         self, tensor: torch.Tensor, root: torch.Tensor | None = None, operation: str = ""
@@ -174,7 +174,7 @@ class Holders:
         for address, nbytes in compat.memory_of(tensor, self._type):
             held = self._found.get(address)
             if held is None:
-                held = self._found[address] = Held(address, nbytes)
+                held = self._found[address] = HeldStorage(address, nbytes)
             if not operation:
                 if len(held.tensors) < ALIKE:
                     held.tensors.append(tensor)

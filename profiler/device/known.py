@@ -1,4 +1,4 @@
-"""Memory whose purpose is known from the objects that hold it: modules and optimizers.
+"""Memory whose category is known from the objects that hold it: modules and optimizers.
 
 Note [What counts as persistent state]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -6,12 +6,13 @@ What a program writes to and keeps from step to step, without training it. It is
 
 * *running statistics*: buffers of BatchNorm and InstanceNorm, by the class, since their kernels
   write past the counter of writes;
-* *buffers that were written to*: the tensor's counter of writes (``_version``), which compiled
-  code raises as well, had gone up at two looks (``Objects.look``), since one write may be a
+* *buffers that were written to*: by the tensor's counter of writes (``_version``), which compiled
+  code raises as well, ``FEW`` times or more, since one write may be an initial value and another a
   checkpoint that is loaded. Any other buffer is a constant of the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
-  holds and that were seen to be written to, of a module that has the same names and shapes as one
-  with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of parameters;
+  holds and that were written to ``MANY`` times, of a module that has the same names and shapes as
+  one with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of
+  parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
   of an optimizer;
 * *caches of transformers*: keys, values and states of its classes of caches;
@@ -19,62 +20,41 @@ What a program writes to and keeps from step to step, without training it. It is
   that is an attribute or an argument, a running sum, the input of a CUDA graph that each batch is
   copied into. No constructor writes so often. All else by which a block is known goes before this.
 
-Of buffers and copies of models, too, so many writes are enough: one look at the end of a session
-knows them. Of compiled code the graph tells (Note [How a category is decided]).
+Of compiled code the graph tells (Note [How a category is decided]).
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 
 from . import _torch_compat as compat
 
-Known = dict[int, Purpose]
+Categories = dict[int, Category]
 """Purposes of storages, by the address of their first byte."""
 
 MANY = 16
 """Writes to a tensor past which it is state, whatever else it may be."""
 
-_RISES = 2
-"""Looks that must have found a tensor written to."""
+FEW = 3
+"""Writes to a buffer from which on it is state."""
 
 _DEEPEST = 4
 """Containers within containers of a batch that are looked into."""
 
 
-class Look(NamedTuple):
+class KnownMemory(NamedTuple):
     """Describes what is known of modules and optimizers, and what the program itself says;
     addresses of storages that were written to often; and gradients of any tensors."""
 
-    known: Known
-    often: frozenset[int]
-    gradients: Known
-
-
-class _Module:
-    """By the name of each of a module's own tensors, which was there at the last look, with how
-    many writes, and at how many looks it had more than at the one before."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.reference = weakref.ref(module)
-        self.seen: dict[str, tuple[int, int, int]] = {}
-
-    def look(self, module: torch.nn.Module) -> None:
-        for name, tensor in (*_own(module, "_parameters"), *_own(module, "_buffers")):
-            now = compat.writes_to(tensor)
-            if now is None:
-                continue
-            which, before, rises = self.seen.get(name, (0, 0, 0))
-            # Another one was moved to another device, or replaced.
-            rises = rises + (before < now) if which == id(tensor) else 0
-            self.seen[name] = id(tensor), now, rises
+    categories: Categories
+    written_often: frozenset[int]
+    gradients: Categories
 
 
 class Objects:
@@ -84,15 +64,13 @@ class Objects:
         self.has_optimizer = False
         # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
         # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
-        self._modules: dict[int, _Module] = {}
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._lock = threading.RLock()
-        self.looked = False
 
     def module_made(self, module: torch.nn.Module) -> None:
         seen = self._modules.get(id(module))
-        if seen is None or seen.reference() is not module:
-            self._modules[id(module)] = _Module(module)
+        if seen is None or seen() is not module:
+            self._modules[id(module)] = weakref.ref(module)
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         self.has_optimizer = True
@@ -118,26 +96,11 @@ class Objects:
         counts = (steps.get(i, 0) for i, mine in held.items() if i in steps or mine - updated)
         return min(counts, default=0)
 
-    def look(self) -> None:
-        """See what was written to since the last time."""
-        with self._lock:  # A thread of ``Watch`` looks, too.
-            self.looked = True
-            for module, seen in self.alive():
-                seen.look(module)
-
-    def was_written(self, module: torch.nn.Module, name: str) -> bool:
-        """Tells whether a module's own parameter or buffer had been written to at two looks."""
-        seen = self._modules.get(id(module))
-        if seen is None or seen.reference() is not module or name not in seen.seen:
-            return False
-        return seen.seen[name][2] >= _RISES
-
-    def of_modules(self) -> Known:
+    def of_modules(self) -> Categories:
         """Parameters, buffers and gradients of every module that was made."""
-        self.look()
-        return self._of([module for module, _ in self.alive()])
+        return _of_modules(self.alive())
 
-    def of_process(self) -> Look:
+    def of_process(self) -> KnownMemory:
         """All that is known, by asking for the modules and optimizers that there are."""
         found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
         optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
@@ -145,93 +108,87 @@ class Objects:
         for module in modules:
             self.module_made(module)
         self.has_optimizer |= bool(optimizers)
-        self.look()
-        known = self._of(modules)
+        known = _of_modules(modules)
         for optimizer in optimizers:
             # A compiled optimizer's state is also among the buffers of Dynamo's modules.
             known = of_parameters(optimizer) | known | of_state(optimizer)
-        static: Known = {}
-        often: Known = {}
-        gradients: Known = {}
+        static: Categories = {}
+        often: Categories = {}
+        gradients: Categories = {}
         for tensor in compat.existing(torch.Tensor):
             if (gradient := compat.gradient_of(tensor)) is not None:
-                _add(gradients, gradient, Purpose.GRADIENT)
+                _add(gradients, gradient, Category.GRADIENT)
             if compat.is_marked_static(tensor):
-                _add(static, tensor, Purpose.PERSISTENT_STATE)
-            elif _is_written_often(tensor):
-                _add(often, tensor, Purpose.PERSISTENT_STATE)
+                _add(static, tensor, Category.PERSISTENT_STATE)
+            elif _is_written(tensor):
+                _add(often, tensor, Category.PERSISTENT_STATE)
         for tensor in compat.tensors_of_caches():
-            _add(static, tensor, Purpose.PERSISTENT_STATE)
+            _add(static, tensor, Category.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
-        known = static | known | self._averages(modules, optimizers)
-        return Look(known, frozenset(often), gradients)
+        known = static | known | _averages(modules, optimizers)
+        return KnownMemory(known, frozenset(often), gradients)
 
-    def alive(self) -> Iterator[tuple[torch.nn.Module, _Module]]:
-        """Modules that are there, with what is known of each."""
+    def alive(self) -> Iterator[torch.nn.Module]:
+        """Yields the modules that are there."""
         # Of a copy: the program's threads may add to the dictionary meanwhile.
-        for i, seen in list(self._modules.items()):
-            module = seen.reference()
+        for i, reference in list(self._modules.items()):
+            module = reference()
             if module is not None:
-                yield module, seen
-            elif (other := self._modules.pop(i, seen)) is not seen:
+                yield module
+            elif (other := self._modules.pop(i, reference)) is not reference:
                 self._modules[i] = other  # Of a module that is at this address since then.
 
-    def _of(self, modules: Iterable[torch.nn.Module]) -> Known:
-        """Parameters, buffers and gradients of modules; of buffers, which are state."""
-        known: Known = {}
-        for module in modules:
-            statistics = isinstance(module, compat.NormWithStatistics)
-            for name, tensor in _own(module, "_buffers"):
-                written = _is_written_often(tensor) or self.was_written(module, name)
-                state = Purpose.PERSISTENT_STATE if statistics or written else Purpose.PARAMETER
-                _add(known, tensor, state)
-            for _, tensor in _own(module, "_parameters"):
-                _add_with_gradient(known, tensor)
-        return known
 
-    def _averages(
-        self, modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
-    ) -> Known:
-        trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-        found: list[torch.Tensor] = []
-        of_trained = set()
-        candidates = []
-        for module in modules:
-            if isinstance(module, torch.optim.swa_utils.AveragedModel):
-                found += (*module.parameters(), *module.buffers())
-            named = list(module.named_parameters()) if trained else []
-            shapes = tuple((name, tuple(p.shape)) for name, p in named)
-            if any(id(p) in trained for _, p in named):
-                of_trained.add(shapes)
-            elif named and self._is_kept_up_to_date(module):
-                candidates.append((module, shapes))
-        for module, shapes in candidates:
-            found += module.parameters() if shapes in of_trained else ()
-        known: Known = {}
-        for tensor in found:
-            _add(known, tensor, Purpose.PERSISTENT_STATE)
-        return known
-
-    def _is_kept_up_to_date(self, module: torch.nn.Module) -> bool:
-        return any(map(_is_written_often, module.parameters())) or any(
-            self.was_written(inner, name)
-            for inner in module.modules()
-            for name in inner.__dict__.get("_parameters", {})
-        )
+def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:
+    """Returns what the parameters, buffers and gradients of modules are."""
+    known: Categories = {}
+    for module in modules:
+        statistics = isinstance(module, compat.NormWithStatistics)
+        for tensor in _own(module, "_buffers"):
+            state = statistics or _is_written(tensor, FEW)
+            _add(known, tensor, Category.PERSISTENT_STATE if state else Category.PARAMETER)
+        for tensor in _own(module, "_parameters"):
+            _add_with_gradient(known, tensor)
+    return known
 
 
-def _own(module: torch.nn.Module, kind: str) -> list[tuple[str, torch.Tensor]]:
-    found = module.__dict__.get(kind, {}).items()
-    return [(name, t) for name, t in list(found) if isinstance(t, torch.Tensor)]
+def _averages(
+    modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> Categories:
+    """Returns the parameters and buffers of moving averages of models."""
+    trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+    found: list[torch.Tensor] = []
+    of_trained = set()
+    candidates = []
+    for module in modules:
+        if isinstance(module, torch.optim.swa_utils.AveragedModel):
+            found += (*module.parameters(), *module.buffers())
+        named = list(module.named_parameters()) if trained else []
+        shapes = tuple((name, tuple(p.shape)) for name, p in named)
+        if any(id(p) in trained for _, p in named):
+            of_trained.add(shapes)
+        elif any(_is_written(p) for _, p in named):
+            candidates.append((module, shapes))
+    for module, shapes in candidates:
+        found += module.parameters() if shapes in of_trained else ()
+    known: Categories = {}
+    for tensor in found:
+        _add(known, tensor, Category.PERSISTENT_STATE)
+    return known
 
 
-def _is_written_often(tensor: torch.Tensor) -> bool:
-    return (compat.writes_to(tensor) or 0) >= MANY
+def _own(module: torch.nn.Module, kind: str) -> list[torch.Tensor]:
+    found = list(module.__dict__.get(kind, {}).values())
+    return [t for t in found if isinstance(t, torch.Tensor)]
 
 
-def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
+def _is_written(tensor: torch.Tensor, times: int = MANY) -> bool:
+    return (compat.writes_to(tensor) or 0) >= times
+
+
+def of_parameters(optimizer: torch.optim.Optimizer) -> Categories:
     """Returns what an optimizer is to step on, and its gradients."""
-    known: Known = {}
+    known: Categories = {}
     for group in optimizer.param_groups:
         for p in group["params"]:
             if isinstance(p, torch.Tensor):
@@ -239,25 +196,25 @@ def of_parameters(optimizer: torch.optim.Optimizer) -> Known:
     return known
 
 
-def of_state(optimizer: torch.optim.Optimizer) -> Known:
+def of_state(optimizer: torch.optim.Optimizer) -> Categories:
     """An optimizer's state."""
-    known: Known = {}
+    known: Categories = {}
     for state in list(optimizer.state.values()):
         for value in list(state.values()) if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
-                _add(known, value, Purpose.OPTIMIZER_STATE)
+                _add(known, value, Category.OPTIMIZER_STATE)
     return known
 
 
-def _add_with_gradient(known: Known, p: torch.Tensor) -> None:
-    _add(known, p, Purpose.PARAMETER)
+def _add_with_gradient(known: Categories, p: torch.Tensor) -> None:
+    _add(known, p, Category.PARAMETER)
     if p.grad is not None:
-        _add(known, p.grad, Purpose.GRADIENT)
+        _add(known, p.grad, Category.GRADIENT)
 
 
-def _add(known: Known, tensor: torch.Tensor, purpose: Purpose) -> None:
+def _add(known: Categories, tensor: torch.Tensor, category: Category) -> None:
     for address, _ in compat.memory_of(tensor, "cuda"):
-        known.setdefault(address, purpose)
+        known.setdefault(address, category)
 
 
 def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from memprof.profiler.model import Purpose, SourceFrame
+from memprof.profiler.model import Category, SourceFrame
 
 
 class Phase(str, Enum):
@@ -24,12 +24,12 @@ class Mark:
     Attributes:
         phase: what runs from here on.
         step: optimizer steps that have ended.
-        known: purposes of storages, by the address of their first byte, as far as looked for.
+        categories: of storages, by the address of their first byte, as far as looked for.
         line: of the program that waits in ``backward()`` from here on; None if not known.
         checkpointed: addresses of what is handed to a checkpointed function here.
         batch: bytes of each tensor of a batch that a DataLoader returns here.
         owners: classes of modules whose storages are, by address, as far as looked for.
-        often: addresses of what was written to often, as far as looked for.
+        written_often: addresses of what was written to often, as far as looked for.
         clears: whether cuBLAS's workspaces, and nothing else, are given back here.
         cut: whether what ran until here has raised.
         backwards: that have begun, that of this mark included.
@@ -38,11 +38,11 @@ class Mark:
 
     phase: Phase
     step: int
-    known: dict[int, Purpose] = field(default_factory=dict)
+    categories: dict[int, Category] = field(default_factory=dict)
     line: SourceFrame | None = None
     checkpointed: frozenset[int] = frozenset()
     batch: frozenset[int] = frozenset()
-    often: frozenset[int] = frozenset()
+    written_often: frozenset[int] = frozenset()
     owners: dict[int, str] = field(default_factory=dict)
     clears: bool = False
     cut: bool = False
@@ -51,7 +51,8 @@ class Mark:
 
     def forget(self) -> None:
         """Let go of what is noted in blocks by now."""
-        self.known, self.often, self.checkpointed = {}, frozenset(), frozenset()
+        self.categories = {}
+        self.written_often, self.checkpointed = frozenset(), frozenset()
         self.owners = {}
 
 

@@ -79,7 +79,7 @@ def _observe(device: int, wanted: int, allowed: int, free: int) -> None:
                 listener(OutOfMemoryEvent(device, wanted, allowed, free))
             except Exception as e:
                 # Below this stands C++ of torch's, which is about to raise the program's error.
-                said = "memprof failed at a device's out of memory: %s: %s. Please report this."
-                log.error(said, type(e).__name__, e)
+                text = "memprof failed at a device's out of memory: %s: %s. Please report this."
+                log.error(text, type(e).__name__, e)
     finally:
         _here.inside = False

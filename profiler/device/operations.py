@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .replay import Origin
+from .history import AutogradOrigin
 
 LOSS = "LogSoftmaxBackward0"
 """The operation that is given logits."""
@@ -100,14 +100,14 @@ def _kind(result: compat.Result) -> tuple[int, int]:
 
 def origins(
     backwards: Sequence[Backward], device: int, events: Sequence[Mapping[str, Any]], asked: int
-) -> dict[int, Origin]:
+) -> dict[int, AutogradOrigin]:
     """Returns where blocks of autograd's operations are from, of forwards and backwards, by their
     number among the requests in these events of the allocator. ``asked`` had been asked for by
     their end.
     """
     allocs = [e for e in events if e["action"] == "alloc"]
     first = asked - len(allocs)
-    found: dict[int, Origin] = {}
+    found: dict[int, AutogradOrigin] = {}
     lies_at: dict[int, int] = {}
     done = 0
     for backward in backwards:
@@ -119,11 +119,11 @@ def origins(
         frames = [() if at is None else allocs[at].get("frames", ()) for at in places]
         for o, at, raw in zip(of, places, frames, strict=True):
             if at is not None:
-                found[at] = Origin(o.name, raw, o.returned)
+                found[at] = AutogradOrigin(o.name, raw, o.returned)
         ran = [(count - first, number) for d, count, number in backward.ran if d == device]
         end = backward.ended.get(device, asked) - first
         for (begins, i), (ends, _) in pairwise([*ran, (end, 0)]):
-            origin = Origin(of[i].name, frames[i], of[i].given)
+            origin = AutogradOrigin(of[i].name, frames[i], of[i].given)
             found.update((n, origin) for n in range(max(begins, 0), ends))
     return found
 

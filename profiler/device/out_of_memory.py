@@ -23,18 +23,18 @@ from dataclasses import replace
 
 import torch
 
-from memprof.profiler.doing import current as doing_now
-from memprof.profiler.model import DeviceAccount, Failure, SourceFrame
+from memprof.profiler.model import AllocationFailure, DeviceAccount, SourceFrame
 from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.thread_activity import current_activity
 
 from . import _torch_compat as compat
 from .account import source_of
+from .allocator_session import AllocatorSession
 from .failure import explain_failure, reliefs
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
-from .present import unwatched_account, whose
-from .watch import Watch
+from .present import holder_rules, unwatched_account
 from .where import compiled_at, is_internal, where
 
 log = logging.getLogger("memprof")
@@ -42,11 +42,14 @@ log = logging.getLogger("memprof")
 PLACES = 64
 
 UNWATCHED = "(known with eager=True)"
-"""What to say of the line that asked for a block, where nobody followed the device."""
+"""Holder of a block whose holder was not found, where nobody followed the device."""
 
 
 Sink = Callable[[DeviceAccount], str]
 """Keeps a report; returns where, to be said in the log, or ""."""
+
+Writer = Callable[[DeviceAccount, list[str]], str]
+"""Returns the line of the log on a report that is kept in the files of these names."""
 
 
 class OutOfMemoryReports:
@@ -54,21 +57,21 @@ class OutOfMemoryReports:
 
     def __init__(self) -> None:
         self._sinks: list[Sink] = []
-        self._watches: list[Watch] = []
+        self._watches: list[AllocatorSession] = []
         self._counts: Counter[tuple[object, ...]] = Counter()
         self._lock = threading.Lock()
         self._busy = threading.Lock()
         self._listens = False
-        self._says = True
+        self._writer: Writer | None = None
         self._unserved = False
 
-    def start(self, *, says: bool = True) -> bool:
-        """Report from now on; False if that is so already. If it ``says`` so, each report is a line
+    def start(self, writer: Writer | None = None) -> bool:
+        """Report from now on; False if that is so already. With a ``writer`` each report is a line
         in the log, too."""
         with self._lock:
             if self._listens:
                 return False
-            self._listens, self._says = True, says
+            self._listens, self._writer = True, writer
         listen(self._failed)
         return True
 
@@ -77,7 +80,7 @@ class OutOfMemoryReports:
         self._unserved = True
         return added(self._sinks, sink)
 
-    def follow(self, watch: Watch) -> Callable[[], None]:
+    def follow(self, watch: AllocatorSession) -> Callable[[], None]:
         """Ask ``watch`` for what it knows of each block; what is returned ends that."""
         return added(self._watches, watch)
 
@@ -98,9 +101,6 @@ class OutOfMemoryReports:
             self._busy.release()
 
     def _report(self, event: OutOfMemoryEvent, count: int, earlier: int) -> None:
-        # Not imported before it is needed: it takes a quarter of a second.
-        from memprof.profiler.report.failure import in_a_line
-
         began = time.perf_counter()
         watch = next(reversed(self._watches), None)
         account = _account_of(event, watch)
@@ -112,8 +112,8 @@ class OutOfMemoryReports:
                 kept.append(sink(account))
             except Exception as e:
                 log.error("memprof cannot keep the report of an out of memory: %s", e)
-        if self._says:
-            log.warning("%s", in_a_line(account, [k for k in kept if k]))
+        if self._writer is not None:
+            log.warning("%s", self._writer(account, [k for k in kept if k]))
         log.debug("this report took %.3f s", time.perf_counter() - began)
 
     def forked(self) -> None:
@@ -136,7 +136,7 @@ def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
     return event.device, tuple(at for at in lines if not is_internal(at[0])), name
 
 
-def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
+def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> DeviceAccount:
     """Everything that is reserved on the device now, and why the request did not fit.
 
     To be called where the request fails, on the thread that made it. Takes host memory alone. With
@@ -147,12 +147,12 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
     segments = [s for s in segments if s["device"] == event.device]
     holders = Holders(also=operation)
     holders.name()
-    otherwise = whose(holders, segments)
+    holder_of = holder_rules(holders, segments)
     account = None
     requested = 0
     if watch is not None:
         try:
-            account, requested = watch.account_now(event.device, otherwise)
+            account, requested = watch.account_now(event.device, holder_of)
         except LookupError:
             pass
         except Exception as e:
@@ -160,11 +160,11 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
             log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)
     if account is None:
         look = Objects().of_process()
-        account = unwatched_account(event.device, segments, settings, look, otherwise)
+        account = unwatched_account(event.device, segments, settings, look, holder_of)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
-    doing = doing_now()
-    if doing is not None:
-        pool = doing.pool
+    activity = current_activity()
+    if activity is not None:
+        pool = activity.pool
     else:
         pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
     failure = explain_failure(
@@ -178,7 +178,7 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
         requested=requested,
     )
     _say_who_asked(failure, operation)
-    failure.doing = doing.what if doing is not None else ""
+    failure.activity = activity.what if activity is not None else ""
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
     expandable = any(s.get("is_expandable", False) for s in segments)
@@ -194,7 +194,7 @@ def _account_of(event: OutOfMemoryEvent, watch: Watch | None) -> DeviceAccount:
     return account
 
 
-def _say_who_asked(f: Failure, operation: object) -> None:
+def _say_who_asked(f: AllocationFailure, operation: object) -> None:
     at = where(list(_frames(sys._getframe())))
     compiled = compiled_at(at.generated)
     frame = compiled.frame or at.line

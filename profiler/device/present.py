@@ -17,25 +17,25 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import Category, DeviceAccount
+from memprof.profiler.model.address_ranges import has, merged
 
 from . import _torch_compat as compat
-from .account import Otherwise, explain
+from .account import HolderOf, explain
+from .history import AllocatorBlock, AllocatorHistory
 from .holders import Holders
-from .known import Look, Objects
+from .known import KnownMemory, Objects
 from .marks import Mark, Phase
-from .ranges import has, merged
-from .replay import Block, Replay
 from .totals import most, named, outside
 
 NOBODY = "(no Python object: libraries, C++)"
 """Holder of blocks whose holder was not found: workspaces, memory that C++ holds."""
 
 WORKSPACE = "(cuBLAS, by its size; no tensor has it)"
-"""The same of a block that has one of the sizes of its workspaces."""
+"""Holder of a block without one that has a size of cuBLAS's workspaces."""
 
 IN_POOL = "(a private pool: CUDA graphs)"
-"""The same in a pool of its own."""
+"""Holder of a block without one in a private pool of the allocator."""
 
 
 def present_accounts() -> list[DeviceAccount]:
@@ -53,21 +53,21 @@ def present_accounts() -> list[DeviceAccount]:
     holders = Holders()
     least = max(torch.cuda.memory_reserved(i) for i in used) // 100
     # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
-    # tensors may lie in it: those that CUDA graph trees keep for the next replay.
+    # tensors may lie in it: those that CUDA graph trees keep for the next history.
     used_ranges = merged(
         (b["address"], b["address"] + b["size"])
         for s in segments
         for b in s["blocks"]
         if b["state"] != "inactive"
     )
-    large = [h for h in holders.held if h.nbytes > least and h.address not in look.known]
+    large = [h for h in holders.held if h.nbytes > least and h.address not in look.categories]
     large = [h for h in large if has(used_ranges, h.address)]
     if large:
         holders.name(large)
     found = []
     for i in used:
         own = [s for s in segments if s["device"] == i]
-        account = unwatched_account(i, own, settings, look, whose(holders, own))
+        account = unwatched_account(i, own, settings, look, holder_rules(holders, own))
         account.present = True
         account.given_back = torch.cuda.max_memory_reserved(i) - account.reserved
         account.reserved += account.given_back
@@ -91,7 +91,7 @@ def optimizer_state() -> dict[str, int]:
     return dict(found)
 
 
-def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
+def holder_rules(holders: Holders, segments: Sequence[dict[str, Any]]) -> HolderOf:
     """Says of a block of these segments what its holder has it for."""
     private = merged(
         (s["address"], s["address"] + s["total_size"])
@@ -100,39 +100,39 @@ def whose(holders: Holders, segments: Sequence[dict[str, Any]]) -> Otherwise:
     )
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
-    def otherwise(block: Block) -> tuple[Purpose, str]:
-        found = holders.purpose(block)
+    def holder_of(block: AllocatorBlock) -> tuple[Category, str]:
+        found = holders.category(block)
         if found is not None:
             return found
         if block.requested in sizes:
-            return Purpose.WORKSPACE, WORKSPACE
-        return Purpose.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
+            return Category.WORKSPACE, WORKSPACE
+        return Category.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY
 
-    return otherwise
+    return holder_of
 
 
 def unwatched_account(
     device: int,
     segments: list[dict[str, Any]],
     settings: dict[str, Any],
-    look: Look,
-    otherwise: Otherwise,
+    look: KnownMemory,
+    holder_of: HolderOf,
 ) -> DeviceAccount:
     """The account of a device that nobody follows, now, with all segments that it has;
-    ``otherwise`` says whose a block is that ``look`` does not know."""
-    replay = Replay(settings)
-    replay.take_over(segments)
+    ``holder_of`` says whose a block is that ``look`` does not know."""
+    history = AllocatorHistory(settings)
+    history.take_over(segments)
     marks = [
         Mark(Phase.FORWARD, 0),
-        Mark(Phase.FORWARD, 0, look.gradients | look.known, often=look.often),
+        Mark(Phase.FORWARD, 0, look.gradients | look.categories, written_often=look.written_often),
     ]
-    replay.feed((), marks)
-    peak = replay.now()
+    history.feed((), marks)
+    peak = history.now()
     account = named(device)
     account.reserved = peak.reserved
     stats = torch.cuda.memory_stats(device)
     account.most_allocated = most(stats, "allocated")
     account.most_requested = most(stats, "requested")
-    explain(account, peak, marks, now=True, otherwise=otherwise)
+    explain(account, peak, marks, now=True, holder_of=holder_of)
     account.rows = [replace(r, detail="") for r in account.rows]
     return account

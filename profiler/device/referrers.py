@@ -39,7 +39,7 @@ WIDTH = 400
 """Objects whose referrers are asked for at once."""
 
 COMPILED = "local of compiled code"
-"""Where a variable of Inductor's code is."""
+"""Place of a variable of Inductor's code."""
 
 NODE, CIRCLE = "node of", "which its attribute"
 """Begin what is said of an object without a name: of the ``ctx`` of an ``autograd.Function``, which
@@ -55,7 +55,7 @@ MOST = 60
 """Characters of a key or a name."""
 
 
-class _Step(NamedTuple):
+class _Reference(NamedTuple):
     """One step upwards: ``holder`` has the object as ``how``."""
 
     holder: Any
@@ -63,7 +63,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Root:
+class _NamedRoot:
     """Something with a name of its own."""
 
     name: str
@@ -75,8 +75,8 @@ class Referrers:
     """Says who keeps objects alive, as things are when it is asked."""
 
     def __init__(self) -> None:
-        self._locals: dict[int, _Root] = {}
-        self._up: dict[int, list[_Step]] = {}
+        self._locals: dict[int, _NamedRoot] = {}
+        self._up: dict[int, list[_Reference]] = {}
         self._known: Mapping[int, tuple[Any, str]] = {}
 
     def chains(
@@ -132,7 +132,7 @@ class Referrers:
                 root = f"global of {os.path.basename(file)}"
                 for name, value in list(vars(module).items()):
                     if not _is(value, (types.ModuleType, types.FunctionType, type)):
-                        self._locals.setdefault(id(value), _Root(name, root))
+                        self._locals.setdefault(id(value), _NamedRoot(name, root))
 
     def _read_frame(self, frame: types.FrameType) -> None:
         code, file = frame.f_code, frame.f_code.co_filename
@@ -146,7 +146,7 @@ class Referrers:
         values = frame.f_locals
         for name, value in list(values.items()):
             nodes = nodes_of_buffer(file, name) if generated and _BUFFER.match(name) else ""
-            root = _Root(f"{name}: {nodes}" if nodes else name, where)
+            root = _NamedRoot(f"{name}: {nodes}" if nodes else name, where)
             self._locals.setdefault(id(value), root)
         _let_go(values, 4)
 
@@ -155,7 +155,7 @@ class Referrers:
         wanted = {id(x): x for x in frontier if id(x) not in self._up and id(x) not in self._locals}
         above: list[Any] = []
         for key in wanted:
-            self._up[key] = [_Step(*self._known[key])] if key in self._known else []
+            self._up[key] = [_Reference(*self._known[key])] if key in self._known else []
             above += (step.holder for step in self._up[key])
         ours = ours | {id(frontier), id(wanted)}
         if not wanted:
@@ -171,27 +171,27 @@ class Referrers:
                 continue
             for key, how in _as_what(holder, held):
                 if len(self._up[key]) < 8:
-                    self._up[key].append(_Step(holder, how))
+                    self._up[key].append(_Reference(holder, how))
             if self._root(holder, "") is None:
                 above.append(holder)
         return above
 
-    def _root(self, holder: Any, how: str) -> _Root | None:
+    def _root(self, holder: Any, how: str) -> _NamedRoot | None:
         """Returns what ``holder`` is if it has a name of its own."""
         if type(holder) is dict:
             name = holder.get("__name__")
             if "__builtins__" in holder or _is_module(holder, name):
                 file = holder.get("__file__")
                 of = os.path.basename(file) if isinstance(file, str) else str(name)
-                return _Root(how, f"global of {of}")
+                return _NamedRoot(how, f"global of {of}")
         if _is(holder, type):
-            return _Root(holder.__name__, f"class in {holder.__module__}", is_class=True)
+            return _NamedRoot(holder.__name__, f"class in {holder.__module__}", is_class=True)
         return None
 
     def _chain(self, x: Any, anyhow: bool = False) -> str:
         """The shortest way from ``x`` to a name; ``anyhow`` by keys, too, or else to a closure, to
         the ``ctx`` of an ``autograd.Function``, or into a circle."""
-        waiting: deque[tuple[Any, tuple[_Step, ...]]] = deque([(x, ())])
+        waiting: deque[tuple[Any, tuple[_Reference, ...]]] = deque([(x, ())])
         seen = {id(x)}
         otherwise: list[str] = []
         while waiting:
@@ -213,13 +213,13 @@ class Referrers:
                         otherwise.append(_in_words(None, way))
                     elif _is(step.holder, torch.autograd.function._ContextMethodMixin):
                         name = type(step.holder).__name__.removesuffix("Backward")
-                        otherwise.append(_in_words(_Root("ctx", f"{NODE} {name}", True), way))
+                        otherwise.append(_in_words(_NamedRoot("ctx", f"{NODE} {name}", True), way))
                 elif any(step.holder is s.holder for s in path) or step.holder is x:
                     otherwise.append(_of_circle(way, way if step.holder is x else way[::-1]))
         return next(filter(None, otherwise), "") if anyhow else ""
 
 
-def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
+def _in_words(root: _NamedRoot | None, path: tuple[_Reference, ...]) -> str:
     """A way, from the name downwards as a program would write it. What a function, a frame or an
     exception has begins a part of its own."""
     parts = [root.name] if root is not None else []
@@ -246,21 +246,21 @@ def _in_words(root: _Root | None, path: tuple[_Step, ...]) -> str:
     return ", held by ".join(reversed(parts))
 
 
-def _of_circle(way: tuple[_Step, ...], from_attribute: tuple[_Step, ...]) -> str:
+def _of_circle(way: tuple[_Reference, ...], from_attribute: tuple[_Reference, ...]) -> str:
     """A way that leads back to where it has been, from the first object of the program's on it; the
     attribute of that which leads back is the first name on ``from_attribute``."""
     for i, (holder, _) in enumerate(way):
         kind = type(holder)
         if kind.__module__.partition(".")[0] not in ("builtins", "collections", "torch"):
             how = next((s.how for s in from_attribute if s.how), "").strip(".[']")
-            return _in_words(_Root(kind.__name__, f"{CIRCLE} {how} keeps", True), way[: i + 1])
+            return _in_words(_NamedRoot(kind.__name__, f"{CIRCLE} {how} keeps", True), way[: i + 1])
     return ""
 
 
 _ITEM = re.compile(r"\['(\w+)'\]")
 
 
-def _of_function(function: types.FunctionType, below: tuple[_Step, ...]) -> str:
+def _of_function(function: types.FunctionType, below: tuple[_Reference, ...]) -> str:
     code = function.__code__
     cell = next((id(s.holder) for s in below if _is(s.holder, types.CellType)), None)
     cells = zip(function.__closure__ or (), code.co_freevars, strict=False)
@@ -319,7 +319,7 @@ _SILENT = (
     BaseException,
     type,
 )
-"""What goes without saying between an object and what has a name."""
+"""Classes of objects that are left out of a chain, between an object and one with a name."""
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _is_machinery(holder: Any) -> bool:
     ours."""
     if _is(holder, types.FrameType):
         return _is_ours(holder.f_code.co_filename)
-    return _is(holder, (types.ModuleType, _Step, _Root, Referrers))
+    return _is(holder, (types.ModuleType, _Reference, _NamedRoot, Referrers))
 
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .ranges import FreeRanges
+from memprof.profiler.model.address_ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
 """Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
@@ -18,7 +18,7 @@ _MOST_IN_PART = 512
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class AllocatorSegment:
     """A range of addresses that the allocator had from the device; an expandable one grows.
 
     Attributes:
@@ -39,23 +39,23 @@ class Segments:
     def __init__(self) -> None:
         self.reserved = 0
         self.free = FreeRanges()
-        self._by_address: dict[int, Segment] = {}
+        self._by_address: dict[int, AllocatorSegment] = {}
         self._starts = Ascending()
         self._looks = 0
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[AllocatorSegment]:
         return iter(self._by_address.values())
 
     def new_history(self) -> None:
         """It may look at as many free ranges as the last one."""
         self._looks = 0
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: AllocatorSegment) -> None:
         """Note a segment that was there before."""
         self._put(segment)
         self.reserved += segment.size
 
-    def at(self, address: int) -> Segment | None:
+    def at(self, address: int) -> AllocatorSegment | None:
         start = self._starts.last_up_to(address)
         if start is None:
             return None
@@ -75,7 +75,7 @@ class Segments:
             segment = before
             segment.size += size
         else:
-            segment = Segment(address, size, expandable)
+            segment = AllocatorSegment(address, size, expandable)
             self._put(segment)
         segment.pool = segment.pool or pool_id(pool)
         after = self._by_address.get(address + size) if expandable else None
@@ -94,7 +94,7 @@ class Segments:
         segment = self.at(address)
         if segment is None:
             return 1
-        strange = 0
+        contradictions = 0
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = self.free
@@ -109,22 +109,22 @@ class Segments:
             if tail < hole + whole:
                 free.add(tail, hole + whole - tail)
         else:
-            strange += 1
+            contradictions += 1
         segment.size = address - segment.address
         if segment.size == 0:
             self._forget(segment)
         if tail < end and tail in self._by_address:
-            strange += 1
+            contradictions += 1
         elif tail < end:
-            self._put(Segment(tail, end - tail, segment.expandable, segment.pool))
-        return strange
+            self._put(AllocatorSegment(tail, end - tail, segment.expandable, segment.pool))
+        return contradictions
 
-    def _put(self, segment: Segment) -> None:
+    def _put(self, segment: AllocatorSegment) -> None:
         if segment.address not in self._by_address:
             self._starts.add(segment.address)
         self._by_address[segment.address] = segment
 
-    def _forget(self, segment: Segment) -> None:
+    def _forget(self, segment: AllocatorSegment) -> None:
         del self._by_address[segment.address]
         self._starts.remove(segment.address)
 

@@ -39,7 +39,7 @@ _NO_PYTHON = re.compile(
 )
 """Files of frames of C++, which a history with ``stacks="all"`` has among those of Python."""
 _OWN = str(Path(os.path.abspath(__file__)).parents[2]) + os.sep
-"""Where memprof is, installed or not."""
+"""Folder that memprof is in, installed or not."""
 
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _TARGET = re.compile(r"^\s*(\w+) = ")

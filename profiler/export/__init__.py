@@ -23,7 +23,7 @@ FORMATS = {
     "memory-viz": "snapshot for pytorch.org/memory_viz",
     "json": "the whole profile as JSON, see --schema",
 }
-"""What ``export_profile`` can write, and what it is."""
+"""Formats that ``export_profile`` writes, each in a few words."""
 
 
 def export_profile(

@@ -18,80 +18,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-from ..device.ranges import BestFit
-from ..device.replay import ROUNDING, SMALL, segment_size
 from ..live import LiveItem
 from ..model import Profile
+from ..model.simulated_allocator import SegmentRange
 from ..trees import CallMode, call_modes
 
-_GAP = 2 << 20
-"""Left free between segments, so that memory of two is never one block."""
 _AT_THEIR_ADDRESSES = frozenset({CallMode.RECORD, CallMode.REPLAY, CallMode.REPLAY_OR_RUN})
 _Site = tuple[str | None, int]
 """Owner and line of the generated code."""
 
 
-class Segment(NamedTuple):
-    """A contiguous range of addresses."""
-
-    address: int
-    nbytes: int
-    small: bool = False  # it takes requests of at most 1 MiB, as no other does
-
-    def blocks(self, taken: Mapping[int, int]) -> Iterator[tuple[int, int, bool]]:
-        """(address, bytes, taken) of each part, in order and without gaps; ``taken``: bytes by
-        address."""
-        at, end = self.address, self.address + self.nbytes
-        for address in sorted(a for a in taken if self.address <= a < end):
-            if at < address:
-                yield at, address - at, False
-            yield address, taken[address], True
-            at = address + taken[address]
-        if at < end:
-            yield at, end - at, False
-
-
-class AddressSpace:
-    """Hands out made-up addresses from ``base`` on and takes them back.
-
-    Attributes:
-        segments: by address; never given back.
-        taken: bytes of what is handed out, by address.
-    """
-
-    def __init__(self, base: int) -> None:
-        self.segments: list[Segment] = []
-        self.taken: dict[int, int] = {}
-        self._next = base
-        self._free = {small: BestFit() for small in (True, False)}
-
-    def allocate(self, nbytes: int) -> tuple[int, Segment | None]:
-        """The address of a block of at least ``nbytes``, and the segment made for it, if any."""
-        size = -(-nbytes // ROUNDING) * ROUNDING
-        free = self._free[size <= SMALL]
-        address, made = free.best(size), None
-        if address is None:
-            made = Segment(self._next, segment_size(size), size <= SMALL)
-            self._next += made.nbytes + _GAP
-            self.segments.append(made)
-            address = made.address
-            free.add(address, made.nbytes)
-        room = free.take(address) or 0
-        if room > size:
-            free.add(address + size, room - size)
-        self.taken[address] = size
-        return address, made
-
-    def free(self, address: int) -> None:
-        """Give a block back."""
-        size = self.taken.pop(address)
-        self._free[size <= SMALL].give(address, size)
-
-
-class Pool:
+class RecordedPool:
     """The pool of the graph trees of one device, block by block.
 
     Attributes:
@@ -164,13 +102,13 @@ class Pool:
         )
 
 
-def _merged(ranges: set[tuple[int, int]]) -> list[Segment]:
+def _merged(ranges: set[tuple[int, int]]) -> list[SegmentRange]:
     """Segments as they were at their largest: recordings know those of their time."""
-    out: list[Segment] = []
+    out: list[SegmentRange] = []
     for address, nbytes in sorted(ranges):
         if out and address < out[-1].address + out[-1].nbytes:
             last = out.pop()
             nbytes = max(last.address + last.nbytes, address + nbytes) - last.address
             address = last.address
-        out.append(Segment(address, nbytes))
+        out.append(SegmentRange(address, nbytes))
     return out

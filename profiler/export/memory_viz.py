@@ -25,64 +25,44 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..attribution import Attribution, View
 from ..live import LiveItem
 from ..model import Category, Profile
+from ..model.allocator_rules import rounded
+from ..model.simulated_allocator import SimulatedAllocator
 from ..writing import Output
-from .addresses import AddressSpace, Pool
-from .walk import Block, Part, Walk
+from .addresses import RecordedPool
+from .walk import LiveBlock, Part, Walk
 
 _BASE = 1 << 44
 """Of made-up addresses, times the device's place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
-_NAMES = [
-    "action",
-    "addr",
-    "category",
-    "compile_context",
-    "frames",
-    "size",
-    "stream",
-    "time_us",
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "snapshot",
-    *(c.value for c in Category),
-]
-"""Strings that events repeat."""
 
-_BATCH = 1000
-"""Events that are held in memory at once."""
+
+_GAP = 2 << 20
+"""Bytes between segments that are made up, so that nobody takes two for one."""
 
 
 def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
-    """Write a snapshot, see ``export_profile``; segments are as they are after the last call."""
+    """Write a snapshot, see ``export_profile``; segments are as they are after the last call.
+
+    All events are in memory at once: of a long run export a part of the calls.
+    """
     index = device_index(part.devices)
-    out = _Pickle(file)
     labels = {g.id: g.label for g in profile.graphs}
-    traces = {index[d]: _Trace(part.walk(profile, d), labels, index[d]) for d in part.devices}
-    file.write(pickle.EMPTY_DICT + pickle.MARK)
-    # Keys of ours, which no reader looks at.
-    for key, strings in (("memprof_names", _NAMES), ("memprof_graphs", [*labels.values()])):
-        out.put(key)
-        out.put(strings, remember=True)
-    out.put("device_traces")
-    file.write(pickle.EMPTY_LIST)
-    for i in range(max(traces, default=-1) + 1):
-        out.put_list(traces[i].events() if i in traces else ())
-        file.write(pickle.APPEND)
-    out.put("segments")
-    out.put_list(segment for i in sorted(traces) for segment in traces[i].segments())
-    out.put("allocator_settings")
-    out.put({"memprof": "see docs/exports.md for what these addresses are"})
-    out.put("external_annotations")
-    out.put([])
-    file.write(pickle.SETITEMS + pickle.STOP)
+    traces = {index[d]: _DeviceTrace(part.walk(profile, d), labels, index[d]) for d in part.devices}
+    places = range(max(traces, default=-1) + 1)
+    snapshot = {
+        "device_traces": [list(traces[i].events()) if i in traces else [] for i in places],
+        "segments": [segment for i in sorted(traces) for segment in traces[i].segments()],
+        "allocator_settings": {"memprof": "see docs/exports.md for what these addresses are"},
+        "external_annotations": [],
+    }
+    # The newest protocol of which MemoryViz.js knows all that such values need.
+    pickle.dump(snapshot, file, protocol=4)
 
 
 def device_index(devices: Sequence[str]) -> dict[str, int]:
@@ -99,56 +79,7 @@ def device_index(devices: Sequence[str]) -> dict[str, int]:
     return out
 
 
-class _Pickle:
-    """A pickle that is written value by value: ``pickle.dump`` would want all events at once.
-
-    All of it is read by the unpickler of torch's MemoryViz.js, which knows few opcodes: no POP, no
-    GLOBAL, no REDUCE.
-    """
-
-    def __init__(self, file: Output) -> None:
-        self._file = file
-        self._pickler = pickle.Pickler(self, 2)
-        self._pickled = b""
-        self._known: dict[int, object] = {}
-        file.write(pickle.PROTO + b"\x02")
-
-    def write(self, pickled: bytes) -> None:
-        """For the pickler, once a value: that stands between PROTO and STOP."""
-        self._pickled = pickled[2:-1]
-
-    def put(self, value: object, *, remember: bool = False) -> None:
-        """Push a value. What is remembered, and all in it, is kept and referred to from then on."""
-        self._pickler.fast = not remember
-        self._pickler.dump(value)
-        self._file.write(self._pickled)
-
-    def put_list(self, values: Iterable[dict[str, Any]]) -> None:
-        """Push a list of dictionaries; their ``frames`` are remembered."""
-        self._file.write(pickle.EMPTY_LIST)
-        waiting: list[dict[str, Any]] = []
-        for value in values:
-            frames = value["frames"]
-            if frames and id(frames) not in self._known:
-                self._known[id(frames)] = frames
-                self._extend(waiting)
-                self.put(value, remember=True)
-                self._file.write(pickle.APPEND)
-            else:
-                waiting.append(value)
-                if len(waiting) == _BATCH:
-                    self._extend(waiting)
-        self._extend(waiting)
-
-    def _extend(self, values: list[dict[str, Any]]) -> None:
-        """Move values to the end of the list that is on top."""
-        self._pickler.fast = True
-        self._pickler.dump(values)
-        self._file.write(self._pickled.removeprefix(pickle.EMPTY_LIST))
-        values.clear()
-
-
-class _Trace:
+class _DeviceTrace:
     """The events of one device, and the segments after them."""
 
     def __init__(self, walk: Walk, labels: dict[int, str], device: int) -> None:
@@ -159,9 +90,9 @@ class _Trace:
         self._origin_ns = profile.perf_origin_ns
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._pool = Pool(profile, walk.timeline.device)
-        self._space = AddressSpace(_BASE * (device + 1))
-        self._at: dict[int, Block] = {}
+        self._pool = RecordedPool(profile, walk.timeline.device)
+        self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
+        self._at: dict[int, LiveBlock] = {}
         """By address."""
         self._addresses: dict[int, list[int]] = {}
         """Of the copies of each memory."""
@@ -190,7 +121,7 @@ class _Trace:
                 if not change.reuse:
                     own = self._pool.place(moment.call, block.item) if moment.instant > 0 else None
                     address, made = (
-                        self._space.allocate(block.nbytes) if own is None else (own, None)
+                        self._space.allocate(rounded(block.nbytes)) if own is None else (own, None)
                     )
                     if made is not None:
                         yield _plain("segment_alloc", made.address, made.nbytes, time_us)
@@ -199,7 +130,7 @@ class _Trace:
                 known = self._event(block)
                 yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
-    def _event(self, block: Block) -> dict[str, Any]:
+    def _event(self, block: LiveBlock) -> dict[str, Any]:
         """Returns what events of a block have in common."""
         if block.number not in self._known:
             self._known[block.number] = {

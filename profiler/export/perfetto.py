@@ -38,7 +38,9 @@ def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> Non
     """
     for profile in profiles:
         part.calls(profile)
-    traces = [_Trace(p, rank if len(profiles) > 1 else None) for rank, p in enumerate(profiles)]
+    traces = [
+        _ProcessTrace(p, rank if len(profiles) > 1 else None) for rank, p in enumerate(profiles)
+    ]
     base = 0
     if all(p.perf_origin_ns for p in profiles):
         base = min((t.base + t.profile.perf_origin_ns for t in traces), default=0)
@@ -57,7 +59,7 @@ def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> Non
     file.write(b"\n]}\n")
 
 
-class _Trace:
+class _ProcessTrace:
     """The events of one process; of several it has a ``rank``."""
 
     def __init__(self, profile: Profile, rank: int | None) -> None:

@@ -23,7 +23,7 @@ _COLUMNS = {
     "operations": "operation:int parent:int path lane start_ns:int end_ns:int failed:bool "
     "tensor_bytes_before:int tensor_bytes_after:int device bytes_before:int bytes_after:int "
     "peak_bytes:int",
-    "account": "device purpose detail nbytes:int blocks:int compiled:bool modules nodes file "
+    "account": "device category detail nbytes:int blocks:int compiled:bool modules nodes file "
     "line:int code",
 }
 """Columns of each table, each with its type; text where none is named."""
@@ -159,7 +159,7 @@ def _account(profile: Profile, devices: Sequence[str]) -> Rows:
             continue
         for r in a.rows:
             yield (
-                a.device, r.purpose.value, r.detail or None, r.nbytes, r.count, r.compiled,
+                a.device, r.category.value, r.detail or None, r.nbytes, r.count, r.compiled,
                 r.modules or None, r.nodes or None, *_source(r.frame),
             )  # fmt: skip
         for name, _, nbytes in a.other_parts():

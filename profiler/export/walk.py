@@ -32,7 +32,7 @@ AFTER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LiveBlock:
     """Live memory as one description has it."""
 
     number: int  # of the description, from 0 in order of first appearance in a walk
@@ -44,12 +44,12 @@ class Block:
         return self.item.storage.nbytes
 
 
-class Change(NamedTuple):
+class BlockChange(NamedTuple):
     """The blocks that are gone after a moment, and those that are new. With ``reuse`` these are one
     of each and the same memory, which changes owner and stays where it is."""
 
-    freed: tuple[Block, ...] = ()
-    allocated: tuple[Block, ...] = ()
+    freed: tuple[LiveBlock, ...] = ()
+    allocated: tuple[LiveBlock, ...] = ()
     reuse: bool = False
 
 
@@ -59,15 +59,15 @@ class Moment(NamedTuple):
     time_ns: int  # clock of ``CallColumns``; never less than that of the moment before
     call: int  # index in the call log
     instant: int  # of the call's program, or ``AFTER``
-    change: Change  # what happens
+    change: BlockChange  # what happens
 
 
-class _Inside(NamedTuple):
+class _CallChanges(NamedTuple):
     """Describes what all calls of a kind share."""
 
     entry: Sequence[LiveItem]
-    events: Sequence[Change]
-    exit: Change
+    events: Sequence[BlockChange]
+    exit: BlockChange
     after: Sequence[LiveItem]
 
 
@@ -112,11 +112,11 @@ class Walk:
     def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
         self.timeline = timeline
         self.calls = Part((), first, last).calls(timeline.profile)
-        self.blocks: list[Block] = []
-        self._block_of: dict[LiveItem, Block] = {}
+        self.blocks: list[LiveBlock] = []
+        self._block_of: dict[LiveItem, LiveBlock] = {}
         self._memories: dict[tuple[int, int | Storage], int] = {}
-        self._inside: dict[int, _Inside] = {}
-        self._between: dict[tuple[int, int], Change] = {}
+        self._inside: dict[int, _CallChanges] = {}
+        self._between: dict[tuple[int, int], BlockChange] = {}
 
     def __iter__(self) -> Iterator[Moment]:
         previous = -1
@@ -144,18 +144,18 @@ class Walk:
             before = max(calls.end_ns[call], start)
             yield call, start, before - start
 
-    def _look_inside(self, call: int) -> _Inside:
+    def _look_inside(self, call: int) -> _CallChanges:
         timeline = self.timeline
         entry, after = timeline.live_at(call, 0).items, timeline.live_after(call)
         events = []
         for before, then in timeline.changes(call):
             freed = (self._block(before),) if before is not None and before.nbytes else ()
             allocated = (self._block(then),) if then is not None and then.nbytes else ()
-            events.append(Change(freed, allocated, reuse=bool(freed and allocated)))
+            events.append(BlockChange(freed, allocated, reuse=bool(freed and allocated)))
         leaving = timeline.live_at(call, len(events)).items
-        return _Inside(entry, events, self._difference(leaving, after), after)
+        return _CallChanges(entry, events, self._difference(leaving, after), after)
 
-    def _block(self, item: LiveItem) -> Block:
+    def _block(self, item: LiveItem) -> LiveBlock:
         if item.count != 1:
             item = replace(item, count=1)
         found = self._block_of.get(item)
@@ -163,25 +163,25 @@ class Walk:
             s = item.storage
             memory = (item.graph, s) if s.identity is None else (s.identity, s.nbytes)
             number = self._memories.setdefault(memory, len(self._memories))
-            found = self._block_of[item] = Block(len(self.blocks), number, item)
+            found = self._block_of[item] = LiveBlock(len(self.blocks), number, item)
             self.blocks.append(found)
         return found
 
-    def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> Change:
+    def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> BlockChange:
         """Returns what leads from one live set to another."""
         # Nearly all of it is persistent memory, which is one object in all live sets.
         same = {id(item) for item in before}.intersection(map(id, after))
-        left: dict[int, list[Block]] = {}
+        left: dict[int, list[LiveBlock]] = {}
         for item in before:
             if item.nbytes and id(item) not in same:
                 block = self._block(item)
                 left.setdefault(block.memory, []).extend([block] * item.count)
-        allocated: list[Block] = []
+        allocated: list[LiveBlock] = []
         for item in after:
             if item.nbytes and id(item) not in same:
                 block = self._block(item)
                 known = left.get(block.memory, [])
-                stays = min(len(known), item.count)
-                del known[len(known) - stays :]
-                allocated += [block] * (item.count - stays)
-        return Change(tuple(b for blocks in left.values() for b in blocks), tuple(allocated))
+                kept = min(len(known), item.count)
+                del known[len(known) - kept :]
+                allocated += [block] * (item.count - kept)
+        return BlockChange(tuple(b for blocks in left.values() for b in blocks), tuple(allocated))

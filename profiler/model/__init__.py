@@ -6,6 +6,7 @@ from .category import *
 from .dataflow import *
 from .device import *
 from .graph import *
+from .held import *
 from .ledger import *
 from .profile import *
 from .program import *

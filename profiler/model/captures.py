@@ -4,71 +4,14 @@ in."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
+from .held import Held
 from .limits import Count, Int
 from .provenance import SourceFrame
 
 
-class Fate(str, Enum):
-    """Describes what became of memory that a capture asked for."""
-
-    SCRATCH = "scratch"
-    """Let go of within the capture: later captures into the pool take the same place."""
-    GIVEN_BACK = "given_back"
-    """Let go of after it: an output that nobody keeps."""
-    HELD = "held"
-    """There still, and a tensor in Python refers to it: an output, a buffer."""
-    WORKSPACE = "workspace"
-    """There still, held by nobody in Python, and of the size of cuBLAS's workspace, which torch
-    allocates once for each handle and stream: in the first capture that needs it."""
-    UNEXPLAINED = "unexplained"
-    """There still, and nobody in Python refers to it."""
-    KEPT = "kept"
-    """There when the last capture had ended. All graphs of the pool have been deleted since, and
-    nobody looked at who held it."""
-
-    @property
-    def label(self) -> str:
-        return _LABELS.get(self, self.value.replace("_", " "))
-
-    @property
-    def stays(self) -> bool:
-        """Tells whether it is there after the capture, and no other capture can have its place."""
-        return self not in (Fate.SCRATCH, Fate.GIVEN_BACK)
-
-
-_LABELS = {
-    Fate.GIVEN_BACK: "given back after the capture",
-    Fate.HELD: "held by a tensor",
-    Fate.WORKSPACE: "cuBLAS workspace, by its size",
-    Fate.UNEXPLAINED: "held by nobody in Python",
-    Fate.KEPT: "kept as long as there were graphs",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureRow:
-    """Blocks of one fate that the same text asked for, and the bytes that were asked for.
-
-    Attributes:
-        modules: classes whose ``forward`` was running, outermost first, ``a > b``.
-        frame: innermost of the program; None where no Python was running.
-        nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
-        compiled: whether Inductor's code asked.
-    """
-
-    fate: Fate
-    nbytes: Int
-    count: Int
-    modules: str = ""
-    frame: SourceFrame | None = None
-    nodes: str = ""
-    compiled: bool = False
-
-
 @dataclass(slots=True)
-class CapturedGraph:
+class GraphCapture:
     """One capture of a CUDA graph. Bytes are those of blocks in its pool, rounding included.
 
     Attributes:
@@ -112,8 +55,8 @@ class CapturedGraph:
     stays: Int = 0
     grew: Int = 0
     cost: Int | None = None
-    at_peak: list[CaptureRow] = field(default_factory=list)
-    left: list[CaptureRow] = field(default_factory=list)
+    at_peak: list[Held] = field(default_factory=list)
+    left: list[Held] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +100,11 @@ class GraphPool:
     most_reserved: Int = 0
     at_end: Int = 0
     gone: bool = False
-    graphs: list[CapturedGraph] = field(default_factory=list)
+    graphs: list[GraphCapture] = field(default_factory=list)
     grew_outside: Int = 0
     shares: list[SharedBytes] = field(default_factory=list)
     other_shares: Int = 0
-    outside: list[CaptureRow] = field(default_factory=list)
+    outside: list[Held] = field(default_factory=list)
     live_outside: Int = 0
     unused: Int = 0
     notes: list[str] = field(default_factory=list)

@@ -1,12 +1,12 @@
 """Describes what a byte is for.
 
-Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory profile; ``OUTPUT``,
-``CONSTANT``, ``PERSISTENT_STATE`` and ``CHECKPOINTED_INPUT`` exist only for compiled code, whose
-call boundaries make them visible, and ``UNKNOWN`` is the honest remainder.
+Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory profile. ``UNKNOWN``
+is the honest remainder.
 
 Note [How a category is decided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-From what AOTAutograd and Dynamo know of a value, never from its name:
+Of compiled code from what AOTAutograd and Dynamo know of a value, never from its name; of blocks of
+a device's allocator by Note [How a block gets its category] in ``profiler/device/account.py``.
 
 * PERSISTENT_STATE: a buffer of a module that the graph writes to (running statistics, a cache of
   keys and values), or such an input that the program has marked as staying where it is
@@ -33,7 +33,11 @@ from enum import Enum
 
 
 class Category(str, Enum):
-    """Describes what a storage is for."""
+    """Describes what a storage, or a block of an allocator, is for.
+
+    ``AUTOGRAD_DETAIL`` and ``CONSTANT`` are of compiled code alone, those from ``DATALOADER_BATCH``
+    on of blocks of an allocator alone.
+    """
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -46,6 +50,16 @@ class Category(str, Enum):
     CONSTANT = "constant"
     PERSISTENT_STATE = "persistent_state"
     CHECKPOINTED_INPUT = "checkpointed_input"
+    DATALOADER_BATCH = "dataloader_batch"
+    """A copy on the device of what a DataLoader returned."""
+    COMMUNICATION_BUFFER = "communication_buffer"
+    """A buffer that DDP or FSDP sends from or receives into."""
+    TENSOR = "tensor"
+    """Of a tensor that the program holds, where nobody watched what it was made for."""
+    ALLOCATED = "allocated"
+    """Of a block of which is known who asked for it and not what for, as in a snapshot."""
+    WORKSPACE = "workspace"
+    """Of cuBLAS, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"
 
     @property

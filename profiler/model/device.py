@@ -7,7 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .limits import Count, Int, Positive
+from .category import Category
+from .held import Held
+from .limits import Count, Int
 from .provenance import SourceFrame
 
 
@@ -43,7 +45,7 @@ class Relief:
 
 
 @dataclass(slots=True)
-class Failure:
+class AllocationFailure:
     """An allocation that failed, and the room there was at that moment. Bytes everywhere.
 
     Attributes:
@@ -58,12 +60,12 @@ class Failure:
         largest_free: largest piece of these that could have served a request of its size.
         free_of_streams: inside segments of other streams, or freed while a stream may still use it.
         free_of_pools: inside segments of pools that the request cannot use.
-        frame, modules, nodes: as in ``AccountRow``.
+        frame, modules, nodes: as in ``Held``.
         graph: label of the compiled graph, e.g. ``0/0 forward``; empty for eager code.
         operation: of autograd whose backward was running, e.g. ``MulBackward0``; else empty.
         called_from: line of the call of ``backward()`` in which that was; None if not known.
-        doing: what memprof was about, e.g. ``recording 0/0 forward as a CUDA graph``, so that the
-            call is made again without; else empty.
+        activity: what memprof did, e.g. ``recording 0/0 forward as a CUDA graph``, so that the call
+            is made again without; else empty.
         thread: its name.
         time_ns: ``time.time_ns()``.
         count: how often a request of this place has failed by then, this time included.
@@ -87,7 +89,7 @@ class Failure:
     graph: str = ""
     operation: str = ""
     called_from: SourceFrame | None = None
-    doing: str = ""
+    activity: str = ""
     thread: str = ""
     time_ns: Int = 0
     count: Int = 1
@@ -98,93 +100,6 @@ class Failure:
         """Bytes that the allocator, with so many ``reserved``, could still get: what the device had
         left, within the limit."""
         return min(self.device_free, max(0, self.limit - reserved) if self.limit else sys.maxsize)
-
-
-BEFORE = "from before the session"
-"""``AccountRow.detail`` of blocks that were there when somebody began to watch."""
-
-RECOMPUTED = "recomputed"
-"""The same of activations that a backward computes again, which nobody would save by doing so."""
-
-
-LOGITS = "logits"
-"""Begins ``AccountRow.detail`` of what a loss was given or made of it, before its shape."""
-
-
-class Purpose(str, Enum):
-    """Describes what a reserved byte is for. The first ones mean what ``Category`` calls so: Note
-    [How a purpose is decided] in ``profiler/device/account.py``."""
-
-    PARAMETER = "parameter"
-    GRADIENT = "gradient"
-    OPTIMIZER_STATE = "optimizer_state"
-    ACTIVATION = "activation"
-    TEMPORARY = "temporary"
-    INPUT = "input"
-    OUTPUT = "output"
-    PERSISTENT_STATE = "persistent_state"
-    """Written to and kept from step to step: caches of keys and values, running statistics, moving
-    averages of a model. Note [What counts as persistent state] in ``profiler/device/known.py``."""
-    CHECKPOINTED_INPUT = "checkpointed_input"
-    """Handed to a checkpointed function, and kept so that the backward can run it again."""
-    DATALOADER_BATCH = "dataloader_batch"
-    """A copy on the device of what a DataLoader returned."""
-    COMMUNICATION_BUFFER = "communication_buffer"
-    """What DDP and FSDP send from and receive into."""
-    TENSOR = "tensor"
-    """Of a tensor that the program holds, where nobody watched what it was made for."""
-    ALLOCATED = "allocated"
-    """Of a block in a snapshot of the allocator, which says who asked for it and not what for."""
-    WORKSPACE = "workspace"
-    """Of cuBLAS, which torch allocates once for each handle and stream."""
-    UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Purpose | None:
-        # What 0.2.0 called it at first: files of that time are still read.
-        return cls.PERSISTENT_STATE if value == "state" else None
-
-    @property
-    def label(self) -> str:
-        return self.value.replace("_", " ")
-
-
-@dataclass(frozen=True, slots=True)
-class AccountRow:
-    """Blocks of one purpose that the same text asked for.
-
-    Attributes:
-        nbytes, count: that were asked for, in so many blocks.
-        modules: classes whose ``forward`` was running, outermost first, ``a > b``; outside of those
-            of the module whose own it is, a parameter say; empty of others.
-        frame: the line of the program that asked; None where no Python was running, or nobody
-            watched. Of autograd's threads it is the line of the forward that the operation is of,
-            or where that is not known the one that waits for them in ``backward()``: ``waits``.
-        nodes: FX nodes of the kernel that first uses such a block; of autograd's threads the
-            operation, e.g. ``MmBackward0``; else empty for eager code.
-        compiled: whether Inductor's code asked.
-        detail: more on the purpose, such as ``all-gathered by FSDP``; mostly empty.
-        holder: who has them, where that was asked and the history does not tell what they are;
-            mostly empty.
-        library: the line of an installed package that ``frame`` called for that; None if none was.
-    """
-
-    purpose: Purpose
-    nbytes: Count
-    count: Positive
-    modules: str = ""
-    frame: SourceFrame | None = None
-    nodes: str = ""
-    compiled: bool = False
-    detail: str = ""
-    holder: str = ""
-    waits: bool = False
-    library: SourceFrame | None = None
-
-    @property
-    def what(self) -> str:
-        """The purpose and its detail in words, for reports."""
-        return self.purpose.label + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +135,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request, in bytes, that the allocator could not serve, with its place as in ``AccountRow``,
+    """A request, in bytes, that the allocator could not serve, with its place as in ``Held``,
     and how often."""
 
     nbytes: Int
@@ -286,7 +201,7 @@ class DeviceAccount:
     most_allocated: Int = 0
     step: Int = 0
     phase: str = ""
-    rows: list[AccountRow] = field(default_factory=list)
+    rows: list[Held] = field(default_factory=list)
     rounding: Int = 0
     awaiting: Int = 0
     pools: list[PoolShare] = field(default_factory=list)
@@ -298,7 +213,7 @@ class DeviceAccount:
     elapsed_ns: Int = 0
     ended: str = ""
     notes: list[str] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: AllocationFailure | None = None
     present: bool = False
     given_back: Int = 0
     snapshot: bool = False
@@ -352,12 +267,12 @@ class DeviceAccount:
     def parts(self) -> list[tuple[str, int]]:
         """Returns what ``reserved`` is made of, in words and bytes; all of it, in the order of a
         report."""
-        found = [(p.label, n) for p, n in self.by_purpose().items()]
+        found = [(p.label, n) for p, n in self.by_category().items()]
         return found + [(words, nbytes) for _, words, nbytes in self.other_parts()]
 
-    def by_purpose(self) -> dict[Purpose, int]:
-        """Bytes of ``rows`` by purpose, largest first."""
-        found: Counter[Purpose] = Counter()
+    def by_category(self) -> dict[Category, int]:
+        """Bytes of ``rows`` by category, largest first."""
+        found: Counter[Category] = Counter()
         for r in self.rows:
-            found[r.purpose] += r.nbytes
+            found[r.category] += r.nbytes
         return dict(found.most_common())

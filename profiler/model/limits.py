@@ -11,8 +11,8 @@ from msgspec import Meta
 LARGEST = (1 << 63) - 1
 
 Int = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
-"""What may be less than nothing, as a difference is, or -1 where there is none."""
+"""A number that may be less than nothing, as a difference is, or -1 where there is none."""
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 """Bytes, positions, instants, how many of something."""
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
-"""How often something was, of which nobody would speak if it had not been."""
+"""A count of something that would have no row if there were none."""

@@ -10,6 +10,7 @@ from .captures import GraphPool
 from .dataflow import DataFlowColumns
 from .device import DeviceAccount
 from .graph import GraphRecord
+from .held import Held
 from .ledger import LedgerEntry
 from .limits import LARGEST, Count, Int, Positive
 from .provenance import SourceFrame
@@ -60,19 +61,6 @@ class GrowthSource(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthPart:
-    """Describes what grows, of one line: bytes that are held, in so many blocks or tensors;
-    ``what`` they are for, or the FX node that made them; and who made them, as in ``AccountRow``.
-    """
-
-    nbytes: Int
-    count: Int
-    what: str = ""
-    frame: SourceFrame | None = None
-    modules: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Growth:
     """Memory that is held and grows; see Note [What counts as growth] in ``growth.py``.
 
@@ -86,7 +74,7 @@ class Growth:
             empty if nobody with a name was found.
         frame: line that made what is held, or where that is a graph of autograd, the tensor at its
             end; None if not known.
-        parts: most bytes first.
+        parts: what is held, most bytes first.
     """
 
     source: GrowthSource
@@ -98,11 +86,11 @@ class Growth:
     steps: Int
     holder: str = ""
     frame: SourceFrame | None = None
-    parts: tuple[GrowthPart, ...] = ()
+    parts: tuple[Held, ...] = ()
 
 
 FORMAT = "memprof-profile"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model import DeviceAccount, Failure, SourceFrame, WhyNot
+from ..model import AllocationFailure, DeviceAccount, SourceFrame, WhyNot
 from .format import format_bytes, shorten_path
 from .section import Show
 
@@ -14,13 +14,13 @@ def place(frame: SourceFrame | None) -> str:
     return f"{shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
 
 
-def asked(f: Failure, show: Show) -> str:
+def asked(f: AllocationFailure, show: Show) -> str:
     if f.requested:
         return show(f.requested)
     return f"up to {show(f.wanted)}"
 
 
-def asker(f: Failure) -> str:
+def asker(f: AllocationFailure) -> str:
     """Returns who asked, in a phrase that follows a verb."""
     called_from = f.called_from if f.called_from != f.frame else None
     parts = (
@@ -29,11 +29,11 @@ def asker(f: Failure) -> str:
         ("in the backward() of", place(called_from)),
         ("in", f.graph or f.modules),
     )
-    said = " ".join(f"{how} {what}" for how, what in parts if what)
-    return said or f"by C++ code in the thread {f.thread or 'of nobody'}"
+    text = " ".join(f"{how} {what}" for how, what in parts if what)
+    return text or f"by C++ code in the thread {f.thread or 'of nobody'}"
 
 
-def why(a: DeviceAccount, f: Failure, show: Show) -> str:
+def why(a: DeviceAccount, f: AllocationFailure, show: Show) -> str:
     """Why the request did not fit, in a sentence without its stop."""
     wanted, free = show(f.wanted), show(f.left(a.reserved))
     limit = show(f.limit or a.total)
@@ -62,13 +62,13 @@ def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
     assert f is not None
     text = f"Out of memory on {account.device}: {asked(f, format_bytes)} asked for {asker(f)}"
     text += f"; {why(account, f, format_bytes)}"
-    largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_purpose().items()][:3]
+    largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_category().items()][:3]
     if largest:
         text += f". Live: {', '.join(largest)}"
     if f.reliefs:
         text += f". Most would help: {f.reliefs[0].change} ({format_bytes(f.reliefs[0].nbytes)})"
-    if f.doing:
-        text += f". It was {f.doing}: the call is made again without"
+    if f.activity:
+        text += f". It was {f.activity}: the call is made again without"
     if f.count > 1:
         text += f". The {f.count:,}th time here"
     more = f"memprof report {' or '.join(kept)}" if kept else ""

@@ -59,29 +59,13 @@ class DataFlowPeak:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationRow:
-    path: str  # names from the root, joined by ``/``
-    count: int  # invocations that ended; ``failed`` of them with an exception
-    failed: int
-    total_ns: int  # time in all of them
-    tensor_bytes: int  # what live tensors grew by, all of them together
-    peaks: dict[str, int]  # the most bytes inside an invocation, by device
+class TrackerPeaks:
+    """The most bytes that the tracker's snapshots have."""
 
-
-@dataclass(frozen=True, slots=True)
-class TrackerSummary:
-    # state, reason: how it ended
-    state: str
-    reason: str
-    span_ns: int  # from its start to its end
     snapshots: int  # that are in the profile
-    tensors: int  # the most bytes that live Python tensors referred to, all devices
-    resident: int | None  # the most bytes that were resident, None if unknown
-    devices: dict[str, int | None]  # the most bytes of each device's allocator, None if unknown
-    operations: list[OperationRow]  # most time first
-    problems: list[str]  # of the tracker itself
-    # the largest tensors at the snapshot with most in tensors of those that have any described
-    largest: list[model.TensorInfo]
+    tensors: int  # that live Python tensors referred to, all devices
+    resident: int | None  # that were resident, None if unknown
+    devices: dict[str, int | None]  # of each device's allocator, None if unknown
 
 
 def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
@@ -114,7 +98,8 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
     return out
 
 
-def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None:
+def tracker_peaks(record: model.TrackerRecord | None) -> TrackerPeaks | None:
+    """Returns the peaks of the snapshots of a record; None without one."""
     if record is None:
         return None
     devices: dict[str, int | None] = {}
@@ -124,32 +109,20 @@ def tracker_summary(record: model.TrackerRecord | None) -> TrackerSummary | None
             highest = memory.allocated_bytes if highest is None else highest
             devices[name] = known if highest is None else max(known or 0, highest)
     resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
-    operations = []
-    for i, o in enumerate(record.operation_summary):
-        peaks = {name: d.max_peak for name, d in o.devices.items() if d.measured}
-        figures = (o.count, o.failed, o.total_ns, o.tensor_bytes_delta)
-        operations.append(OperationRow(record.path(i), *figures, peaks))
-    about, described = record.metadata, record.most_described()
-    return TrackerSummary(
-        state=about.state.value,
-        reason=about.reason,
-        span_ns=max(0, about.end_ns - about.start_ns),
+    return TrackerPeaks(
         snapshots=len(record.snapshots),
         tensors=max((s.total_bytes for s in record.snapshots), default=0),
         resident=max(resident, default=None),
         devices=dict(sorted(devices.items())),
-        operations=sorted(operations, key=lambda o: -o.total_ns),
-        problems=about.problems,
-        largest=list(described.largest) if described is not None else [],
     )
 
 
-_LASTING = {
-    model.Purpose.PARAMETER: model.Category.PARAMETER,
-    model.Purpose.PERSISTENT_STATE: model.Category.PERSISTENT_STATE,
-    model.Purpose.OPTIMIZER_STATE: model.Category.OPTIMIZER_STATE,
-}
-"""What is there all the time, under the names of both sources."""
+_LASTING = (
+    model.Category.PARAMETER,
+    model.Category.PERSISTENT_STATE,
+    model.Category.OPTIMIZER_STATE,
+)
+"""Categories of memory that is there all the time."""
 
 EAGER = "eager tensors: made or kept outside of compiled calls"
 ROUNDING = "rounding: blocks are larger than what was asked for"
@@ -182,32 +155,30 @@ def device_peak(
     ``compiled`` were the bytes at the peak of compiled code there, ``kept`` those that libraries
     allocated in that call and did not give back, of which the live ones know nothing.
     """
-    now = account.by_purpose()
-    found: dict[str, int] = {}
-    for purpose, category in _LASTING.items():
-        found[purpose.label] = max(now.get(purpose, 0), compiled.get(category, 0))
-    state, parameter = model.Purpose.PERSISTENT_STATE, model.Purpose.PARAMETER
-    of_graphs = sum(compiled.get(_LASTING[p], 0) for p in (state, parameter))
+    now = account.by_category()
+    found = {c.label: max(now.get(c, 0), compiled.get(c, 0)) for c in _LASTING}
+    state, parameter = model.Category.PERSISTENT_STATE, model.Category.PARAMETER
+    of_graphs = compiled.get(state, 0) + compiled.get(parameter, 0)
     both = max(now.get(state, 0) + now.get(parameter, 0), of_graphs)
     found[parameter.label] = both - found[state.label]
-    found[model.Purpose.WORKSPACE.label] = now.get(model.Purpose.WORKSPACE, 0)
+    found[model.Category.WORKSPACE.label] = now.get(model.Category.WORKSPACE, 0)
     for category, nbytes in compiled.items():
-        if category not in _LASTING.values():
+        if category not in _LASTING:
             found[category.label] = nbytes
-    unknown_to_graphs = min(now.get(state, 0) - compiled.get(_LASTING[state], 0), both - of_graphs)
+    unknown_to_graphs = min(now.get(state, 0) - compiled.get(state, 0), both - of_graphs)
     for passed in (model.Category.INPUT, model.Category.OUTPUT):
         if (same := min(unknown_to_graphs, found.get(passed.label, 0))) > 0:
             unknown_to_graphs -= same
             found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (model.Purpose.TENSOR, model.Purpose.DATALOADER_BATCH))
+    tensors = sum(now.get(p, 0) for p in (model.Category.TENSOR, model.Category.DATALOADER_BATCH))
     counted = sum(found.get(c.label, 0) for c in (model.Category.INPUT, model.Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())
     # Some of them may be the same, and all may have been asked for when less was there.
-    beyond = max(0, kept - found[model.Purpose.WORKSPACE.label])
+    beyond = max(0, kept - found[model.Category.WORKSPACE.label])
     if beyond <= unattributed:
-        found[model.Purpose.WORKSPACE.label] += beyond
+        found[model.Category.WORKSPACE.label] += beyond
         unattributed -= beyond
     if unattributed < 0:
         return None

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from .. import model
-from .._programs import PreparedProgram
 from ..advice import Finding, advise
 from ..attribution import Attribution, Breakdown, Coverage, ModuleNode, View, module_tree
 from ..devices import main_device, most_called, peak_bytes, timelines
@@ -26,7 +25,7 @@ _MADE = (model.LedgerKind.COMPILED, model.LedgerKind.CACHE_HIT, model.LedgerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class LivePeak:
     """The instant with the most known live bytes."""
 
     nbytes: int  # live bytes
@@ -72,11 +71,6 @@ class GraphRow:
     peak: int | None  # the most bytes live inside a call, inputs included
     saved: int | None  # bytes left for the backward
     unobserved: str | None  # why some calls have no program, None if all have
-    mutates: tuple[str, ...]  # names of the inputs that a call writes to
-    aliases: tuple[str, ...]  # names of the inputs that it returns, as they are or as views
-    # bytes of saved activations that nobody else holds, so that it may overwrite them; None if no
-    # call was observed
-    donated: int | None
     waiting: int  # calls of a forward that had no backward
 
 
@@ -110,7 +104,7 @@ class Summary:
     dropped_calls: int
     unobserved_calls: int
     span_ns: int  # from the start of the first logged call to the end of the last
-    peak: Peak | None  # None without calls
+    peak: LivePeak | None  # None without calls
     views: dict[View, Breakdown]  # the live set at the peak
     modules: ModuleNode  # the module view as a tree
     saved: list[SavedActivation]  # largest cost first
@@ -125,7 +119,7 @@ class Summary:
     at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
     unobserved: list[UnobservedCalls]  # by graph
     dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
-    tracker: parts.TrackerSummary | None  # None if it did not run
+    tracker: parts.TrackerPeaks | None  # None if it did not run
     advice: list[Finding]  # what could be changed, most bytes first
     out_of_memory: list[OutOfMemory]  # allocations that failed
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
@@ -188,7 +182,7 @@ def summarize(
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
         dataflow=parts.data_flow_peaks(profile),
-        tracker=parts.tracker_summary(profile.tracker),
+        tracker=parts.tracker_peaks(profile.tracker),
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         out_of_memory=out_of_memory(profile),
@@ -247,14 +241,14 @@ def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool
     )
 
 
-def _peak(timeline: Timeline, attribution: Attribution) -> Peak | None:
+def _peak(timeline: Timeline, attribution: Attribution) -> LivePeak | None:
     at = timeline.peak()
     if at is None:
         return None
     calls = timeline.profile.calls
     graph = timeline.profile.graph(calls.graph[at.call])
     after_ns = calls.start_ns[at.call] - min(calls.start_ns)
-    peak = Peak(at.nbytes, at.call, at.instant, graph.label, after_ns)
+    peak = LivePeak(at.nbytes, at.call, at.instant, graph.label, after_ns)
     if not at.instant:
         return peak
     program = graph.programs[calls.program[at.call]]
@@ -317,31 +311,10 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 peak=unit.peak_bytes if unit else None,
                 saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
                 unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
-                mutates=tuple(v.fqn or v.name for v in graph.inputs if v.mutated),
-                aliases=_returned_inputs(graph),
-                donated=_donated(unit) if unit else None,
                 waiting=len(waiting.get(graph.id, ())),
             )
         )
     return rows
-
-
-def _donated(unit: PreparedProgram) -> int:
-    """Storages are counted, not tensors: several may be views of one."""
-    inputs = unit.graph.inputs
-    donated = (s for s in unit.program.storages if s.inputs)
-    return sum(s.nbytes for s in donated if all(inputs[i].donated for i in s.inputs))
-
-
-def _returned_inputs(graph: model.GraphRecord) -> tuple[str, ...]:
-    """Returns what is saved for the backward the caller does not see."""
-    returned = {
-        v.alias_of_input: None
-        for v in graph.outputs
-        if v.alias_of_input is not None and v.role is not model.Role.SAVED_FOR_BACKWARD
-    }
-    known = [graph.inputs[i] for i in returned if i < len(graph.inputs)]
-    return tuple(v.fqn or v.name for v in known)
 
 
 def _ledger(profile: model.Profile) -> LedgerSummary:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from memprof.profiler.device.account import name_of_pool
-from memprof.profiler.device.ranges import clipped, merged, total
+from memprof.profiler.model.address_ranges import clipped, merged, total
 
 from ..errors import ProfileForeignError
 from ..file import read_profiles

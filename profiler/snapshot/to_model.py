@@ -9,9 +9,9 @@ Note [A history that begins late]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 ``device_traces`` has the last so many events (``max_entries``), or those since somebody began to
 record. But the segments of the snapshot are the state after the last one: going back from it, what
-an event made goes, and what it let go of comes again. From what is there in the end ``Replay``
-follows the history as any other. Of blocks that went within the history their size is not known,
-but what was asked for, so it is rounded up, as far as there is room.
+an event made goes, and what it let go of comes again. From what is there in the end
+``AllocatorHistory`` follows the history as any other. Of blocks that went within the history their
+size is not known, but what was asked for, so it is rounded up, as far as there is room.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from typing import Any
 import msgspec
 
 from memprof.profiler.device.account import add_up, failed_requests
-from memprof.profiler.device.replay import Block, Peak, Replay, frames_of
+from memprof.profiler.device.history import (
+    AllocatorBlock,
+    AllocatorHistory,
+    AllocatorInstant,
+    frames_of,
+)
 from memprof.profiler.device.segments import Ascending, Segments
 from memprof.profiler.device.where import is_generated, user_lines
 from memprof.profiler.model import (
-    AccountRow,
+    Category,
     DeviceAccount,
+    Held,
     Profile,
-    Purpose,
     SourceFrame,
 )
 
@@ -42,7 +47,7 @@ from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
 
-_PURPOSES = {p.value: p for p in Purpose}
+_CATEGORIES = {p.value: p for p in Category}
 
 _FREED = {"free_requested", "free_completed"}
 """Events of a block that goes: torch writes both."""
@@ -89,11 +94,11 @@ def _taken_at(snapshot: Snapshot) -> int:
 
 def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     segments, trace = snapshot.of_device(device), snapshot.trace_of(device)
-    replay = Replay(snapshot.settings)
-    replay.take_over(segments)
+    history = AllocatorHistory(snapshot.settings)
+    history.take_over(segments)
     requests = [e for e in trace if e["action"] == "alloc"]
     stacks = any(e.get("frames") for e in requests)
-    account = _of_peak(f"cuda:{device}", replay.now(), stacks, asked={e["addr"] for e in requests})
+    account = _of_peak(f"cuda:{device}", history.now(), stacks, asked={e["addr"] for e in requests})
     account.snapshot = True
     account.notes += _notes(account, bool(trace))
     if trace:
@@ -101,13 +106,15 @@ def _account(snapshot: Snapshot, device: int) -> DeviceAccount:
     return account
 
 
-def _of_peak(device: str, peak: Peak, stacks: bool, asked: Container[int] = ()) -> DeviceAccount:
+def _of_peak(
+    device: str, peak: AllocatorInstant, stacks: bool, asked: Container[int] = ()
+) -> DeviceAccount:
     """The account of an instant of a history that has ``stacks``; of the blocks that were there
     before, as far as that was followed, those at addresses in ``asked`` are of the history too."""
     account = DeviceAccount(device, reserved=peak.reserved)
-    rows: dict[int, AccountRow] = {}  # by stack, which many blocks have together
+    rows: dict[int, Held] = {}  # by stack, which many blocks have together
 
-    def row(block: Block) -> AccountRow:
+    def row(block: AllocatorBlock) -> Held:
         frames = block.raw_frames
         if not frames:
             no_python = stacks and (block.event > 0 or block.address in asked)
@@ -128,7 +135,7 @@ def _add_history(
     trace: Sequence[Json],
     stacks: bool,
 ) -> None:
-    begin = _beginning(segments, trace, Replay(snapshot.settings))
+    begin = _beginning(segments, trace, AllocatorHistory(snapshot.settings))
     kinds = {e["action"] for e in trace}
     completes = "free_completed" not in kinds
     # In two passes: what is there at a peak that a later one surpasses is of no use.
@@ -139,7 +146,7 @@ def _add_history(
     peak.notes.append(f"after event {until.events:,} of {whole.events:,} of the history")
     if (account.reserved, account.allocated) > (peak.reserved, peak.allocated):
         peak = replace(account, snapshot=False, notes=["the snapshot itself"])
-    followed = 0 if whole.strange else whole.most_allocated
+    followed = 0 if whole.inconsistent_events else whole.most_allocated
     most = max(followed, peak.allocated, account.allocated)
     account.most_allocated = peak.most_allocated = most
     account.failed = failed_requests(whole, lambda raw: ("", _lines(raw)[0]))
@@ -147,7 +154,7 @@ def _add_history(
     account.peak = peak
 
 
-def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[str]:
+def _doubts(account: DeviceAccount, whole: AllocatorHistory, kinds: Set[str]) -> Iterator[str]:
     """Yields what a history of such events lacks, that ends as a snapshot's ``account`` says."""
     freed = kinds & _FREED
     if len(freed) == 1:
@@ -155,13 +162,13 @@ def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[
             f"the history has {min(freed)} events and no {min(_FREED - freed)}: what was let go "
             "of counts as free at once"
         )
-    if whole.strange or (whole.reserved, whole.allocated_bytes) != (
+    if whole.inconsistent_events or (whole.reserved, whole.allocated_bytes) != (
         account.reserved,
         account.allocated,
     ):
         lacks = " or ".join(sorted({"alloc", *_FREED} - kinds or {"segment_free"} - kinds))
         yield (
-            f"{whole.strange:,} events contradict the others or the snapshot "
+            f"{whole.inconsistent_events:,} events contradict the others or the snapshot "
             f"({account.reserved:,} B reserved, {account.allocated:,} B allocated), as they do "
             "where the history was off for a while, or a kind of event was left out"
             f"{f' (it has no {lacks})' if lacks else ''}: sizes may be off"
@@ -170,14 +177,16 @@ def _doubts(account: DeviceAccount, whole: Replay, kinds: Set[str]) -> Iterator[
 
 def _followed(
     snapshot: Snapshot, begin: Sequence[Json], trace: Sequence[Json], completes: bool
-) -> Replay:
-    replay = Replay(snapshot.settings, take_down=False, completes=completes)
-    replay.take_over(begin)
-    replay.feed(trace)
-    return replay
+) -> AllocatorHistory:
+    history = AllocatorHistory(snapshot.settings, keep_blocks=False, completes=completes)
+    history.take_over(begin)
+    history.feed(trace)
+    return history
 
 
-def _beginning(segments: Sequence[Json], trace: Sequence[Json], rules: Replay) -> list[Json]:
+def _beginning(
+    segments: Sequence[Json], trace: Sequence[Json], rules: AllocatorHistory
+) -> list[Json]:
     """The segments before the first event, in the snapshot's own form."""
     before = Segments()
     blocks: dict[int, Json] = {}
@@ -220,7 +229,7 @@ def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]
 
 
 def _filled(
-    segments: Segments, blocks: dict[int, Json], above: Mapping[int, int], rules: Replay
+    segments: Segments, blocks: dict[int, Json], above: Mapping[int, int], rules: AllocatorHistory
 ) -> list[Json]:
     addresses = sorted(blocks)
     found: list[Json] = []
@@ -278,23 +287,23 @@ def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, Source
     return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
 
 
-_NO_STACK = AccountRow(Purpose.ALLOCATED, 0, 0, holder=NO_STACK)
-_NO_PYTHON = AccountRow(Purpose.ALLOCATED, 0, 0)
+_NO_STACK = Held(Category.ALLOCATED, 0, 0, holder=NO_STACK)
+_NO_PYTHON = Held(Category.ALLOCATED, 0, 0)
 """Of requests whose stack was recorded and is empty: those of autograd's threads."""
 
 
-def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
+def _row(raw: Sequence[Mapping[str, Any]]) -> Held:
     named = next((f for f in raw if f.get("fx_node_name")), None)
-    purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
+    category, detail, nodes, modules = Category.ALLOCATED, "", "", ""
     said = next((f for f in raw if f.get(ROLE)), None)
     if said is not None:
-        purpose = _PURPOSES.get(said[ROLE], Purpose.ALLOCATED)
+        category = _CATEGORIES.get(said[ROLE], Category.ALLOCATED)
         modules = said.get(MODULE, "")
     if is_workspace(raw):
-        purpose, detail = Purpose.WORKSPACE, "cuBLAS"
+        category, detail = Category.WORKSPACE, "cuBLAS"
     if named is not None:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
     compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
     line, library = _lines(raw)
-    return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail, library=library)
+    return Held(category, 0, 0, modules, line, nodes, compiled, detail, library=library)

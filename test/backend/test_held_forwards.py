@@ -57,7 +57,7 @@ def test_outputs_that_are_kept_hold_what_was_saved(compiled: Any, tmp_path: Path
     assert (grown.steps, grown.since) == (CALLS, 2)
     assert grown.step == "call of 0/0 forward"
     assert grown.holder.startswith("kept[...], local of test_outputs_that_are_kept")
-    assert {p.what for p in grown.parts} >= {"sigmoid"}
+    assert {p.nodes for p in grown.parts} >= {"sigmoid"}
     said = CliRunner().invoke(main, ["report", str(path), "--section", "leaks"]).output
     assert "forwards without a backward, whose saved memory is still held" in " ".join(said.split())
     # Let go of, nothing is found.

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memprof.profiler.device.account import explain, failed_requests, of_distributed
+from memprof.profiler.device.history import AllocatorHistory, frames_of
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Replay, frames_of
 from memprof.profiler.device.where import where
-from memprof.profiler.model import AccountRow, DeviceAccount, Purpose
+from memprof.profiler.model import Category, DeviceAccount, Held
 from memprof.profiler.model import SourceFrame as Frame
 
 MIB = 1 << 20
@@ -58,35 +58,38 @@ class Run:
             self.events.append({"action": action, "addr": address, "size": 0, "stream": 0})
 
     def mark(self, phase: Phase, step: int = 0, **known: int) -> None:
-        by_address = {address: Purpose(name) for name, address in known.items()}
+        by_address = {address: Category(name) for name, address in known.items()}
         self.say(Mark(phase, step, by_address))
 
     def say(self, mark: Mark) -> None:
         mark.counts = {0: (self.asked, self.let_go)}
         self.marks.append(mark)
 
-    def purposes(
-        self, cut_off: bool = False, workspaces: Collection[int] = (), passing: Collection[int] = ()
-    ) -> dict[int, tuple[Purpose, str]]:
-        """By MiB of all blocks of one purpose and place, which each test makes tell apart."""
-        rows = self.rows(cut_off, workspaces, passing)
-        return {r.nbytes // MIB: (r.purpose, r.detail) for r in rows}
+    def categories(
+        self,
+        cut_off: bool = False,
+        workspaces: Collection[int] = (),
+        transient_workspaces: Collection[int] = (),
+    ) -> dict[int, tuple[Category, str]]:
+        """By MiB of all blocks of one category and place, which each test makes tell apart."""
+        rows = self.rows(cut_off, workspaces, transient_workspaces)
+        return {r.nbytes // MIB: (r.category, r.detail) for r in rows}
 
     def rows(
         self,
         cut_off: bool = False,
         workspaces: Collection[int] = (),
-        passing: Collection[int] = (),
-    ) -> list[AccountRow]:
-        replay = Replay()
+        transient_workspaces: Collection[int] = (),
+    ) -> list[Held]:
+        replay = AllocatorHistory()
         replay.feed(self.events, self.marks)
-        assert not replay.strange
+        assert not replay.inconsistent_events
         found = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
         explain(
             *(found, replay.peak, self.marks),
             cut_off=cut_off,
-            stays=lambda b: b.address in workspaces,
-            passing=passing,
+            is_workspace=lambda b: b.address in workspaces,
+            transient_workspaces=transient_workspaces,
         )
         assert not found.unexplained
         return found.rows
@@ -128,12 +131,12 @@ def test_a_training_step(model_file: str) -> None:
     run.drop(logits)
     run.take(40, script)
     run.drop(kept)
-    assert run.purposes() == {
-        1: (Purpose.PARAMETER, ""),
-        2: (Purpose.INPUT, ""),
-        7 + 8: (Purpose.GRADIENT, ""),  # one, and what outlived the backward; neither has a line
-        10: (Purpose.OPTIMIZER_STATE, ""),
-        40: (Purpose.INPUT, ""),
+    assert run.categories() == {
+        1: (Category.PARAMETER, ""),
+        2: (Category.INPUT, ""),
+        7 + 8: (Category.GRADIENT, ""),  # one, and what outlived the backward; neither has a line
+        10: (Category.OPTIMIZER_STATE, ""),
+        40: (Category.INPUT, ""),
     }
 
 
@@ -160,17 +163,17 @@ def test_every_purpose_at_one_instant(model_file: str) -> None:
         run.drop(address)
     run.mark(Phase.FORWARD)
     run.mark(Phase.OPTIMIZER, gradient=gradient)
-    assert run.purposes() == {
-        1: (Purpose.PARAMETER, ""),
-        2: (Purpose.OPTIMIZER_STATE, ""),
-        3: (Purpose.INPUT, ""),
-        4: (Purpose.ACTIVATION, ""),
-        5: (Purpose.OUTPUT, ""),
-        6: (Purpose.GRADIENT, ""),
-        7: (Purpose.ACTIVATION, "recomputed"),
-        8: (Purpose.PARAMETER, "all-gathered by FSDP"),
-        9: (Purpose.COMMUNICATION_BUFFER, "reduce-scatter of FSDP"),
-        10: (Purpose.TEMPORARY, ""),
+    assert run.categories() == {
+        1: (Category.PARAMETER, ""),
+        2: (Category.OPTIMIZER_STATE, ""),
+        3: (Category.INPUT, ""),
+        4: (Category.ACTIVATION, ""),
+        5: (Category.OUTPUT, ""),
+        6: (Category.GRADIENT, ""),
+        7: (Category.ACTIVATION, "recomputed"),
+        8: (Category.PARAMETER, "all-gathered by FSDP"),
+        9: (Category.COMMUNICATION_BUFFER, "reduce-scatter of FSDP"),
+        10: (Category.TEMPORARY, ""),
     }
 
 
@@ -179,7 +182,7 @@ def test_free_memory_is_said_by_segments_that_have_some_and_by_pool() -> None:
     before anybody asked for their pools; the history of newer torch has these itself."""
 
     def parts(**pool: Any) -> list[tuple[str, int]]:
-        replay = Replay()
+        replay = AllocatorHistory()
         for at, mib in ((0, 2), (10, 3), (20, 5)):
             event = {"addr": at * MIB, "size": mib * MIB, "stream": 0, **pool}
             asked = {**event, "size": 2 * MIB}
@@ -191,7 +194,7 @@ def test_free_memory_is_said_by_segments_that_have_some_and_by_pool() -> None:
                 for action in ("free_requested", "free_completed")
             ]
         replay.feed(gone)
-        assert not replay.strange
+        assert not replay.inconsistent_events
         account = DeviceAccount("cuda:0", reserved=replay.peak.reserved)
         explain(account, replay.peak, [Mark(Phase.FORWARD, 0)])
         assert account.pools[0].segments == 3
@@ -214,7 +217,7 @@ def test_what_an_address_held_earlier_does_not_count() -> None:
     run.mark(Phase.FORWARD, parameter=first)
     run.drop(first)
     assert run.take(4) == first
-    assert run.purposes() == {4: (Purpose.INPUT, "")}
+    assert run.categories() == {4: (Category.INPUT, "")}
 
 
 def test_what_was_there_before_anybody_watched() -> None:
@@ -224,15 +227,15 @@ def test_what_was_there_before_anybody_watched() -> None:
         return {**found, "state": "active_allocated"}
 
     blocks = [block(0, 2), block(2, 3)]
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.take_over([{"address": 0, "total_size": 5 * MIB, "blocks": blocks}])
-    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Purpose.PARAMETER})]
+    marks = [Mark(Phase.FORWARD, 0), Mark(Phase.FORWARD, 0, {0: Category.PARAMETER})]
     found = DeviceAccount("cuda:0")
     replay.feed((), marks)
     explain(found, replay.peak, marks)
-    assert {r.nbytes // MIB: (r.purpose, r.detail) for r in found.rows} == {
-        2: (Purpose.PARAMETER, "from before the session"),
-        3: (Purpose.UNKNOWN, "from before the session"),
+    assert {r.nbytes // MIB: (r.category, r.detail) for r in found.rows} == {
+        2: (Category.PARAMETER, "from before the session"),
+        3: (Category.UNKNOWN, "from before the session"),
     }
 
 
@@ -245,10 +248,10 @@ def test_inference_keeps_its_state(model_file: str) -> None:
     workspace = run.take(6, forward)
     run.say(Mark(Phase.FORWARD, 0, clears=True))
     run.drop(workspace)
-    assert run.purposes() == {
-        2: (Purpose.INPUT, ""),
-        3: (Purpose.PERSISTENT_STATE, ""),
-        6: (Purpose.WORKSPACE, "cuBLAS"),
+    assert run.categories() == {
+        2: (Category.INPUT, ""),
+        3: (Category.PERSISTENT_STATE, ""),
+        6: (Category.WORKSPACE, "cuBLAS"),
     }
 
 
@@ -257,8 +260,8 @@ def test_activations_of_a_run_that_ended_in_its_forward(model_file: str) -> None
     run.mark(Phase.BACKWARD)
     run.mark(Phase.FORWARD, step=1)
     run.take(3, (model_file, 3, "forward"))
-    assert run.purposes(cut_off=True) == {3: (Purpose.ACTIVATION, "")}
-    assert run.purposes() == {3: (Purpose.OUTPUT, "")}
+    assert run.categories(cut_off=True) == {3: (Category.ACTIVATION, "")}
+    assert run.categories() == {3: (Category.OUTPUT, "")}
 
 
 def test_activations_of_a_training_that_ended_before_its_first_backward(model_file: str) -> None:
@@ -270,13 +273,13 @@ def test_activations_of_a_training_that_ended_before_its_first_backward(model_fi
     run.take(8, forward)
     run.say(Mark(Phase.FORWARD, 0, checkpointed=frozenset({scratch})))
     run.drop(scratch)
-    assert run.purposes(cut_off=True) == {
-        1: (Purpose.INPUT, ""),
-        4: (Purpose.TEMPORARY, ""),
-        10: (Purpose.ACTIVATION, ""),
+    assert run.categories(cut_off=True) == {
+        1: (Category.INPUT, ""),
+        4: (Category.TEMPORARY, ""),
+        10: (Category.ACTIVATION, ""),
     }
     # Of one that does not train nobody can say so: it was seen whole.
-    assert run.purposes()[10] == (Purpose.PERSISTENT_STATE, "")
+    assert run.categories()[10] == (Category.PERSISTENT_STATE, "")
 
 
 _CHECKPOINT = f"{SITE}/torch/utils/checkpoint.py"
@@ -311,12 +314,12 @@ def test_what_a_backward_computes_again_is_no_gradient(
     run.mark(Phase.BACKWARD)
     run.drop(run.take(1, *program))
     run.mark(Phase.FORWARD)
-    temporary = (Purpose.ACTIVATION, "recomputed") if again else (Purpose.TEMPORARY, "")
-    assert run.purposes() == {1: temporary}
+    temporary = (Category.ACTIVATION, "recomputed") if again else (Category.TEMPORARY, "")
+    assert run.categories() == {1: temporary}
     run.take(2, *program)
     run.events[-1]["addr"], run.marks[-1].counts = 0, {0: (2, 1)}
-    gradient = (Purpose.ACTIVATION, "recomputed") if again else (Purpose.GRADIENT, "")
-    assert run.purposes() == {2: gradient}
+    gradient = (Category.ACTIVATION, "recomputed") if again else (Category.GRADIENT, "")
+    assert run.categories() == {2: gradient}
 
 
 def test_what_is_kept_for_the_backward_of_a_gradient_is_an_activation() -> None:
@@ -330,7 +333,7 @@ def test_what_is_kept_for_the_backward_of_a_gradient_is_an_activation() -> None:
     run.mark(Phase.FORWARD)
     run.mark(Phase.OPTIMIZER, step=1)
     run.drop(gradient)
-    assert run.purposes() == {1: (Purpose.ACTIVATION, ""), 2: (Purpose.GRADIENT, "")}
+    assert run.categories() == {1: (Category.ACTIVATION, ""), 2: (Category.GRADIENT, "")}
 
 
 @given(st.integers(0, 1 << 30))
@@ -348,7 +351,7 @@ def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, 
     run = Run()
     run.events[0]["size"] = 1 << 50
     weight = run.take(1, _TRAIN)
-    parameter = {weight: Purpose.PARAMETER}
+    parameter = {weight: Category.PARAMETER}
     run.say(Mark(Phase.FORWARD, 0, parameter))
     sizes = itertools.count(2)
     gradients: list[int] = []
@@ -366,7 +369,7 @@ def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, 
             run.mark(Phase.BACKWARD)
             yield phase()
             gradients[:] = [run.take(next(sizes))]
-            run.say(Mark(Phase.FORWARD, 0, parameter | {gradients[0]: Purpose.GRADIENT}))
+            run.say(Mark(Phase.FORWARD, 0, parameter | {gradients[0]: Category.GRADIENT}))
             yield phase()
             run.mark(Phase.OPTIMIZER)
             yield phase()
@@ -378,16 +381,16 @@ def test_a_failure_and_the_run_have_one_account_of_one_instant(model_file: str, 
     # WHEN a request fails
     run.events.append({"action": "oom", "size": 1 << 40, "stream": 0})
     now = len(run.events)
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.feed(run.events, run.marks)
     instant = replay.now()
 
-    def account(**how: Any) -> Counter[Purpose]:
+    def account(**how: Any) -> Counter[Category]:
         found = DeviceAccount("cuda:0")
         explain(found, instant, run.marks, **how)
-        return Counter(found.by_purpose())
+        return Counter(found.by_category())
 
-    told = account(cut_off=True, now=True, otherwise=lambda block: (Purpose.TENSOR, "x"))
+    told = account(cut_off=True, now=True, holder_of=lambda block: (Category.TENSOR, "x"))
     # THEN what is said at once is what is said at the end, whatever the program does
     caught = rnd.random() < 0.5
     raised = run.marks[-1].phase is Phase.BACKWARD
@@ -437,13 +440,13 @@ def test_what_is_written_to_is_state_whenever_that_is_seen() -> None:
     """At the first look it is a buffer like any other."""
     run = Run()
     cache, constant = run.take(1), run.take(2)
-    run.say(Mark(Phase.FORWARD, 0, {cache: Purpose.PARAMETER, constant: Purpose.PARAMETER}))
+    run.say(Mark(Phase.FORWARD, 0, {cache: Category.PARAMETER, constant: Category.PARAMETER}))
     run.take(4)
     run.mark(Phase.FORWARD, persistent_state=cache)
-    assert run.purposes() == {
-        1: (Purpose.PERSISTENT_STATE, ""),
-        2: (Purpose.PARAMETER, ""),
-        4: (Purpose.INPUT, ""),
+    assert run.categories() == {
+        1: (Category.PERSISTENT_STATE, ""),
+        2: (Category.PARAMETER, ""),
+        4: (Category.INPUT, ""),
     }
 
 
@@ -460,14 +463,14 @@ def test_compiled_code_of_several_modules() -> None:
         if backward:
             run.mark(Phase.BACKWARD)
             run.mark(Phase.FORWARD)
-        assert run.purposes() == {
-            1: (Purpose.INPUT, ""),
-            2: (Purpose.TEMPORARY, ""),
-            4: (Purpose.OUTPUT, ""),
+        assert run.categories() == {
+            1: (Category.INPUT, ""),
+            2: (Category.TEMPORARY, ""),
+            4: (Category.OUTPUT, ""),
         }, backward
     run = Run()
     run.drop(run.take(4, generated, step))
-    assert run.purposes() == {4: (Purpose.TEMPORARY, "")}
+    assert run.categories() == {4: (Category.TEMPORARY, "")}
 
 
 def test_workspaces_that_stay_in_somebodys_program() -> None:
@@ -475,9 +478,9 @@ def test_workspaces_that_stay_in_somebodys_program() -> None:
     workspace = run.take(32, ("/home/me/train.py", 1, "step"))
     gone = run.take(33, ("/home/me/train.py", 1, "step"))
     run.drop(gone)
-    assert run.purposes(workspaces=[workspace])[32] == (Purpose.WORKSPACE, "cuBLAS")
+    assert run.categories(workspaces=[workspace])[32] == (Category.WORKSPACE, "cuBLAS")
     # Another block that lay at the address of one and is gone is none.
-    assert run.purposes(workspaces=[workspace, gone])[33] == (Purpose.INPUT, "")
+    assert run.categories(workspaces=[workspace, gone])[33] == (Category.INPUT, "")
 
 
 def test_workspaces_that_go_with_their_operation() -> None:
@@ -487,14 +490,14 @@ def test_workspaces_that_go_with_their_operation() -> None:
     run.mark(Phase.BACKWARD)
     run.drop(run.take(32, program))
     run.mark(Phase.FORWARD)
-    assert run.purposes(passing={32 * MIB}) == {32: (Purpose.WORKSPACE, "cuBLAS")}
-    assert run.purposes(passing={33 * MIB}) == {32: (Purpose.TEMPORARY, "")}
+    assert run.categories(transient_workspaces={32 * MIB}) == {32: (Category.WORKSPACE, "cuBLAS")}
+    assert run.categories(transient_workspaces={33 * MIB}) == {32: (Category.TEMPORARY, "")}
 
     run = Run()
     temporary = run.take(32, program)
     run.drop(run.take(1, program))
     run.drop(temporary)
-    assert run.purposes(passing={32 * MIB}) == {33: (Purpose.INPUT, "")}
+    assert run.categories(transient_workspaces={32 * MIB}) == {33: (Category.INPUT, "")}
 
 
 def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:
@@ -514,10 +517,10 @@ def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:
     run.drop(inputs)
     run.drop(saved)
     run.mark(Phase.FORWARD, step=1)
-    found = run.purposes()
-    assert found[4] == (Purpose.CHECKPOINTED_INPUT, "")
-    assert found[2] == (Purpose.ACTIVATION, "")
-    assert found[16] == (Purpose.INPUT, "")
+    found = run.categories()
+    assert found[4] == (Category.CHECKPOINTED_INPUT, "")
+    assert found[2] == (Category.ACTIVATION, "")
+    assert found[16] == (Category.INPUT, "")
 
 
 def test_a_batch_is_known_by_its_bytes_and_by_the_line_that_copies_it(
@@ -535,11 +538,11 @@ def test_a_batch_is_known_by_its_bytes_and_by_the_line_that_copies_it(
     run.take(8, (model_file, 3, "forward"), copy)
     run.take(16, (f"{SITE}/torch/nn/modules/module.py", 3, "convert"), copy)
     run.mark(Phase.BACKWARD)
-    assert run.purposes() == {
-        2: (Purpose.DATALOADER_BATCH, ""),
-        1 + 3 + 16: (Purpose.INPUT, ""),
-        4: (Purpose.INPUT, ""),
-        8: (Purpose.OUTPUT, ""),
+    assert run.categories() == {
+        2: (Category.DATALOADER_BATCH, ""),
+        1 + 3 + 16: (Category.INPUT, ""),
+        4: (Category.INPUT, ""),
+        8: (Category.OUTPUT, ""),
     }
 
 
@@ -563,7 +566,7 @@ def test_a_block_of_a_backward_has_the_line_that_waits_for_it(model_file: str) -
 FSDP2 = f"{SITE}/torch/distributed/fsdp/_fully_shard"
 FSDP1 = f"{SITE}/torch/distributed/fsdp"
 DDP = f"{SITE}/torch/nn/parallel/distributed.py"
-BUFFER = Purpose.COMMUNICATION_BUFFER
+BUFFER = Category.COMMUNICATION_BUFFER
 
 
 @pytest.mark.parametrize(
@@ -583,17 +586,17 @@ BUFFER = Purpose.COMMUNICATION_BUFFER
                 ("_fsdp_param.py", "alloc_all_gather_outputs"),
                 ("_fsdp_collectives.py", "foreach_all_gather_copy_out"),
             ],
-            (Purpose.PARAMETER, "all-gathered by FSDP"),
+            (Category.PARAMETER, "all-gathered by FSDP"),
         ),
     ],
 )
-def test_buffers_of_fsdp2(stack: list[tuple[str, str]], expected: tuple[Purpose, str]) -> None:
+def test_buffers_of_fsdp2(stack: list[tuple[str, str]], expected: tuple[Category, str]) -> None:
     frames = [Frame(f"{FSDP2}/{file}", 1, function) for file, function in stack]
     assert of_distributed([*frames, Frame("/home/me/train.py", 1, "main")]) == expected
 
 
 def test_buffers_of_fsdp1_and_ddp() -> None:
-    def of(file: str, function: str) -> tuple[Purpose, str] | None:
+    def of(file: str, function: str) -> tuple[Category, str] | None:
         return of_distributed([Frame(file, 1, function), Frame("/home/me/train.py", 1, "main")])
 
     gathers = of(f"{FSDP1}/_flat_param.py", "_alloc_padded_unsharded_flat_param")
@@ -621,7 +624,7 @@ def test_gradients_that_are_views_of_buckets() -> None:
     bucket = run.take(1, (DDP, 9, "_ddp_init_helper"), ("/home/me/train.py", 1, "main"))
     run.take(2, (DDP, 9, "_ddp_init_helper"), ("/home/me/train.py", 1, "main"))
     run.mark(Phase.OPTIMIZER, gradient=bucket)
-    assert run.purposes() == {
+    assert run.categories() == {
         1: (BUFFER, "DDP's buckets: gradients are views of them"),
         2: (BUFFER, "DDP's buckets"),
     }
@@ -635,7 +638,7 @@ def test_failed_requests_of_one_place_are_one_and_cost_one_look() -> None:
         looks += 1
         return "Net", where(frames_of(raw)).line
 
-    replay = Replay()
+    replay = AllocatorHistory()
     event = {"action": "oom", "addr": 0, "size": 5, "frames": frames(("a.py", 1, "f"))}
     replay.feed([event, event, {**event, "size": 6}])
     found = failed_requests(replay, asker)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memprof.profiler.device.captures import Capture, Device, describe
+from memprof.profiler.device.captures import Device, WatchedCapture, describe
+from memprof.profiler.device.history import AllocatorBlock, AllocatorHistory
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Block, Replay
-from memprof.profiler.model import CapturedGraph, Fate, GraphPool
+from memprof.profiler.model import Fate, GraphCapture, GraphPool
 
 MIB = 1 << 20
 POOL = (0, 1)
@@ -19,10 +19,10 @@ class History:
     """An allocator's history as it is written, and the captures in it."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.replay = Replay(made=self.blocks.append)
+        self.blocks: list[AllocatorBlock] = []
+        self.replay = AllocatorHistory(on_block=self.blocks.append)
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self.captures: list[Capture] = []
+        self.captures: list[WatchedCapture] = []
         self.segments: list[dict[str, Any]] = []
         self._asked = self._let_go = 0
 
@@ -57,8 +57,8 @@ class History:
 
     def begin(self) -> None:
         number = len(self.captures) + 1
-        graph = CapturedGraph(number, start_ns=100 * number, duration_ns=10)
-        capture = Capture(graph, 0, POOL, self.mark(), found=self.ranges())
+        graph = GraphCapture(number, start_ns=100 * number, duration_ns=10)
+        capture = WatchedCapture(graph, 0, POOL, self.mark(), found=self.ranges())
         self.captures.append(capture)
 
     def end(self, failed: str = "") -> None:
@@ -73,7 +73,7 @@ class History:
         return found
 
 
-def fates(graph: CapturedGraph) -> list[tuple[Fate, int]]:
+def fates(graph: GraphCapture) -> list[tuple[Fate, int]]:
     return [(r.fate, r.nbytes // MIB) for r in graph.left]
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from memprof.profiler.device.known import Objects, sizes_of
+from memprof.profiler.device.allocator_session import AllocatorSession
+from memprof.profiler.device.known import sizes_of
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.watch import Watch
 from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import SourceFrame
 
@@ -24,7 +23,7 @@ simgpu = pytest.mark.simgpu
 _BEGIN = """
 import copy, sys
 import torch, memprof
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,10 +39,10 @@ def account_of(session):
     return account
 
 
-def lines(account, purpose, detail=""):
+def lines(account, category, detail=""):
     found = {}
     for r in account.rows:
-        if r.purpose is purpose and detail in r.detail:
+        if r.category is category and detail in r.detail:
             code = r.frame.code if r.frame else None
             found[code] = found.get(code, 0) + r.nbytes
     return found
@@ -91,30 +90,30 @@ with memprof.profile(eager=True) as session:
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
-            for kept, p in zip(average.parameters(), net.parameters()):
-                kept.lerp_(p, 0.1)
+            for kept, p in 4 * [*zip(average.parameters(), net.parameters())]:
+                kept.lerp_(p, 0.1)  # 16 times in all
 account = account_of(session)
 STATISTICS = 2 * 4 * N + 8
 OWN = 3 * WEIGHT + 2 * 4 * N
 CONSTANT = 128 * N * 4
 
-state = lines(account, Purpose.PERSISTENT_STATE)
+state = lines(account, Category.PERSISTENT_STATE)
 assert state.pop("net = Net().cuda()  # model") == 64 * N * 4 + STATISTICS
 assert state.pop("average = copy.deepcopy(net)  # average") == OWN + STATISTICS
 assert state.pop("teacher = copy.deepcopy(net)  # teacher") == STATISTICS
 assert not state, state
-parameters = lines(account, Purpose.PARAMETER)
+parameters = lines(account, Category.PARAMETER)
 assert parameters["net = Net().cuda()  # model"] == OWN + CONSTANT
 assert parameters["teacher = copy.deepcopy(net)  # teacher"] == OWN + CONSTANT + 64 * N * 4
 
-inputs = lines(account, Purpose.CHECKPOINTED_INPUT)
+inputs = lines(account, Category.CHECKPOINTED_INPUT)
 assert set(inputs) == {"y = self.norm(x).exp()  # first", "y = y.sin()  # second"}, inputs
 assert set(inputs.values()) == {4 * 1000 * N}
-assert lines(account, Purpose.DATALOADER_BATCH) == {'x = batch["x"].to("cuda")': 4 * 1000 * N}
-assert lines(account, Purpose.INPUT)['mask = torch.ones(1000, N, device="cuda")'] == 4 * 1000 * N
-workspaces = [r for r in account.rows if r.purpose is Purpose.WORKSPACE]
+assert lines(account, Category.DATALOADER_BATCH) == {'x = batch["x"].to("cuda")': 4 * 1000 * N}
+assert lines(account, Category.INPUT)['mask = torch.ones(1000, N, device="cuda")'] == 4 * 1000 * N
+workspaces = [r for r in account.rows if r.category is Category.WORKSPACE]
 assert workspaces and {r.detail for r in workspaces} == {"cuBLAS"}
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 waits = {r.frame.code for r in account.rows if r.waits}
 assert waits <= {"net(x).sum().backward()  # backward"}, waits
 assert any(r.nodes.endswith("Backward0") or r.waits for r in account.rows)
@@ -154,19 +153,19 @@ OWN = WEIGHT + 2 * 4 * N
 with memprof.profile(eager=True) as session:
     kept = train()
 account = account_of(session)
-state = lines(account, Purpose.PERSISTENT_STATE)
+state = lines(account, Category.PERSISTENT_STATE)
 ema = [code for code in state if code.endswith("# EMA")]
 assert state.pop(ema[0]) == OWN + STATISTICS, state
 assert {code.partition("# ")[2]: n for code, n in state.items()} == {"model": STATISTICS}, state
-assert lines(account, Purpose.DATALOADER_BATCH) == {
+assert lines(account, Category.DATALOADER_BATCH) == {
     'x = batch.to("cuda", non_blocking=True)  # batch': 4 * 1000 * N
 }
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 
 with memprof.profile() as session:
     kept = train()
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == OWN + 2 * STATISTICS, account.rows
+assert account.by_category()[Category.PERSISTENT_STATE] == OWN + 2 * STATISTICS, account.rows
 """
 
 
@@ -180,7 +179,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 kind = sys.argv[1]
-BUFFER = Purpose.COMMUNICATION_BUFFER
+BUFFER = Category.COMMUNICATION_BUFFER
 with memprof.profile(eager=True) as session:
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     model = nn.Sequential(*(nn.Sequential(nn.Linear(N, N), nn.ReLU()) for _ in range(4))).cuda()
@@ -233,9 +232,9 @@ else:
     assert buffers["communication buffer (all-gather of FSDP)"] >= WHOLE // 4, found
     assert found["parameter"] == WHOLE // 4, found
     assert found["parameter (all-gathered by FSDP)"] >= WHOLE // 4, found
-assert not [r for r in account.rows if r.purpose is Purpose.UNKNOWN or r.frame is None]
+assert not [r for r in account.rows if r.category is Category.UNKNOWN or r.frame is None]
 # What modules asked for that FSDP or DDP had called is theirs.
-assert all(r.purpose is not BUFFER for r in account.rows if "ReLU" in r.modules)
+assert all(r.category is not BUFFER for r in account.rows if "ReLU" in r.modules)
 """
 
 
@@ -379,7 +378,7 @@ def serve():
 
 with memprof.profile(eager=True) as session:
     cache = serve()
-state = lines(account_of(session), Purpose.PERSISTENT_STATE)
+state = lines(account_of(session), Category.PERSISTENT_STATE)
 assert state['self.keys = torch.zeros(1000, N, device="cuda")  # cache'] == 4000 * N, state
 
 with memprof.profile() as session:
@@ -388,7 +387,7 @@ from memprof.profiler.report.summary import summarize
 (account,) = session.profile().accounts
 (peak,) = summarize(session.profile()).at_peak
 assert account.present
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 4000 * N
+assert account.by_category()[Category.PERSISTENT_STATE] == 4000 * N
 parts = dict(peak.parts)
 assert parts["persistent state"] == 4000 * N, parts
 rest = peak.eager + peak.rounding + peak.free + peak.unattributed
@@ -441,7 +440,7 @@ CACHES = {4 * N * n for n in (1001, 1002, 1003, 1004)}
 for compiled in (False, True) if sys.argv[1] == "watched" else ():
     with memprof.profile(eager=True) as session:
         kept = serve(compiled)
-    state = {r.nbytes for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE}
+    state = {r.nbytes for r in account_of(session).rows if r.category is Category.PERSISTENT_STATE}
     assert state == CACHES, (compiled, state)
     kept = None
     torch.compiler.reset()
@@ -451,7 +450,7 @@ if sys.argv[1] == "watched":
 with memprof.profile() as session:
     kept = serve(True)
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == sum(CACHES)
+assert account.by_category()[Category.PERSISTENT_STATE] == sum(CACHES)
 assert "kept[...], global of program.py" in {r.holder for r in account.rows}, account.rows
 (peak,) = summarize(session.profile()).at_peak
 assert dict(peak.parts)["persistent state"] == sum(CACHES), peak.parts
@@ -472,14 +471,14 @@ with memprof.profile(eager=True) as session, torch.no_grad():
     for i in range(4):
         new = torch.ones(1, 8, 1000, 64, device="cuda")
         cache.update(new, new, 0)
-state = [r for r in account_of(session).rows if r.purpose is Purpose.PERSISTENT_STATE]
+state = [r for r in account_of(session).rows if r.category is Category.PERSISTENT_STATE]
 assert {r.detail for r in state} <= {"cache of transformers", ""}, state
 assert sum(r.nbytes for r in state) >= 2 * 4 * 8 * 4000 * 64, state
 
 with memprof.profile() as session:
     pass
 (account,) = session.profile().accounts
-assert account.by_purpose()[Purpose.PERSISTENT_STATE] == 2 * 4 * 8 * 4000 * 64
+assert account.by_category()[Category.PERSISTENT_STATE] == 2 * 4 * 8 * 4000 * 64
 """
 
 
@@ -498,7 +497,7 @@ with memprof.profile(eager=True) as session:
     torch._C._cuda_clearCublasWorkspaces()
 (account,) = session.profile().accounts
 workspaces = [r for r in account.rows if r.detail == "cuBLAS"]
-assert workspaces and all(r.purpose is Purpose.WORKSPACE for r in workspaces), account.rows
+assert workspaces and all(r.category is Category.WORKSPACE for r in workspaces), account.rows
 """
 
 
@@ -515,7 +514,7 @@ with memprof.profile(eager=True) as session, torch.no_grad():
         compiled(torch.ones(8, N, device="cuda"))
 (account,) = session.profile().accounts
 (workspace,) = [r for r in account.rows if r.detail == "cuBLAS"]
-assert workspace.purpose is Purpose.WORKSPACE, account.rows
+assert workspace.category is Category.WORKSPACE, account.rows
 assert workspace.nbytes >= 1 << 20  # kept, or from 2.15 on of the one operation
 """
 
@@ -523,34 +522,6 @@ assert workspace.nbytes >= 1 << 20  # kept, or from 2.15 on of the one operation
 @simgpu
 def test_workspaces_that_graph_trees_gave_back(tmp_path: Path) -> None:
     script(tmp_path / "program.py", _BEGIN + _IN_GRAPH_TREES)
-
-
-def test_writes_are_seen_at_two_looks() -> None:
-    module = nn.Linear(4, 4)
-    module.register_buffer("cache", torch.zeros(4))
-    module.register_buffer("table", torch.zeros(4).add_(1))
-    objects = Objects()
-    objects.module_made(module)
-    objects.look()
-    assert not objects.was_written(module, "cache")
-    with torch.no_grad():
-        module.cache.add_(1)
-        module.weight.mul_(0.5)
-    objects.look()
-    assert not objects.was_written(module, "cache")  # once: a checkpoint that was loaded
-    with torch.no_grad():
-        module.cache.add_(1)
-        module.weight.mul_(0.5)
-    objects.look()
-    objects.look()
-    assert objects.was_written(module, "cache")
-    assert not objects.was_written(module, "table")
-    assert objects._is_kept_up_to_date(nn.Sequential(module))
-    # Another tensor under the same name has been written to by nobody.
-    module.cache = torch.zeros(4).add_(1).add_(1).add_(1)
-    objects.look()
-    assert not objects.was_written(module, "cache")
-    assert not objects.was_written(nn.Linear(4, 4), "weight")
 
 
 def test_sizes_of_a_batch() -> None:
@@ -588,7 +559,7 @@ class _First:
 def test_what_is_said_during_a_backward_leaves_it_one() -> None:
     """A DataLoader that a thread of its own reads returns batches in the midst of backwards, and
     a checkpointed function may call another one."""
-    watch = Watch()
+    watch = AllocatorSession()
     watch._installed = True
     watch._mark(Phase.BACKWARD, line=BACKWARD)
     watch._batch([torch.zeros(3)])
@@ -601,7 +572,7 @@ def test_what_is_said_during_a_backward_leaves_it_one() -> None:
 
 
 def test_a_batch_that_comes_as_a_backward_begins_does_not_end_it() -> None:
-    watch = Watch()
+    watch = AllocatorSession()
     watch._installed = True
     begins = Mark(Phase.BACKWARD, 0, line=BACKWARD)
     watch._marking = _First(lambda: watch.marks.append(begins))

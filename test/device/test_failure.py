@@ -16,9 +16,9 @@ from memprof.profiler.device.holders import Holders, held_graphs
 from memprof.profiler.device.referrers import Referrers
 from memprof.profiler.model import (
     RECOMPUTED,
-    AccountRow,
+    Category,
     DeviceAccount,
-    Purpose,
+    Held,
     SourceFrame,
     WhyNot,
 )
@@ -89,12 +89,12 @@ def test_pieces_of_the_other_kind_are_of_no_use() -> None:
 def test_what_would_have_helped() -> None:
     line = SourceFrame("train.py", 3, "f", "loss.backward()")
     rows = [
-        AccountRow(Purpose.ACTIVATION, 300 * MIB, 2, frame=line),
-        AccountRow(Purpose.ACTIVATION, 100 * MIB, 2),
-        AccountRow(Purpose.ACTIVATION, 900 * MIB, 2, detail=RECOMPUTED),  # which a checkpoint does
-        AccountRow(Purpose.GRADIENT, 50 * MIB, 1, frame=line),
-        AccountRow(Purpose.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
-        AccountRow(Purpose.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
+        Held(Category.ACTIVATION, 300 * MIB, 2, frame=line),
+        Held(Category.ACTIVATION, 100 * MIB, 2),
+        Held(Category.ACTIVATION, 900 * MIB, 2, detail=RECOMPUTED),  # which a checkpoint does
+        Held(Category.GRADIENT, 50 * MIB, 1, frame=line),
+        Held(Category.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
+        Held(Category.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
     ]
     failure = explain_failure([segment(("used", 2500), ("free", 80), ("used", 1))], **request(64))
     reserved = 2581 * MIB
@@ -254,11 +254,11 @@ class TestHolders:
         by_address = {h.address: h for h in holders.held}
         saved = losses[0].grad_fn.next_functions[0][0]._raw_saved_result.data  # type: ignore[union-attr]
         held = by_address[saved.data_ptr()]
-        assert held.purpose is Purpose.ACTIVATION
+        assert held.category is Category.ACTIVATION
         assert held.what.startswith("saved by SigmoidBackward0, graph of losses[...], local of ")
         held = by_address[view.untyped_storage().data_ptr()]
         assert held.nbytes == 400_000
-        assert (held.purpose, held.what.split(",")[0]) == (Purpose.TENSOR, "view")
+        assert (held.category, held.what.split(",")[0]) == (Category.TENSOR, "view")
 
     def test_hooks_are_not_run(self) -> None:
         def unpack(x: Any) -> Any:

@@ -301,7 +301,8 @@ failed = [(g.failed, g.asked // MIB, g.deleted) for p in pools for g in p.graphs
 by_python = [f for f in failed if f[0] == "Broken: theirs"]
 assert [f[1] for f in by_python] == [28, 28], failed
 (by_cuda,) = (f for f in failed if f not in by_python)
-assert by_cuda[1] == 44 and "capturing" in by_cuda[0], by_cuda
+# It failed before it had said where it allocates.
+assert by_cuda[1] == 0 and "capturing" in by_cuda[0], by_cuda
 """
     _script(tmp_path, program)
 

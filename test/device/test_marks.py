@@ -8,9 +8,9 @@ from typing import Any
 
 from memprof.profiler.device.account import explain
 from memprof.profiler.device.growth import steps_of
+from memprof.profiler.device.history import AllocatorHistory, drop_unused_marks
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import Replay, thin
-from memprof.profiler.model import DeviceAccount, Purpose
+from memprof.profiler.model import Category, DeviceAccount
 
 KIB = 1 << 10
 PAGE = 4 * KIB
@@ -21,14 +21,14 @@ BATCH = {"filename": __file__, "line": 1, "name": "<module>"}
 
 
 class Program:
-    """A training whose tensors live for random times, followed as a ``Watch`` follows it."""
+    """A training whose tensors live for random times, followed as a session follows it."""
 
     def __init__(self, seed: int, thins: bool, leaks: bool = True) -> None:
         self.random = random.Random(seed)
         self.thins = thins
         self.leaks = leaks
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self.replay = Replay()
+        self.replay = AllocatorHistory()
         self.events: list[dict[str, Any]] = [
             {"action": "segment_alloc", "addr": 2 * at, "size": PAGE, "stream": 0}
             for at in range(0, PAGES * PAGE, PAGE)
@@ -69,12 +69,12 @@ class Program:
         return [a for a in self.live if self.random.random() < share]
 
     def step(self, number: int) -> None:
-        kinds = (Purpose.PARAMETER, Purpose.GRADIENT, Purpose.PERSISTENT_STATE)
+        kinds = (Category.PARAMETER, Category.GRADIENT, Category.PERSISTENT_STATE)
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.FORWARD, Phase.OPTIMIZER):
             if self.random.random() < 0.1:
                 continue
             known = {a: self.random.choice(kinds) for a in self.some(0.1)}
-            self.mark(phase, number, known=known if self.random.random() < 0.3 else {})
+            self.mark(phase, number, categories=known if self.random.random() < 0.3 else {})
             for _ in range(self.random.randrange(6)):
                 self.take(number + self.random.choice((0, 0, 0, 0, 1, 5)))
             if self.leaks and self.random.random() < 0.05:
@@ -84,7 +84,7 @@ class Program:
             if self.random.random() < 0.2:
                 self.mark(phase, number, batch=frozenset({self.random.choice((512, KIB))}))
             if self.random.random() < 0.1:
-                self.mark(phase, number, often=frozenset(self.some(0.1)))
+                self.mark(phase, number, written_often=frozenset(self.some(0.1)))
             going = [a for a, until in self.live.items() if until <= number]
             for address in going:
                 if self.random.random() < 0.7:
@@ -103,15 +103,15 @@ class Program:
         if self.thins:
             for mark in self.marks:
                 mark.forget()
-            thin(self.marks, [self.replay])
+            drop_unused_marks(self.marks, [self.replay])
         self.most = max(self.most, len(self.marks))
 
     def said(self) -> list[Any]:
         """Everything that is ever asked of marks."""
-        self.mark(Phase.FORWARD, self.marks[-1].step, known=dict.fromkeys(self.some(0.2), P))
+        self.mark(Phase.FORWARD, self.marks[-1].step, categories=dict.fromkeys(self.some(0.2), P))
         self.drain()
         replay, all_marks = self.replay, self.marks
-        assert not replay.strange
+        assert not replay.inconsistent_events
         steps = steps_of(all_marks, replay.events)
         found: list[Any] = []
         for peak, how in (
@@ -126,7 +126,7 @@ class Program:
         return found
 
 
-P = Purpose.OPTIMIZER_STATE
+P = Category.OPTIMIZER_STATE
 
 
 def test_what_is_said_is_the_same() -> None:

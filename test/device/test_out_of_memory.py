@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.device._torch_compat import passing_workspace_sizes
+from memprof.profiler.device._torch_compat import transient_workspace_sizes
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
-from memprof.profiler.model import DeviceAccount, Failure, LedgerKind, Purpose, WhyNot
+from memprof.profiler.model import AllocationFailure, Category, DeviceAccount, LedgerKind, WhyNot
 
 MIB = 1 << 20
 
@@ -183,15 +183,15 @@ class Report:
     """What a program left behind."""
 
     account: DeviceAccount
-    failure: Failure
+    failure: AllocationFailure
     text: str
 
     @property
     def code(self) -> str:
         return self.failure.frame.code if self.failure.frame is not None else ""
 
-    def holds(self, purpose: Purpose) -> int:
-        return self.account.by_purpose().get(purpose, 0)
+    def holds(self, category: Category) -> int:
+        return self.account.by_category().get(category, 0)
 
 
 class Reports:
@@ -243,8 +243,8 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     asked, _, rest = words.partition("it did not fit: ")
     assert "program.py" in asked
     assert rest.startswith("everything is in use")
-    if not passing_workspace_sizes(0):
-        assert report.holds(Purpose.WORKSPACE) > 0  # which the first call has made
+    if not transient_workspace_sizes(0):
+        assert report.holds(Category.WORKSPACE) > 0  # which the first call has made
     if not eager:
         assert report.account.rows[0].holder == "held[...], global of program.py"
 
@@ -252,12 +252,12 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     assert report.failure.operation.endswith("Backward0")
     assert report.failure.called_from is not None
     assert "the backward" in report.failure.called_from.code
-    assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
+    assert report.holds(Category.ACTIVATION) >= 2048 * 4096 * 4
 
     report = found["optimizer"]
     assert "the first step" in report.code
-    assert report.holds(Purpose.PARAMETER) >= 2 * 4 * 2048 * 2048 * 4
-    assert report.holds(Purpose.GRADIENT) >= 2 * 4 * 2048 * 2048 * 4
+    assert report.holds(Category.PARAMETER) >= 2 * 4 * 2048 * 2048 * 4
+    assert report.holds(Category.GRADIENT) >= 2 * 4 * 2048 * 2048 * 4
 
     report = found["caught"]
     assert report.failure.count == 2  # of the same line
@@ -393,17 +393,17 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     assert report.failure.operation == "CompiledFunctionBackward"
     assert report.failure.called_from is not None
     assert "the backward" in report.failure.called_from.code
-    assert report.holds(Purpose.ACTIVATION) >= 2048 * 4096 * 4
+    assert report.holds(Category.ACTIVATION) >= 2048 * 4096 * 4
 
     if not eager:  # Nothing is kept for a backward, so none could compute it again.
         report = found["inference"]
         assert report.failure.graph.endswith("inference")
-        assert not report.holds(Purpose.ACTIVATION)
-        assert report.holds(Purpose.INPUT)
+        assert not report.holds(Category.ACTIVATION)
+        assert report.holds(Category.INPUT)
 
-    for name, doing in (("warm_up", "warming up "), ("recording", "recording ")):
+    for name, activity in (("warm_up", "warming up "), ("recording", "recording ")):
         report = found[name]
-        assert report.failure.doing.startswith(doing)
+        assert report.failure.activity.startswith(activity)
         assert report.failure.why is WhyNot.POOLS
         assert report.failure.free_of_pools >= 64 * MIB
         assert "made again without" in " ".join(report.text.split())

@@ -17,15 +17,14 @@ from torch.torch_version import TorchVersion
 from memprof.profiler.device.holders import Holders
 from memprof.profiler.device.present import optimizer_state, present_accounts
 from memprof.profiler.model import (
-    AccountRow,
     Category,
     DeviceAccount,
     GraphKind,
     GraphRecord,
+    Held,
     LedgerEntry,
     LedgerKind,
     Profile,
-    Purpose,
 )
 from memprof.profiler.report.parts import device_peak
 from memprof.profiler.report.summary import summarize
@@ -35,10 +34,10 @@ MIB = 1 << 20
 
 def _account(most_allocated: int) -> DeviceAccount:
     rows = [
-        AccountRow(Purpose.PARAMETER, 40, 2),
-        AccountRow(Purpose.OPTIMIZER_STATE, 80, 4),
-        AccountRow(Purpose.GRADIENT, 40, 2),
-        AccountRow(Purpose.TENSOR, 10, 1),
+        Held(Category.PARAMETER, 40, 2),
+        Held(Category.OPTIMIZER_STATE, 80, 4),
+        Held(Category.GRADIENT, 40, 2),
+        Held(Category.TENSOR, 10, 1),
     ]
     return DeviceAccount(
         "cuda:0", reserved=400, most_allocated=most_allocated, rows=rows, present=True
@@ -63,7 +62,7 @@ def test_the_peak_is_the_sum_of_what_both_sources_know() -> None:
 
 def test_a_cache_that_the_graphs_take_for_an_input_is_counted_once() -> None:
     account = _account(300)
-    account.rows.append(AccountRow(Purpose.PERSISTENT_STATE, 70, 1))
+    account.rows.append(Held(Category.PERSISTENT_STATE, 70, 1))
     compiled = {Category.PARAMETER: 40, Category.ACTIVATION: 100, Category.INPUT: 74}
     peak = device_peak(account, compiled)
     assert peak is not None
@@ -73,7 +72,7 @@ def test_a_cache_that_the_graphs_take_for_an_input_is_counted_once() -> None:
     }  # fmt: skip
     assert peak.unattributed == 0
     # Parameters that the look alone knows are no reason to count an input as state.
-    account.rows = [r for r in account.rows if r.purpose is not Purpose.PERSISTENT_STATE]
+    account.rows = [r for r in account.rows if r.category is not Category.PERSISTENT_STATE]
     peak = device_peak(account, {**compiled, Category.PARAMETER: 10})
     assert peak is not None
     assert dict(peak.parts)["input"] == 74
@@ -136,9 +135,9 @@ def test_not_every_compiled_call_is_known() -> None:
 
 def test_state_and_workspaces_are_of_the_peak_as_well() -> None:
     rows = [
-        AccountRow(Purpose.PARAMETER, 70, 3),  # with a cache of 30 that graphs write to
-        AccountRow(Purpose.PERSISTENT_STATE, 10, 1),  # running statistics, in eager code
-        AccountRow(Purpose.WORKSPACE, 32, 1),
+        Held(Category.PARAMETER, 70, 3),  # with a cache of 30 that graphs write to
+        Held(Category.PERSISTENT_STATE, 10, 1),  # running statistics, in eager code
+        Held(Category.WORKSPACE, 32, 1),
     ]
     account = DeviceAccount("cuda:0", reserved=400, most_allocated=200, rows=rows, present=True)
     compiled = {Category.PARAMETER: 40, Category.PERSISTENT_STATE: 30, Category.ACTIVATION: 50}
@@ -161,7 +160,7 @@ def test_no_sum_is_made_of_sources_that_do_not_fit_together() -> None:
 
 _PROGRAM = """
 import sys, torch, memprof
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 from torch import nn
 
 N, MIB = 1024, 1 << 20
@@ -188,9 +187,9 @@ assert account.unexplained == 0
 assert account.explained == account.reserved
 gone = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
 assert account.given_back == gone and (gone > 0) is bool(sys.argv[2])
-found = account.by_purpose()
-assert found[Purpose.PARAMETER] == 3 * 4 * N * N, found
-assert found[Purpose.OPTIMIZER_STATE] == 2 * 3 * 4 * N * N + 3 * 4, found
+found = account.by_category()
+assert found[Category.PARAMETER] == 3 * 4 * N * N, found
+assert found[Category.OPTIMIZER_STATE] == 2 * 3 * 4 * N * N + 3 * 4, found
 held = [r for r in account.rows if "kept" in r.holder]
 assert sum(r.nbytes for r in held) == 4 * 8 * MIB, account.rows
 

@@ -88,8 +88,8 @@ def test_looking_for_holes_is_given_up_where_it_is_a_lot_of_work(
     for i in range(100):
         found.grow(4 * i * MIB, 2 * MIB, True)
     # In the middle of each, so that all free ranges have to be looked at.
-    strange = sum(found.shrink((4 * i) * MIB + MIB // 2, MIB) for i in range(100))
-    assert 80 < strange < 100
+    contradictions = sum(found.shrink((4 * i) * MIB + MIB // 2, MIB) for i in range(100))
+    assert 80 < contradictions < 100
     assert found.reserved == 100 * MIB
     found.new_history()
     assert found.shrink(4 * 99 * MIB + MIB // 8, MIB // 8) == 0

@@ -17,7 +17,6 @@ import torch
 
 import memprof
 from memprof.profiler.device import _torch_compat as compat
-from memprof.profiler.device import _torch_hooks as hooks
 from memprof.profiler.model import LedgerKind
 
 from .programs import run, script
@@ -27,7 +26,7 @@ simgpu = pytest.mark.simgpu
 _BEGIN = """
 import contextlib, gc, logging, sys, threading
 import torch, memprof
-from memprof.profiler.model import LedgerKind, Purpose
+from memprof.profiler.model import LedgerKind, Category
 from torch import nn
 
 N = 1024
@@ -45,7 +44,7 @@ def adds_up(account):
     assert account.unexplained == 0, account.unexplained
     assert parts == account.reserved
     assert not account.notes, account.notes
-    return {p.value: n for p, n in account.by_purpose().items()}
+    return {p.value: n for p, n in account.by_category().items()}
 
 
 def mib(n):
@@ -150,7 +149,7 @@ assert account.most_allocated == torch.cuda.max_memory_allocated()
 assert found["parameter"] == 3 * WEIGHT, found
 assert found["optimizer_state"] == 2 * 3 * WEIGHT + 3 * 4, found
 # Two blocks, two that leaked, and cuBLAS's workspaces; the leak of the session has its line.
-unknown = [r for r in account.rows if r.purpose is Purpose.UNKNOWN]
+unknown = [r for r in account.rows if r.category is Category.UNKNOWN]
 assert [r.detail for r in unknown] == ["from before the session"]
 assert found["unknown"] >= (5 + 7 + 2 * 8) * MIB
 assert lines(account, "# the leak") == account.step * 8 * MIB
@@ -312,7 +311,7 @@ assert [f.nbytes for f in account.failed] == [1 << 40]
 def test_a_fault_of_ours_costs_the_account_and_not_the_training() -> None:
     program = """
 from memprof.profiler.device.known import Objects
-from memprof.profiler.device.watch import Watch
+from memprof.profiler.device.allocator_session import AllocatorSession
 
 
 def fails(*_):
@@ -322,8 +321,8 @@ def fails(*_):
 entry = torch.autograd.graph._engine_run_backward
 training = Training()
 for owner, name in (
-    (Objects, "of_modules"), (Watch, "_follow"), (Watch, "_account"), (Watch, "_start"),
-    (Objects, "look"),
+    (Objects, "of_modules"),
+    (AllocatorSession, "_follow"), (AllocatorSession, "_account"), (AllocatorSession, "_start"),
 ):
     works = getattr(owner, name)
     setattr(owner, name, fails)
@@ -347,10 +346,10 @@ adds_up(*session.profile().accounts)
 @simgpu
 def test_inference_without_marks_is_drained_from_outside() -> None:
     program = """
-from memprof.profiler.device import watch
+from memprof.profiler.device import history_follower
 from memprof.profiler.device._torch_compat import drain_history
 
-watch.DRAIN = 50
+history_follower.DRAIN = 50
 drained = threading.Event()
 
 
@@ -360,7 +359,7 @@ def counted():
 
 
 model = nn.Linear(N, N, bias=False, device="cuda")
-watch.compat.drain_history = counted
+history_follower.compat.drain_history = counted
 with memprof.profile(eager=True) as session, torch.inference_mode():
     drained.clear()
     cache = [mib(4)]
@@ -379,9 +378,9 @@ assert not any(t.name == "memprof drains" for t in threading.enumerate())
 @simgpu
 def test_what_another_thread_allocates_while_the_history_is_taken_is_found() -> None:
     program = """
-from memprof.profiler.device import watch
+from memprof.profiler.device import history_follower
 
-taken = watch.compat.drain_history
+taken = history_follower.compat.drain_history
 late = []
 
 
@@ -389,11 +388,11 @@ def at_a_bad_time():
     snapshot = taken()
     if not late:  # After the first drain, which begins the session: in no history at all.
         late.append(mib(6))
-        watch.compat.record_history()
+        history_follower.compat.record_history()
     return snapshot
 
 
-watch.compat.drain_history = at_a_bad_time
+history_follower.compat.drain_history = at_a_bad_time
 tensor = mib(2)
 with memprof.profile(eager=True) as session:
     pass
@@ -482,7 +481,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
         return "done"
 
     owner.function = function
-    undo = hooks.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
+    undo = compat.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
     ours = owner.function
     assert owner.function() == "done"
     owner.function = theirs = lambda: ours()
@@ -491,7 +490,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
     assert owner.function() == "done"
     assert said == ["ours"]
     owner.function = function
-    undo = hooks.replace([owner], "function", lambda f: lambda: f())
+    undo = compat.replace([owner], "function", lambda f: lambda: f())
     undo()
     assert owner.function is function
 
@@ -563,7 +562,7 @@ adds_up(account)
 
 # Logits in bfloat16, a copy in float32, and in the backward of the log-softmax its result and the
 # gradients of both.
-account.rows = [r for r in account.rows if r.purpose is not Purpose.WORKSPACE]
+account.rows = [r for r in account.rows if r.category is not Category.WORKSPACE]
 assert {r.detail for r in account.rows} == {"", "logits, 4 x 256 x 6,144"}
 texts = "self.head(x)", "logits.float()", "F.cross_entropy", "loss.backward()"
 of = {text: lines(account, text) for text in texts}
@@ -580,8 +579,8 @@ assert [w.nbytes for w in found.ways] == [total, total * 7 // 8, rest * 7 // 8],
 assert {e.node for e in found.evidence} >= {"NllLossBackward0", "LogSoftmaxBackward0"}
 
 # Parameters and AdamW's state are their modules', wherever they were asked for.
-for purpose, times in ((Purpose.PARAMETER, 1), (Purpose.OPTIMIZER_STATE, 2)):
-    rows = [r for r in account.rows if r.purpose is purpose]
+for category, times in ((Category.PARAMETER, 1), (Category.OPTIMIZER_STATE, 2)):
+    rows = [r for r in account.rows if r.category is category]
     numbers = 4 * times * parameters
     assert numbers <= sum(r.nbytes for r in rows) <= numbers + 4096
     assert {r.modules for r in rows} == {

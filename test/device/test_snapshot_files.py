@@ -18,7 +18,7 @@ import pickle, sys
 import torch, memprof
 from click.testing import CliRunner
 from memprof.cli import main
-from memprof.profiler.model import Purpose
+from memprof.profiler.model import Category
 from torch import nn
 from torch.cuda import _memory_viz as viz
 
@@ -147,11 +147,11 @@ nodes = {r.nodes for r in account.peak.rows}
 (account,) = memprof.load(f"{folder}/o.pickle").profile().accounts
 nodes = {r.nodes for r in account.rows}
 # What the last forward left for a backward, by node, module and line.
-saved = [r for r in account.rows if r.purpose is Purpose.ACTIVATION]
+saved = [r for r in account.rows if r.category is Category.ACTIVATION]
 assert saved and all(r.modules or r.nodes for r in saved), account.rows
 assert sum(r.nbytes for r in saved) == 64 * 1024 * 4, saved
 assert {r.frame.function for r in saved} == {"forward"}, saved
-(out,) = [r for r in account.rows if r.purpose is Purpose.OUTPUT]
+(out,) = [r for r in account.rows if r.category is Category.OUTPUT]
 assert (out.nbytes, out.modules) == (64 * 256 * 4, "down")
 assert out.nodes == "addmm_1 (aten.addmm.default)", out
 assert "addmm_1, output, down, 0/0 forward" in opens(f"{folder}/o.pickle")

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.simgpu
 
 _PROGRAM = """
 import random, sys, torch
-from memprof.profiler.device.watch import Watch
+from memprof.profiler.device.allocator_session import AllocatorSession
 
 seed, late = int(sys.argv[1]), sys.argv[2] == "late"
 rng = random.Random(seed)
-watch = Watch(guest=late)
+watch = AllocatorSession(guest=late)
 if not late:
     watch.install()
 torch.cuda.init()
@@ -36,7 +36,7 @@ def empty():
 
 def agrees():
     watch.drain()
-    (replay,) = watch.replays.values()
+    (replay,) = watch.histories.values()
     stats, real = torch.cuda.memory_stats(), {}
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:
@@ -49,7 +49,7 @@ def agrees():
     assert replay.allocated_bytes == stats["allocated_bytes.all.current"]
     assert replay.most_allocated == stats["allocated_bytes.all.peak"]
     assert replay.peak.reserved == stats["reserved_bytes.all.peak"]
-    assert not replay.strange
+    assert not replay.inconsistent_events
 
 
 for i in range(400):
@@ -117,8 +117,8 @@ def test_the_history_agrees_with_the_snapshot(settings: str) -> None:
 def test_counters_that_are_set_back_do_not_move_marks() -> None:
     program = """
 import torch
-from memprof.profiler.device.watch import Watch
-watch = Watch()
+from memprof.profiler.device.allocator_session import AllocatorSession
+watch = AllocatorSession()
 watch.install()
 weight = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))
 optimizer = torch.optim.Adam([weight], fused=True)
@@ -128,7 +128,7 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 (account,) = watch.accounts()
-found = {p.value: n for p, n in account.by_purpose().items()}
+found = {p.value: n for p, n in account.by_category().items()}
 assert found["parameter"] == 4 << 20, found
 assert found["optimizer_state"] == (8 << 20) + 4, found
 """

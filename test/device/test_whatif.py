@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.profiler.device.captures import Request, SimulatedPool, reserved_without
-from memprof.profiler.device.ranges import clipped, merged, shares, total
-from memprof.profiler.device.replay import Block
+from memprof.profiler.device.captures import PoolRequest, reserved_without
+from memprof.profiler.device.history import AllocatorBlock
+from memprof.profiler.model.address_ranges import clipped, merged, shares, total
+from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 
 MIB = 1 << 20
 
 
 def request(
     size: int, begin: int, end: int | None = None, capture: int = 1, stream: int = 0
-) -> Request:
-    block = Block(0, size, size, begin, 0, (), ended=end, stream=stream)
-    return Request(block, size, 1000 * MIB * begin, capture)
+) -> PoolRequest:
+    block = AllocatorBlock(0, size, size, begin, 0, (), ended=end, stream=stream)
+    return PoolRequest(block, size, 1000 * MIB * begin, capture)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +59,13 @@ def test_remainders_of_up_to_1_mib_are_not_cut_off() -> None:
 
 
 def test_neighbours_in_address_of_two_segments_stay_apart() -> None:
-    pool = SimulatedPool()
-    pool.add_segment(0, 20 * MIB, 0, small=False)
-    pool.add_segment(20 * MIB, 20 * MIB, 0, small=False)
-    both = [request(20 * MIB, i) for i in (1, 2)]
-    for r in both:
-        pool.serve(r)
-    for r in both:
-        pool.let_go(r.block)
-    pool.serve(request(40 * MIB, 3))
-    assert pool.reserved == 80 * MIB
+    allocator = SimulatedAllocator()
+    allocator.add_segment(0, 20 * MIB)
+    allocator.add_segment(20 * MIB, 20 * MIB)
+    for address, _ in [allocator.allocate(20 * MIB) for _ in range(2)]:
+        allocator.free(address)
+    allocator.allocate(40 * MIB)
+    assert allocator.reserved == 80 * MIB
 
 
 def test_a_capture_that_is_left_out_leaves_its_place_to_the_next() -> None:

@@ -29,9 +29,9 @@ def test_training_takes_weights_gradients_and_state() -> None:
     adam = functools.partial(torch.optim.AdamW, fused=True)
     found = memprof.estimate(model(4), batch, optimizer=adam, device="a100-40gb")
     assert found.fits
-    by_purpose = {p.label: n for p, n in found.profile().accounts[0].by_purpose().items()}
-    assert by_purpose["parameter"] == 4 * WEIGHT
-    assert by_purpose["optimizer state"] == 2 * 4 * WEIGHT + 4 * 4
+    by_category = {p.label: n for p, n in found.profile().accounts[0].by_category().items()}
+    assert by_category["parameter"] == 4 * WEIGHT
+    assert by_category["optimizer state"] == 2 * 4 * WEIGHT + 4 * 4
     assert found.allocated >= 4 * 4 * WEIGHT
     assert ", fits NVIDIA A100" in repr(found)
     # The second step is the first that has the optimizer's state from its start.

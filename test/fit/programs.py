@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.profiler.model import AccountRow, DeviceAccount, PoolShare, Purpose
+from memprof.profiler.model import Category, DeviceAccount, Held, PoolShare
 
 BUILD = {"version": "2.11.0+cu130", "root": "/torch"}
 """Attributes of a build of torch that is not there."""
@@ -14,6 +14,6 @@ def account_of(nbytes: int) -> DeviceAccount:
         "cuda:0",
         reserved=nbytes,
         most_allocated=nbytes,
-        rows=[AccountRow(Purpose.ACTIVATION, nbytes, 1)],
+        rows=[Held(Category.ACTIVATION, nbytes, 1)],
         pools=[PoolShare("general", nbytes, 0, 1, 0)],
     )

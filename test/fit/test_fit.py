@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from memprof.cli import main
 from memprof.fit import tries
 from memprof.profiler.model import (
-    Failure,
+    AllocationFailure,
     SourceFrame,
     WhyNot,
 )
@@ -55,7 +55,7 @@ class Device:
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
         outcome.undecided = self.undecided
         if not fits and failure is None:
-            account.failure = Failure(
+            account.failure = AllocationFailure(
                 requested=self.each,
                 wanted=self.each,
                 frame=SourceFrame("train.py", 7, "step"),

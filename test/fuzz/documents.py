@@ -7,7 +7,7 @@ from dataclasses import replace
 from profile_builder import MIB, training
 
 from memprof.profiler.model import (
-    AccountRow,
+    AllocationFailure,
     Category,
     DataFlowColumns,
     DataFlowDevice,
@@ -17,10 +17,9 @@ from memprof.profiler.model import (
     DeviceMemory,
     DeviceSummary,
     FailedRequest,
-    Failure,
     Growth,
-    GrowthPart,
     GrowthSource,
+    Held,
     HostRead,
     Lane,
     LaneKind,
@@ -40,7 +39,6 @@ from memprof.profiler.model import (
     PoolShare,
     Process,
     Profile,
-    Purpose,
     Relief,
     RunState,
     SnapshotKind,
@@ -93,7 +91,7 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
     )  # fmt: skip
     profile.tracker = _tracker()
     profile.accounts = [_account(frame), _failed(frame)]
-    part = GrowthPart(3 * MIB, 3, "mm", frame, "Net > Block")
+    part = Held(Category.ACTIVATION, 3 * MIB, 3, "Net > Block", frame, "mm")
     profile.growth = [
         Growth(
             GrowthSource.COMPILED, "cuda:1", 3 * MIB, MIB, "optimizer step", 1, 12,
@@ -108,8 +106,8 @@ def _account(frame: SourceFrame) -> DeviceAccount:
     return DeviceAccount(
         "cuda:0", "NVIDIA H100", 80 * MIB, True, 20 * MIB, 9 * MIB, 9 * MIB, 2, "backward",
         [
-            AccountRow(Purpose.ACTIVATION, 6 * MIB, 3, "Net > Block", frame, "mm (aten.mm)", True),
-            AccountRow(Purpose.PARAMETER, 2 * MIB, 1, detail="all-gathered by FSDP"),
+            Held(Category.ACTIVATION, 6 * MIB, 3, "Net > Block", frame, "mm (aten.mm)", True),
+            Held(Category.PARAMETER, 2 * MIB, 1, detail="all-gathered by FSDP"),
         ],
         512, MIB,
         [
@@ -129,7 +127,7 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
     account = _account(frame)
     account.device = "cuda:1"
     account.rows[1] = replace(account.rows[1], holder="w, local of train (train.py:3)")
-    account.failure = Failure(
+    account.failure = AllocationFailure(
         2 * MIB, MIB, WhyNot.PIECES, MIB, 64 * MIB, 44 * MIB, 3 * MIB, MIB, 1, 2, frame, "Net > A",
         "mm", "0/0 forward", "MmBackward0", frame, "recording 0/0 forward", "MainThread",
         1_700_000_000_000_000_000, 2, 3, (Relief(3 * MIB, "let go of it", frame),),

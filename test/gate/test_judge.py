@@ -10,12 +10,12 @@ import pytest
 
 from memprof.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
 from memprof.profiler.model import (
-    AccountRow,
+    AllocationFailure,
+    Category,
     DeviceAccount,
-    Failure,
+    Held,
     PoolShare,
     Profile,
-    Purpose,
     SourceFrame,
     WhyNot,
 )
@@ -34,8 +34,8 @@ def a_mark(arguments: dict[str, object]) -> Any:
 def took(block: int, other: int = 100 * MIB) -> Simulation:
     """A test whose module ``Block`` has so many bytes, of all that it took."""
     rows = [
-        AccountRow(
-            Purpose.ACTIVATION,
+        Held(
+            Category.ACTIVATION,
             block,
             1,
             modules="Model > Block",
@@ -43,7 +43,7 @@ def took(block: int, other: int = 100 * MIB) -> Simulation:
             nodes="addmm_3",
             compiled=True,
         ),
-        AccountRow(Purpose.PARAMETER, other, 1, modules="Model"),
+        Held(Category.PARAMETER, other, 1, modules="Model"),
     ]
     reserved = block + other
     pools = [PoolShare("general", reserved, 0, 1, 0)]
@@ -113,7 +113,7 @@ def test_a_baseline_that_cannot_be_written(tmp_path: Path) -> None:
 def test_out_of_memory_says_who_asked(tmp_path: Path) -> None:
     simulation = took(MIB)
     frame = SourceFrame("model.py", 12, "forward")
-    failure = Failure(wanted=GIB, requested=GIB, why=WhyNot.TOO_LARGE, frame=frame)
+    failure = AllocationFailure(wanted=GIB, requested=GIB, why=WhyNot.TOO_LARGE, frame=frame)
     simulation.outcome.out_of_memory = DeviceAccount("cuda:0", failure=failure)
     problem = judged(tmp_path, simulation, limit="1 GiB")
     assert "ran out of memory on Tesla T4 (14.7 GiB): 1.00 GiB at model.py:12" in problem

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
-from framing import framed
 from fuzz.documents import everything
 from rendering import render_accounts
 
 from memprof.cli import main
-from memprof.profiler._json import to_json
 from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.errors import ProfileInvalidError
-from memprof.profiler.file import decode_profile, read_profile, write_profile
-from memprof.profiler.model import DeviceAccount, Profile, Purpose
+from memprof.profiler.file import read_profile, write_profile
+from memprof.profiler.model import DeviceAccount, Profile
 
 MIB = 1 << 20
 
@@ -60,11 +56,11 @@ def test_the_command_prints_it(tmp_path: Path, account: DeviceAccount) -> None:
     assert found["accounts"][0]["reserved"] == account.reserved
 
 
-def test_compares_by_purpose_module_and_line(account: DeviceAccount) -> None:
+def test_compares_by_category_module_and_line(account: DeviceAccount) -> None:
     after = copy.deepcopy(account)
     grown = after.rows[0]
     after.rows[0] = type(grown)(
-        grown.purpose, grown.nbytes + 2 * MIB, grown.count, grown.modules, grown.frame
+        grown.category, grown.nbytes + 2 * MIB, grown.count, grown.modules, grown.frame
     )
     after.reserved += 2 * MIB
     found = compare(Profile(accounts=[account]), Profile(accounts=[after]))
@@ -81,13 +77,3 @@ def test_compares_by_purpose_module_and_line(account: DeviceAccount) -> None:
 def test_an_account_on_one_side_is_said(account: DeviceAccount) -> None:
     with pytest.raises(NothingToCompare, match="accounts of devices: only after"):
         compare(Profile(), Profile(accounts=[account]))
-
-
-def test_the_former_name_of_persistent_state_is_read(account: DeviceAccount) -> None:
-    """Files that 0.2.0 wrote before it told caches from constants."""
-    account.rows = [replace(account.rows[0], purpose=Purpose.PERSISTENT_STATE), *account.rows[1:]]
-    document = msgspec.json.decode(to_json(Profile(accounts=[account])))
-    document["accounts"][0]["rows"][0]["purpose"] = "state"
-    found = decode_profile(framed(document))
-    assert not found.left_out
-    assert found.accounts == [account]

@@ -24,7 +24,6 @@ from memprof.profiler.advice import FindingKind, advise
 from memprof.profiler.advice.finding import MOST
 from memprof.profiler.advice.logits import is_product
 from memprof.profiler.model import (
-    AccountRow,
     CallColumns,
     Category,
     DataFlowColumns,
@@ -34,10 +33,10 @@ from memprof.profiler.model import (
     GraphKind,
     GraphRecord,
     GraphValue,
+    Held,
     LedgerEntry,
     LedgerKind,
     Profile,
-    Purpose,
     Role,
     TreeCause,
     TreeDetail,
@@ -587,7 +586,7 @@ def test_at_most_five_and_the_largest_first() -> None:
     inputs = list(profile.graphs[0].inputs)
     inputs[1] = dataclasses.replace(inputs[1], static=False)
     profile.graphs[0].inputs = tuple(inputs)
-    logits = AccountRow(Purpose.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
+    logits = Held(Category.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
     profile.accounts = [DeviceAccount(CUDA, reserved=100 * MIB, rows=[logits])]
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [

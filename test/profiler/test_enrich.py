@@ -24,7 +24,6 @@ from memprof.profiler.model import (
     PlacedBlock,
     Placement,
     Profile,
-    Purpose,
     Statement,
     StatementKind,
 )
@@ -177,7 +176,7 @@ def test_the_account_of_a_named_snapshot(tmp_path: Path) -> None:
     write_profile(known(), tmp_path / "p.memprof")
     loaded = memprof.load(tmp_path / "s.pickle", profile=tmp_path / "p.memprof")
     (row,) = [r for r in loaded.profile().accounts[0].rows if r.nodes]
-    assert (row.purpose, row.nodes) == (Purpose.ACTIVATION, "mm (aten.mm.default)")
+    assert (row.category, row.nodes) == (Category.ACTIVATION, "mm (aten.mm.default)")
     assert (row.modules, row.nbytes) == ("l1", 2 * MIB - 100)
     with pytest.raises(SnapshotRefusedError, match="no snapshot of torch's allocator"):
         memprof.load(tmp_path / "p.memprof", profile=tmp_path / "p.memprof")

@@ -15,7 +15,7 @@ from memprof.profiler.export.tables import to_pandas
 from memprof.profiler.export.walk import Part
 from memprof.profiler.file import write_profile
 from memprof.profiler.model import DeviceAccount, Profile, SourceFrame
-from memprof.profiler.model.device import AccountRow, PoolShare, Purpose
+from memprof.profiler.model.device import Category, Held, PoolShare
 
 LINE = SourceFrame("/home/me/train.py", 7, "step", "y = model(x)")
 
@@ -25,10 +25,10 @@ def account() -> DeviceAccount:
         "cuda:0",
         reserved=1000,
         rows=[
-            AccountRow(Purpose.PARAMETER, 400, 4, frame=LINE),
-            AccountRow(Purpose.ACTIVATION, 200, 2, "Model > Block; x", LINE, "mul, add", True),
-            AccountRow(Purpose.ACTIVATION, 50, 1, "Model > Block; x", LINE, "mul, add", True),
-            AccountRow(Purpose.TEMPORARY, 100, 1, detail="all-gathered by FSDP"),
+            Held(Category.PARAMETER, 400, 4, frame=LINE),
+            Held(Category.ACTIVATION, 200, 2, "Model > Block; x", LINE, "mul, add", True),
+            Held(Category.ACTIVATION, 50, 1, "Model > Block; x", LINE, "mul, add", True),
+            Held(Category.TEMPORARY, 100, 1, detail="all-gathered by FSDP"),
         ],
         rounding=30,
         pools=[PoolShare("general", 900, 150, 3, 100), PoolShare("private 1", 100, 50, 1, 50)],
@@ -42,7 +42,7 @@ def test_its_table_adds_up_to_what_was_reserved() -> None:
     assert sum(row["nbytes"] for row in table) == account().reserved
     assert table[1]["modules"] == "Model > Block; x"
     assert (table[1]["file"], table[1]["line"]) == (LINE.file, LINE.line)
-    assert [row["purpose"] for row in table[4:]] == [
+    assert [row["category"] for row in table[4:]] == [
         "rounding",
         "awaiting streams",
         "free in general segments",

@@ -18,7 +18,7 @@ from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.export.memory_viz import write_memory_viz
 from memprof.profiler.export.perfetto import write_perfetto
 from memprof.profiler.export.tables import to_pandas
-from memprof.profiler.export.walk import AFTER, Change, Part, Walk
+from memprof.profiler.export.walk import AFTER, BlockChange, Part, Walk
 from memprof.profiler.model import Profile
 from memprof.profiler.timeline import Timeline
 
@@ -36,7 +36,7 @@ def instants(timeline: Timeline) -> Instants:
     return out
 
 
-def delta(change: Change) -> int:
+def delta(change: BlockChange) -> int:
     return sum(b.nbytes for b in change.allocated) - sum(b.nbytes for b in change.freed)
 
 

@@ -191,14 +191,14 @@ def test_a_header_of_another_format_is_no_profile() -> None:
         decode_profile(packed([header(format="perfetto")]))
 
 
-@pytest.mark.parametrize(("version", "do"), [(3, "newer memprof"), (1, "again"), (-1, "again")])
+@pytest.mark.parametrize(("version", "do"), [(4, "newer memprof"), (2, "again"), (-1, "again")])
 def test_other_version(document: dict[str, Any], version: int, do: str) -> None:
     # GIVEN a file of another version, whose content we could not even decode
     document.update(schema_version=version, graphs=["something else"], memprof="9.9")
     with pytest.raises(ProfileVersionError) as e:
         decode_profile(framed(document))
     assert f"schema version {version}, written by memprof 9.9" in str(e.value)
-    assert "reads version 2" in str(e.value)
+    assert "reads version 3" in str(e.value)
     assert do in str(e.value)
 
 
@@ -566,7 +566,7 @@ def test_schema_accepts_what_is_written(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        put("schema_version", 3),
+        put("schema_version", 4),
         put("format", "x"),
         put("graphs.0.kind", "sideways"),
         put("calls.graph", ["0"]),

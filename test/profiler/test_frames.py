@@ -77,7 +77,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 def test_frames_begin_with_a_header_and_end_with_an_end() -> None:
     records = records_of(encode_profile(full()))
     assert records[0][0] == Kind.HEADER
-    assert records[0][1].startswith(b'{"format":"memprof-profile","schema_version":2,')
+    assert records[0][1].startswith(b'{"format":"memprof-profile","schema_version":3,')
     assert records[-1] == (Kind.END, b"{}")
 
 
@@ -390,7 +390,7 @@ def test_a_strange_frame_ends_what_is_read(kind: Kind, payload: bytes) -> None:
     assert decode_profiles(more(kind, payload) + encode_profile(steady(9)))[1] == steady(9)
 
 
-@pytest.mark.parametrize("version", [3, "one", None, [[]]])
+@pytest.mark.parametrize("version", [4, "one", None, [[]]])
 def test_a_profile_of_another_version_costs_the_others_nothing(version: object) -> None:
     ours = encode_profile(training())
     theirs = packed([header(version), (Kind.FIELDS, b'{"torch":"theirs"}')])
@@ -428,8 +428,8 @@ def test_what_is_not_known_is_passed_over() -> None:
 
 
 def test_another_version_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ProfileVersionError, match=r"schema version 3, written by memprof 9\.9"):
-        decode_profile(packed([header(3), (Kind.FIELDS, b"[]")]))
+    with pytest.raises(ProfileVersionError, match=r"schema version 4, written by memprof 9\.9"):
+        decode_profile(packed([header(4), (Kind.FIELDS, b"[]")]))
 
 
 def test_a_profile_does_not_change_with_what_is_added_later() -> None:

@@ -9,36 +9,37 @@ import pytest
 from framing import findings
 from rendering import render_graph_pools
 
-from memprof.profiler.doing import capture_name, name_graphs
 from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.graph_pools import left_behind, numbers
 from memprof.profiler.model import (
-    CapturedGraph,
-    CaptureRow,
+    Category,
     Fate,
+    GraphCapture,
     GraphPool,
+    Held,
     Profile,
     SharedBytes,
     SourceFrame,
 )
 from memprof.profiler.model.limits import LARGEST
+from memprof.profiler.thread_activity import capture_name, name_graphs
 
 MIB = 1 << 20
 LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")
 
 
-def graph(number: int, grew: int, *left: CaptureRow, **others: object) -> CapturedGraph:
-    peak = CaptureRow(Fate.SCRATCH, 3 * MIB, 2, "Decoder > Linear", LINE)
-    g = CapturedGraph(number, f"batch {8 // number}", "torch.cuda.graph", LINE, grew=grew)
+def graph(number: int, grew: int, *left: Held, **others: object) -> GraphCapture:
+    peak = Held(Category.ALLOCATED, 3 * MIB, 2, "Decoder > Linear", LINE, fate=Fate.SCRATCH)
+    g = GraphCapture(number, f"batch {8 // number}", "torch.cuda.graph", LINE, grew=grew)
     return dataclasses.replace(
         g, peak=4 * MIB, rounding=MIB, used=4 * MIB, at_peak=[peak], left=list(left), **others
     )
 
 
 def pool() -> GraphPool:
-    leak = CaptureRow(Fate.UNEXPLAINED, MIB, 1, "Decoder", LINE)
-    output = CaptureRow(Fate.HELD, 4 * MIB, 1, "Decoder > Linear", LINE)
+    leak = Held(Category.ALLOCATED, MIB, 1, "Decoder", LINE, fate=Fate.UNEXPLAINED)
+    output = Held(Category.ALLOCATED, 4 * MIB, 1, "Decoder > Linear", LINE, fate=Fate.HELD)
     return GraphPool(
         "cuda:0",
         "private 0,1",
@@ -87,7 +88,7 @@ def test_what_is_gone_or_has_no_graph_says_so() -> None:
     assert "by the end all its graphs were deleted, 0 B of it are left" in " ".join(
         render_graph_pools([gone]).split()
     )
-    kept = CaptureRow(Fate.HELD, 2 * MIB, 1, "", LINE)
+    kept = Held(Category.ALLOCATED, 2 * MIB, 1, "", LINE, fate=Fate.HELD)
     plain = GraphPool(
         "cuda:0", "private 0,2", reserved=2 * MIB, grew_outside=2 * MIB, live_outside=2 * MIB
     )

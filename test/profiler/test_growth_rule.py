@@ -22,8 +22,8 @@ from memprof.profiler.model import (
     DeviceAccount,
     DeviceMemory,
     Growth,
-    GrowthPart,
     GrowthSource,
+    Held,
     MemorySnapshot,
     Profile,
     SnapshotKind,
@@ -151,7 +151,7 @@ class TestProfiles:
     def test_alike_tensors_are_one_part(self) -> None:
         (found,) = growth(Profile(tracker=tracked([i * MIB // 4 for i in range(36)])))
         (part,) = found.parts
-        assert part.what == "512 x 512 float32, made in step"
+        assert part.detail == "512 x 512 float32, made in step"
         assert part.count == 4  # of those that were looked at
 
     def test_who_knows_best_is_believed(self) -> None:
@@ -171,7 +171,7 @@ GROWTH = Growth(
     20,
     "debug[...], global of train.py",
     LINE,
-    (GrowthPart(60 * MIB, 20, "softmax", LINE, "Net > Head"),),
+    (Held(Category.ACTIVATION, 60 * MIB, 20, "Net > Head", LINE, "softmax"),),
 )
 
 

@@ -453,33 +453,6 @@ def test_an_input_that_is_written_to_is_named() -> None:
     assert f"{reason}: L['cache']\n" in render_ledger(profile)
 
 
-def test_what_graphs_do_with_memory_that_they_were_given() -> None:
-    # GIVEN a forward that writes to its input and returns a view of it, and a backward that gets
-    # an activation which nobody else holds
-    profile = training()
-    forward, backward = profile.graphs[:2]
-    given = forward.inputs[-1]
-    forward.inputs = (*forward.inputs[:-1], dataclasses.replace(given, mutated=True))
-    view = dataclasses.replace(forward.outputs[0], alias_of_input=given.index)
-    forward.outputs = (view, *forward.outputs[1:])
-    # as two views of one storage, and another storage of which somebody holds a part
-    mm, *rest = (dataclasses.replace(v, donated=True) for v in backward.inputs[2:3] * 3)
-    views = tuple(dataclasses.replace(v, index=4 + i) for i, v in enumerate(rest))
-    backward.inputs = (*backward.inputs[:2], mm, backward.inputs[3], *views)
-    (program,) = backward.programs
-    storages = list(program.storages)
-    storages[1] = dataclasses.replace(storages[1], inputs=(1, 4))
-    storages[2] = dataclasses.replace(storages[2], inputs=(2, 5))
-    backward.programs = [dataclasses.replace(program, storages=storages)]
-    # THEN the report has a line for each of the two
-    text = render_text(summarize(profile))
-    _, _, table = text.partition("Memory that graphs were given")
-    name = re.escape(given.fqn or given.name)
-    assert re.search(rf"0/0 forward +{name} +{name}\s", table)
-    assert re.search(r"0/0 backward +8\.00 MiB", table)
-    assert "1/0 inference" not in table.partition("\n\n")[0]
-
-
 def test_utf8() -> None:
     plain, ascii_only = (
         render_text(summarize(training()), Style(ascii_only=a)) for a in (False, True)

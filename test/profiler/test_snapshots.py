@@ -44,7 +44,7 @@ from memprof.profiler.errors import (
     SnapshotRefusedError,
 )
 from memprof.profiler.file import decode_profile, read_profile, read_profiles, write_profile
-from memprof.profiler.model import DeviceAccount, NodeProvenance, Profile, Purpose, SourceFrame
+from memprof.profiler.model import Category, DeviceAccount, NodeProvenance, Profile, SourceFrame
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.snapshot import names, to_model
 from memprof.profiler.snapshot.reading import read_snapshot
@@ -189,7 +189,7 @@ def test_the_account_is_the_snapshots_own() -> None:
         (4 * MIB - 100, True),
         (2 * MIB, False),
     ]
-    assert {r.purpose for r in zero.rows} == {Purpose.ALLOCATED}
+    assert {r.category for r in zero.rows} == {Category.ALLOCATED}
     (failed,) = zero.failed
     assert failed.nbytes == 1 << 33
     assert failed.frame is not None
@@ -448,7 +448,7 @@ def test_workspaces_of_cublas_are_told_by_the_names_of_c() -> None:
         frame("forward", "/p/a.py", 5),
     ]
     (row,) = accounts({"segments": [segment(0, [block(0, MIB, frames)])]})["cuda:0"].rows
-    assert (row.purpose, row.detail) == (Purpose.WORKSPACE, "cuBLAS")
+    assert (row.category, row.detail) == (Category.WORKSPACE, "cuBLAS")
 
 
 def test_nodes_that_torch_itself_has_put_into_frames() -> None:

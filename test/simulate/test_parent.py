@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from memprof.profiler.model import DeviceAccount, Failure, WhyNot
+from memprof.profiler.model import AllocationFailure, DeviceAccount, WhyNot
 from memprof.simulate import parent
 from memprof.simulate.command_line import Command
 from memprof.simulate.parent import Settings, Simulation
@@ -65,7 +65,7 @@ def test_fragmentation_is_the_reason_only_where_all_of_it_would_fit(
     monkeypatch: pytest.MonkeyPatch, allocated: int
 ) -> None:
     # GIVEN a request for which there is room in pieces, of a run that needs so much at once
-    failure = Failure(
+    failure = AllocationFailure(
         wanted=112 * MIB,
         requested=112 * MIB,
         why=WhyNot.PIECES,

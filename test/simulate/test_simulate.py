@@ -31,10 +31,10 @@ def simulate(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str,
 
 
 def rows(result: dict[str, Any], rank: int = 0) -> dict[str, int]:
-    """Bytes of the account by purpose."""
+    """Bytes of the account by category."""
     found: dict[str, int] = {}
     for row in result["ranks"][rank]["accounts"][0]["rows"]:
-        found[row["purpose"]] = found.get(row["purpose"], 0) + row["nbytes"]
+        found[row["category"]] = found.get(row["category"], 0) + row["nbytes"]
     return found
 
 

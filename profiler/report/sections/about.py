@@ -37,7 +37,7 @@ MEANING = {
     Category.CONSTANT: "baked into the code",
     Category.UNKNOWN: "nobody knows what for",
 }
-"""What each category is, in a few words."""
+"""Meaning of each category of compiled code, in a few words."""
 
 _WORDS = (
     ("0/0 forward", "graph 0 of the function that Dynamo compiled first (0), compiled first (/0)"),
@@ -91,8 +91,8 @@ def header(s: Summary) -> Section:
         options = ", ".join(f"{k}={v}" for k, v in sorted(p.options.items()))
         notes.append(Note(f"options: {options}", detail=True))
     if not p.complete:
-        said = "incomplete: the process was killed or still runs; this is what it had written"
-        notes.append(Note(said, Tone.WARN))
+        text = "incomplete: the process was killed or still runs; this is what it had written"
+        notes.append(Note(text, Tone.WARN))
     parts = (_left_out(s), _out_of_memory(s))
     return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
 
@@ -102,8 +102,10 @@ def _left_out(s: Summary) -> Section:
     title = "left out, since the file is damaged or contradicts itself: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.profile.left_out]
-    said = of_rows(title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN)
-    return replace(said, id="left-out")
+    section = of_rows(
+        title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN
+    )
+    return replace(section, id="left-out")
 
 
 def _out_of_memory(s: Summary) -> Section:
@@ -135,8 +137,8 @@ def _out_of_memory(s: Summary) -> Section:
     )
     title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
     rest = "more: report --json"
-    said = of_rows(title, columns, rows, rest=rest, lines=True, brief=2, tone=Tone.ERROR)
-    return replace(said, id="out-of-memory")
+    section = of_rows(title, columns, rows, rest=rest, lines=True, brief=2, tone=Tone.ERROR)
+    return replace(section, id="out-of-memory")
 
 
 def totals(s: Summary) -> Section:
@@ -202,7 +204,7 @@ def _grows(number: int, g: Growth, show: Show) -> Section:
         *col.alike(col.Code, "", ""),
         col.Frame(""),
     )
-    rows = [(p.nbytes, p.count, p.what, p.modules, p.frame) for p in g.parts]
+    rows = [(p.nbytes, p.count, p.nodes or p.detail, p.modules, p.frame) for p in g.parts]
     held = "What is held"
     return of_rows(
         title, columns, rows, *notes, caption=held, most=4, lines=True, folded=True, detail=True
@@ -289,9 +291,9 @@ def not_counted(s: Summary, show: Show) -> Section:
         rows = [(n, reason) for reason, n in c.missing.items()]
         of_all = replace(col.share(c.allocated), title="")
         tables.append(reasons((of_all, col.TEXT), rows, caption=caption, detail=True))
-    said = (
+    described = (
         *(Note(n, detail=True) for n in notes),
         *(Note(n, detail=counted) for n in special),
     )
     name = "what is not counted"
-    return Section("notes", name.capitalize(), said, tuple(tables), name=name)
+    return Section("notes", name.capitalize(), described, tuple(tables), name=name)

@@ -91,13 +91,13 @@ def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
 
 
 def _failed(
-    a: model.DeviceAccount, f: model.Failure, device: str, show: Show
+    a: model.DeviceAccount, f: model.AllocationFailure, device: str, show: Show
 ) -> tuple[str, tuple[Note, ...]]:
     notes = [Note(f.frame.code, Tone.STRONG)] if f.frame is not None and f.frame.code else []
     notes.append(Note(f"it did not fit: {words.why(a, f, show)}", Tone.ERROR))
-    if f.doing:
-        said = f"memprof was {f.doing}; a call that fails there is made again without"
-        notes.append(Note(said, Tone.WARN))
+    if f.activity:
+        text = f"memprof was {f.activity}; a call that fails there is made again without"
+        notes.append(Note(text, Tone.WARN))
     here = f"failed {f.count:,} times here" if f.count > 1 else ""
     others = f"{f.earlier:,} other requests had failed before" if f.earlier else ""
     if here or others:
@@ -107,14 +107,14 @@ def _failed(
         Note(f"{format_both(a.reserved, show)} reserved, {show(f.left(a.reserved))} left"),
     ]
     if f.outside:
-        said = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
-        notes.append(Note(said))
+        text = f"{show(f.outside)} outside of torch's allocator: CUDA, libraries, others"
+        notes.append(Note(text))
     notes += [Note(note, Tone.WARN) for note in a.notes]
     title = f"Out of memory on {a.device}: {words.asked(f, show)} asked for {words.asker(f)}"
     return title, tuple(notes)
 
 
-def _helps(f: model.Failure) -> Section:
+def _helps(f: model.AllocationFailure) -> Section:
     columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
     rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
     title = "What would have helped, and how much at most"
@@ -157,7 +157,7 @@ def _in_phase(a: model.DeviceAccount) -> str:
 
 
 def _purposes(a: model.DeviceAccount) -> Section:
-    uses = {p.label for p in a.by_purpose()}
+    uses = {p.label for p in a.by_category()}
     parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[1] in uses]
     others = [row for row in parts if row[1] not in uses]
@@ -189,8 +189,8 @@ def _holders(a: model.DeviceAccount) -> Section:
     tensors = col.Count("tensors", adds=True)
     columns = (col.BYTES, tensors, col.Text("what"), col.Text("who has it"))
     rows = [(r.nbytes, r.count, r.what, r.holder or None) for r in a.rows]
-    said = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
-    return replace(said, name="who has what is live now", spare=2)
+    section = of_rows("Live now, largest first", columns, rows, brief=_BRIEF // 2)
+    return replace(section, name="who has what is live now", spare=2)
 
 
 def _when(a: model.DeviceAccount) -> str:
@@ -204,12 +204,12 @@ def _when(a: model.DeviceAccount) -> str:
 def _outside(a: model.DeviceAccount) -> Section:
     rows = [(o.nbytes, o.what, f"{'estimate: ' * o.estimated}{o.source}") for o in a.outside]
     columns = (col.BYTES, col.Text("what"), col.Text("from", fold=True))
-    said = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
+    section = of_rows("Outside of torch's allocator", columns, rows, least=len(rows))
     # Its sum stands above.
-    return replace(said, name="what is outside of the allocator", spare=5)
+    return replace(section, name="what is outside of the allocator", spare=5)
 
 
-def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.AccountRow], str]) -> Section:
+def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.Held], str]) -> Section:
     found: Counter[tuple[str, ...]] = Counter()
     beside = _library(a) if key is _location else ()
     for r in a.rows:
@@ -224,11 +224,11 @@ def _library(a: model.DeviceAccount) -> tuple[col.Column, ...]:
     return (col.Path("in library"),) if any(r.library for r in a.rows) else ()
 
 
-def _location(r: model.AccountRow) -> str:
+def _location(r: model.Held) -> str:
     return words.place(r.frame) or _nowhere(r)
 
 
-def _nowhere(r: model.AccountRow) -> str:
+def _nowhere(r: model.Held) -> str:
     return r.holder or (f"({model.BEFORE})" if r.detail == model.BEFORE else _AUTOGRAD)
 
 
@@ -277,11 +277,11 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
     if not pool.graphs:
         return [*notes, Note("nothing was captured into it")]
     if pool.gone:
-        said = "as it was after the last capture: by the end all its graphs were deleted, "
-        notes.append(Note(f"{said}{show(pool.at_end)} of it are left"))
+        text = "as it was after the last capture: by the end all its graphs were deleted, "
+        notes.append(Note(f"{text}{show(pool.at_end)} of it are left"))
     alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
-    said = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
-    notes.append(Note(said + "a graph costs by how much smaller the pool were without it"))
+    text = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
+    notes.append(Note(text + "a graph costs by how much smaller the pool were without it"))
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
@@ -306,7 +306,7 @@ def _captures(pool: model.GraphPool) -> Table:
     return Table(columns, rows, foot)
 
 
-def _state(g: model.CapturedGraph) -> str:
+def _state(g: model.GraphCapture) -> str:
     if g.failed:
         return f"{label(g)} (failed: {g.failed})"
     return f"{label(g)} (deleted)" if g.deleted else label(g)
@@ -331,13 +331,13 @@ def _left(pool: model.GraphPool, show: Show) -> Section:
     found = left_behind(pool)
     columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
-        (r.nbytes, len(x.graphs), r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes)
+        (r.nbytes, len(x.graphs), r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes)
         for x in found
         for r in (x.row,)
     ]
     leaks = sum(x.row.nbytes for x in found if x.leaks)
-    said = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
-    notes = (Note(said, Tone.WARN),) if leaks else ()
+    text = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
+    notes = (Note(text, Tone.WARN),) if leaks else ()
     return of_rows("What captures left in the pool", columns, rows, *notes)
 
 
@@ -349,9 +349,7 @@ def _at_peak(pool: model.GraphPool, show: Show) -> Section:
     return Section("", title, tables=(_rows(graph.at_peak, graph.rounding),))
 
 
-def _rows(found: list[model.CaptureRow], rounding: int = 0) -> Table:
-    rows = [
-        (r.nbytes, r.count, r.fate.label, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found
-    ]
+def _rows(found: list[model.Held], rounding: int = 0) -> Table:
+    rows = [(r.nbytes, r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes) for r in found]
     foot = ((rounding, None, "rounding", None, None, None),) if rounding else ()
     return Table((col.BYTES, col.BLOCKS, col.Text("what"), *col.ASKED_FOR), rows, foot)

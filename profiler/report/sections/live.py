@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...attribution import Breakdown, ModuleNode, Share, View
 from ...model import Category, Profile
@@ -10,7 +10,7 @@ from .. import columns as col
 from ..failure import place
 from ..format import format_both, format_ns, format_share, shorten_path
 from ..section import EVERY, UNATTRIBUTED, Note, Section, Show, Table, Tone
-from ..summary import GraphRow, Summary
+from ..summary import Summary
 from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
 
@@ -42,14 +42,14 @@ def peak(s: Summary, show: Show) -> Section:
     if others:
         notes.append(Note("other devices: " + ", ".join(others), detail=True))
     if s.unobserved_calls:
-        said = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
-        notes.append(Note(said + "is not counted", Tone.WARN))
+        text = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
+        notes.append(Note(text + "is not counted", Tone.WARN))
     for row in s.table:
         held = row.waiting * (row.saved or 0)
         if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
-            said = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
-            said += f"each saved, {show(row.saved or 0)}, is held as long as its outputs are, and "
-            notes.append(Note(f"{said}is not in this peak", Tone.WARN))
+            text = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
+            text += f"each saved, {show(row.saved or 0)}, is held as long as its outputs are, and "
+            notes.append(Note(f"{text}is not in this peak", Tone.WARN))
     known = f"Peak of known live memory on {s.device}: {format_both(p.nbytes, show)}"
     return Section("peak", known, tuple(notes))
 
@@ -88,19 +88,19 @@ def of_instant(profile: Profile) -> Iterator[Section]:
     yield Section("over-time", "Memory over time", view="timeline")
     yield Section("live-set", "Live set", view="live")
     if any(g.placements for g in profile.graphs):
-        said = (
+        text = (
             "Bottom to top: addresses, each segment on its own scale. Left to right: the instants "
             "of one replay. Each box is a block from its allocation to its release; what is empty "
             "is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces "
             "that libraries took while a graph was recorded are in it, so its sum is not that of "
             "the live set."
         )
-        yield Section("addresses", "Address map", (Note(said),), view="addresses")
+        yield Section("addresses", "Address map", (Note(text),), view="addresses")
         return
     why = why_no_addresses(profile).get("", "")
-    said = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
-    said += f" The ledger says: {why}." if why else ""
-    yield Section("addresses", "Address map", (Note(said),))
+    text = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
+    text += f" The ledger says: {why}." if why else ""
+    yield Section("addresses", "Address map", (Note(text),))
 
 
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
@@ -139,10 +139,10 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
 
     # Where the device has an account, that says what the peak is made of.
     watched = {a.device for a in s.profile.accounts if not a.present}
-    told = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
+    elsewhere = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
     for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
         b = s.views[view]
-        detail = view not in told or s.device in told[view]
+        detail = view not in elsewhere or s.device in elsewhere[view]
         title = f"Live at the peak, by {VIEWS[view][0].title}"
         name = f"compiled code by {VIEWS[view][0].title}"
         if view is View.MODULE:
@@ -160,8 +160,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         state = s.profile.optimizer_state.get(s.device, 0)
         known = s.profile.accounts or any(p.key == Category.OPTIMIZER_STATE.value for p in b.parts)
         if view is View.CATEGORY and state and not known:
-            said = "beside compiled calls, as it is at the end"
-            foot.append((state, None, "", Category.OPTIMIZER_STATE.label, said))
+            text = "beside compiled calls, as it is at the end"
+            foot.append((state, None, "", Category.OPTIMIZER_STATE.label, text))
         rows = [row(view, p) for p in b.parts]
         least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
         tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
@@ -222,9 +222,9 @@ def saved(s: Summary, show: Show) -> Section:
         for a in s.saved
     ]
     foot = ((total, "", "", "total", "", "", ""),) if rows else ()
-    said = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
-    said += "held long is what recomputing or offloading it saves most on."
-    notes = (Note(said, only="page"),) if rows else ()
+    text = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
+    text += "held long is what recomputing or offloading it saves most on."
+    notes = (Note(text, only="page"),) if rows else ()
     none = "No forward with a backward was observed, so nothing is saved from one to the other."
     tables = (Table(columns, rows, foot, rest="smaller", empty=none),)
     title = "Saved activations, by bytes x calls until the backward"
@@ -246,7 +246,7 @@ def graphs(s: Summary) -> Section:
         (r.label, r.calls, r.median_ns, r.allocated, r.peak, r.saved, r.programs) for r in ordered
     ]
     none = "No graph was compiled while the profile was taken."
-    tables = (Table(columns, rows, least=10, empty=none), _others(ordered), _unobserved(s))
+    tables = (Table(columns, rows, least=10, empty=none), _unobserved(s))
     shown = tuple(t for t in tables if t.rows or t.empty)
     title = "Graphs; bytes of one call of the most called program"
     return Section("graphs", title, tables=shown, detail=True, name="graphs")
@@ -261,23 +261,3 @@ def _unobserved(s: Summary) -> Table:
         rest="more graphs",
         lines=True,
     )
-
-
-def _others(graphs: Sequence[GraphRow]) -> Table:
-    columns = (
-        col.Code("graph"),
-        col.Code("writes to", help="Inputs that a call changes in place", fold=True),
-        col.Code("returns", help="Inputs that are its outputs too, or that these view"),
-        col.Bytes("may overwrite", help="Saved activations that nobody else holds"),
-    )
-    rows = [
-        (g.label, _names(g.mutates), _names(g.aliases), g.donated or None)
-        for g in graphs
-        if g.mutates or g.aliases or g.donated
-    ]
-    return Table(columns, rows, caption="Memory that graphs were given", rest="more graphs")
-
-
-def _names(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -11,7 +11,8 @@ A free block that another stream still uses is *awaiting*: freed by the program
 (``free_requested``), not yet to be had (``free_completed``).
 
 Where the history begins in the midst of a program, or events were lost because one thread took it
-while another one allocated, what is there is taken from a snapshot (``Replay.take_over``).
+while another one allocated, what is there is taken from a snapshot
+(``AllocatorHistory.take_over``).
 
 Note [The instant that decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -23,8 +24,9 @@ Note [Few marks]
 ~~~~~~~~~~~~~~~~
 What a mark says of memory is noted in the blocks that are there when the history is followed past
 it. A run has a few marks a step, and is explained at its end, when blocks are asked about that
-still live, lived long or are of the peak. So marks that no such block refers to go (``thin``). Of
-those in a row one of each phase stays, so that a phase which lay between two blocks still does.
+still live, lived long or are of the peak. So marks that no such block refers to
+go (``drop_unused_marks``). Of those in a row one of each phase stays, so that a phase which lay
+between two blocks still does.
 """
 
 from __future__ import annotations
@@ -37,30 +39,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from memprof.profiler.model import Purpose, SourceFrame
+from memprof.profiler.model import Category, SourceFrame
+from memprof.profiler.model import allocator_rules as rules
 
 from .marks import Mark
-from .segments import Segment, Segments, pool_id
-
-ROUNDING = 512
-"""Bytes to whose multiple a request is rounded, and the least that is worth cutting off."""
-
-SMALL = 1 << 20
-"""The largest rounded request, in bytes, that is served from the pool of small blocks; and what
-must be left over of a block of the other pool to be cut off."""
-
-_SMALL_SEGMENT = 2 << 20
-_LARGE_SEGMENT = 20 << 20
-_OWN_SEGMENT = 10 << 20
-"""Requests from so many bytes on get a segment of their own size."""
-_ROUND_LARGE = 2 << 20
+from .segments import AllocatorSegment, Segments, pool_id
 
 LONG = 8
-"""A block that lived for one part in so many of a history is in ``Replay.gone``."""
+"""A block that lived for one part in so many of a history is in ``AllocatorHistory.long_lived``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AutogradOrigin:
     """The operation of autograd that a block is of, e.g. ``LogSoftmaxBackward0``; the allocator's
     frames of its forward, none where they are not known; and of logits their shape."""
 
@@ -70,7 +60,7 @@ class Origin:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class AllocatorBlock:
     """Memory that was handed out once.
 
     Attributes:
@@ -83,9 +73,9 @@ class Block:
             one that is ``cut`` the last before the failure that made it do so.
         ended: how many events had happened when it could be handed out again; None until then.
         stream: on which it was asked for; 0 is the default stream.
-        known: what a mark knew it to be: the first, or persistent state if any did.
-        often, checkpointed: whether it was written to often, or handed to a checkpointed function,
-            at any mark.
+        known_category: by the first mark that knew it, or persistent state if any knew it as that.
+        written_often, checkpointed: whether it was written to often, or handed to a checkpointed
+            function, at any mark.
         batch: whether it is as large as a tensor of the last batch before.
         origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
@@ -102,12 +92,12 @@ class Block:
     freed_after: int | None = None
     ended: int | None = None
     stream: int = 0
-    known: Purpose | None = None
-    often: bool = False
+    known_category: Category | None = None
+    written_often: bool = False
     checkpointed: bool = False
     batch: bool = False
     owner: str = ""
-    origin: Origin | None = None
+    origin: AutogradOrigin | None = None
     cut: bool = False
 
     def lived_long(self, events: int) -> bool:
@@ -126,7 +116,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Peak:
+class AllocatorInstant:
     """The instant of Note [The instant that decides]: bytes, how many events had happened, the
     number of the last mark; blocks that were handed out, or awaiting, with the addresses of the
     latter; and segments, each with its size then."""
@@ -135,56 +125,56 @@ class Peak:
     allocated: int = 0
     event: int = 0
     mark: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AllocatorBlock] = field(default_factory=list)
     awaiting: set[int] = field(default_factory=set)
-    segments: list[tuple[Segment, int]] = field(default_factory=list)
+    segments: list[tuple[AllocatorSegment, int]] = field(default_factory=list)
 
 
-class Replay:
+class AllocatorHistory:
     """Follows the history of one device; see Note [Following the allocator].
 
     Attributes:
         allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
-        events, strange: that were followed, and that contradict the others.
+        events, inconsistent_events: that were followed, and that contradict the others.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time as the allocator
             has it: those of one place have one list of frames.
         mark: number of the last mark before what was followed last.
-        gone: blocks that lived long (``Block.lived_long``) and are not there any more.
-        failed: number of the last mark before a failure, a request's or a backward's, after which
-            nothing was asked for yet; None if there was none.
+        long_lived: blocks that lived long (``Block.lived_long``) and are not there any more.
+        failed_mark: number of the last mark before a failure, a request's or a backward's, after
+            which nothing was asked for yet; None if there was none.
     """
 
     def __init__(
         self,
         settings: Mapping[str, Any] | None = None,
-        made: Callable[[Block], None] | None = None,
+        on_block: Callable[[AllocatorBlock], None] | None = None,
         *,
         device: int = 0,
-        take_down: bool = True,
+        keep_blocks: bool = True,
         completes: bool = False,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
-            made: called with every block that is handed out; what becomes of it is noted in it.
+            on_block: called with every block that is handed out; what becomes of it is noted in it.
             device: whose counts of marks are meant.
-            take_down: whether ``peak`` is to have its blocks and segments. A history in which each
-                step is the highest so far takes long with them.
+            keep_blocks: whether ``peak`` is to have its blocks and segments. A history in which
+                each step is the highest so far takes long with them.
             completes: whether what is let go of can be handed out again at once, since the history
                 does not say when it can.
         """
-        self._takes_down = take_down
+        self._keeps_blocks = keep_blocks
         self._completes = completes
         settings = settings or {}
-        self._made = made
+        self._on_block = on_block
         self._device = device
         self.allocated_bytes = 0
         self.most_allocated = 0
-        self.peak = Peak()
+        self.peak = AllocatorInstant()
         self.events = 0
-        self.strange = 0
+        self.inconsistent_events = 0
         self.corrected = 0
         self.out_of_memory: list[tuple[int, Sequence[Mapping[str, Any]]]] = []
         limit = settings.get("max_split_size", -1)
@@ -194,12 +184,12 @@ class Replay:
             for mib, parts in settings.get("roundup_power2_divisions", {}).items()
         }
         self._segments = Segments()
-        self._live: dict[int, Block] = {}
+        self._live: dict[int, AllocatorBlock] = {}
         self.mark = 0
-        self.gone: list[Block] = []
-        self.failed: int | None = None
-        self._asked = 0
-        self._let_go = 0
+        self.long_lived: list[AllocatorBlock] = []
+        self.failed_mark: int | None = None
+        self._requests = 0
+        self._frees = 0
         self._batch: frozenset[int] = frozenset()
         self._peak_pending = False
 
@@ -209,61 +199,62 @@ class Replay:
         return self._segments.reserved
 
     @property
-    def live(self) -> Iterable[Block]:
+    def live(self) -> Iterable[AllocatorBlock]:
         """Blocks that are handed out, or awaiting, now."""
         return self._live.values()
 
     @property
-    def segments(self) -> Iterable[Segment]:
+    def segments(self) -> Iterable[AllocatorSegment]:
         return self._segments
 
-    def now(self) -> Peak:
+    def now(self) -> AllocatorInstant:
         """Returns what there is at this instant, as if it were the one that decides."""
-        peak = Peak(self.reserved, self.allocated_bytes, self.events, self.mark)
-        self._take_down(peak)
+        peak = AllocatorInstant(self.reserved, self.allocated_bytes, self.events, self.mark)
+        self._record_blocks(peak)
         return peak
 
     def feed(
         self,
         events: Iterable[Mapping[str, Any]],
         marks: Sequence[Mark] = (),
-        origins: Mapping[int, Origin] = MappingProxyType({}),
+        origins: Mapping[int, AutogradOrigin] = MappingProxyType({}),
     ) -> None:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
         so far. ``origins`` are those of blocks, by their number among these events' requests."""
         self._segments.new_history()
-        begin = self._asked
+        begin = self._requests
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
-                self._pass(marks, (self._asked, math.inf))
-                self._alloc(e, origins.get(self._asked - begin))
-                self._asked += 1
+                self._advance_marks(marks, (self._requests, math.inf))
+                self._alloc(e, origins.get(self._requests - begin))
+                self._requests += 1
             elif action == "free_requested":
-                self._pass(marks, (self._asked, self._let_go))
-                self._let_go += 1
+                self._advance_marks(marks, (self._requests, self._frees))
+                self._frees += 1
                 self._free_requested(e["addr"])
             elif action == "free_completed":
                 self._free_completed(e["addr"])
             elif action in ("segment_alloc", "segment_map"):
-                # Nobody is to be taken down before: now more is reserved than at any such peak.
+                # The peak needs no end here: now more is reserved than at any before.
                 mapped = action == "segment_map"
                 pool = e.get("pool_id")
-                self.strange += not self._segments.grow(e["addr"], e["size"], mapped, pool)
+                if not self._segments.grow(e["addr"], e["size"], mapped, pool):
+                    self.inconsistent_events += 1
                 self._note_peak()
             elif action in ("segment_free", "segment_unmap"):
-                self._keep_peak()
-                self.strange += self._segments.shrink(e["addr"], e["size"])
+                self._finish_peak()
+                self.inconsistent_events += self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
-                self.failed = None
-                self._pass(marks, (self._asked, self._let_go))
-                if self.failed is None:  # Else that what ran has raised is among these.
-                    self.failed = self.mark
+                self.failed_mark = None
+                self._advance_marks(marks, (self._requests, self._frees))
+                if self.failed_mark is None:  # Else that what ran has raised is among these.
+                    self.failed_mark = self.mark
                 self.out_of_memory.append((e["size"], e.get("frames") or ()))
-        self._pass(marks, (math.inf, math.inf))
-        self._keep_peak()
-        self.gone = [b for b in self.gone if b.lived_long(self.events)]
+        self._advance_marks(marks, (math.inf, math.inf))
+        self._finish_peak()
+        self.long_lived = [b for b in self.long_lived if b.lived_long(self.events)]
 
     def take_over(
         self, segments: Iterable[Mapping[str, Any]], counts: tuple[int, int] = (0, 0)
@@ -271,15 +262,15 @@ class Replay:
         """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
         the peak. A block that was followed and is there keeps what is known of it; ``counts`` are
         of blocks that had been asked for, and let go of, by then."""
-        self._keep_peak()
-        self._asked, self._let_go = counts
+        self._finish_peak()
+        self._requests, self._frees = counts
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0
         for s in segments:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
-            segment = Segment(s["address"], s["total_size"], s.get("is_expandable", False))
+            segment = AllocatorSegment(s["address"], s["total_size"], s.get("is_expandable", False))
             segment.pool = pool_id(s.get("segment_pool_id", (0, 0)))
             self._segments.add(segment)
             for b in s["blocks"]:
@@ -293,10 +284,10 @@ class Replay:
                     block.freed_after = self.mark
                 self._end(block)
         self._note_peak()
-        self._keep_peak()
+        self._finish_peak()
 
     def _take_over_block(
-        self, found: Mapping[str, Any], stream: int, followed: Block | None
+        self, found: Mapping[str, Any], stream: int, followed: AllocatorBlock | None
     ) -> None:
         address, requested, size = found["address"], found["requested_size"], found["size"]
         awaiting = found["state"] != "active_allocated"
@@ -307,8 +298,8 @@ class Replay:
             or (block.freed_after is not None and not awaiting)
         ):
             block = self._block(address, requested, size, found.get("frames", ()), stream)
-            if self._made is not None and self.events:
-                self._made(block)
+            if self._on_block is not None and self.events:
+                self._on_block(block)
         if not awaiting:
             self.allocated_bytes += size
         elif block.freed_after is None:
@@ -323,36 +314,38 @@ class Replay:
         found = sum(total for total, _ in sizes), sum(allocated for _, allocated in sizes)
         return found == (self.reserved, self.allocated_bytes)
 
-    def _pass(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
+    def _advance_marks(self, marks: Sequence[Mark], until: tuple[float, float]) -> None:
         while self.mark + 1 < len(marks):
             mark = marks[self.mark + 1]
             if mark.counts.get(self._device, (0, 0)) > until:
                 break
             self.mark += 1
-            self._note(mark)
+            self._apply_mark(mark)
 
-    def _note(self, mark: Mark) -> None:
+    def _apply_mark(self, mark: Mark) -> None:
         """Note in the blocks that are there what a mark says of them."""
         self._batch = mark.batch or self._batch
         if mark.cut:
-            self.failed = self.mark - 1
+            self.failed_mark = self.mark - 1
         for address in mark.checkpointed:
             block = self._live.get(address)
             if block is not None and block.freed_after is None:
                 block.checkpointed = True
-        known, often, owners = sorted(mark.known), sorted(mark.often), sorted(mark.owners)
+        known = sorted(mark.categories)
+        often = sorted(mark.written_often)
+        owners = sorted(mark.owners)
         for block in self._live.values() if known or often or owners else ():
             if block.freed_after is not None:
                 continue
             if owners and not block.owner and (owned := block.first_of(owners)) is not None:
                 block.owner = mark.owners[owned]
             address_in = block.first_of(known)
-            purpose = None if address_in is None else mark.known[address_in]
+            category = None if address_in is None else mark.categories[address_in]
             # That something is written to may be seen later than that it is a module's.
-            if block.known is None or purpose is Purpose.PERSISTENT_STATE:
-                block.known = purpose
+            if block.known_category is None or category is Category.PERSISTENT_STATE:
+                block.known_category = category
             if often and block.first_of(often) is not None:
-                block.often = True
+                block.written_often = True
 
     def assign_pools(self, segments: Iterable[Mapping[str, Any]]) -> None:
         """Learn from the snapshot whose history was fed last to which pools segments belong."""
@@ -363,45 +356,49 @@ class Replay:
 
     # What the allocator can do.
 
-    def _block(self, address: int, requested: int, size: int, frames: Any, stream: int) -> Block:
-        block = Block(address, requested, size, self.events, self.mark, frames, stream=stream)
+    def _block(
+        self, address: int, requested: int, size: int, frames: Any, stream: int
+    ) -> AllocatorBlock:
+        block = AllocatorBlock(
+            address, requested, size, self.events, self.mark, frames, stream=stream
+        )
         block.batch = requested in self._batch
         return block
 
-    def _alloc(self, e: Mapping[str, Any], origin: Origin | None) -> None:
+    def _alloc(self, e: Mapping[str, Any], origin: AutogradOrigin | None) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
         there = None if segment is None else self._segments.free.take(address)
         if segment is None or there is None or there < size:
-            self.strange += 1
+            self.inconsistent_events += 1
         elif self.cuts(there - size, size, segment.expandable):
             self._segments.free.add(address + size, there - size)
         else:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         block.origin = origin
-        self.failed = None
+        self.failed_mark = None
         self._live[address] = block
         self.allocated_bytes += size
-        if self._made is not None:
-            self._made(block)
+        if self._on_block is not None:
+            self._on_block(block)
         self._note_peak()
 
     def _note_peak(self) -> None:
         self.most_allocated = max(self.most_allocated, self.allocated_bytes)
         reserved = self._segments.reserved
         if (reserved, self.allocated_bytes) > (self.peak.reserved, self.peak.allocated):
-            self.peak = Peak(reserved, self.allocated_bytes, self.events, self.mark)
+            self.peak = AllocatorInstant(reserved, self.allocated_bytes, self.events, self.mark)
             self._peak_pending = True
 
     def rounded(self, requested: int) -> int:
         """Bytes that are cut off for a request, c10's ``round_size``: rounded to 512 bytes, or
         where ``roundup_power2_divisions`` says so to a part of the power of two below."""
-        size = max(ROUNDING, -(-requested // ROUNDING) * ROUNDING)
+        size = max(rules.ROUNDING, rules.rounded(requested))
         exponent = max(0, min(15, requested.bit_length() - 21))
         parts = self._divisions.get(1 << exponent, 0)
-        if parts <= 1 or requested <= ROUNDING * parts:
+        if parts <= 1 or requested <= rules.ROUNDING * parts:
             return size
         step = (1 << (requested.bit_length() - 1)) >> (parts.bit_length() - 1)
         return -(-requested // step) * step if step else size
@@ -409,27 +406,27 @@ class Replay:
     def cuts(self, rest: int, size: int, expandable: bool) -> bool:
         """Tells whether a block of so many bytes is cut off where ``rest`` would remain."""
         if expandable:
-            return rest >= ROUNDING
-        limited = size > SMALL and self._max_split is not None and size >= self._max_split
-        return is_cut(rest, size) and not limited
+            return rest >= rules.ROUNDING
+        limited = size > rules.SMALL and self._max_split is not None and size >= self._max_split
+        return rules.is_cut(rest, size) and not limited
 
     def _free_requested(self, address: int) -> None:
-        self._keep_peak()
+        self._finish_peak()
         block = self._live.get(address)
         if block is None or block.freed_after is not None:
-            self.strange += 1
+            self.inconsistent_events += 1
             return
-        block.cut = self.failed is not None
-        block.freed_after = self.mark if self.failed is None else self.failed
+        block.cut = self.failed_mark is not None
+        block.freed_after = self.mark if self.failed_mark is None else self.failed_mark
         self.allocated_bytes -= block.size
         if self._completes:
             self._free_completed(address)
 
     def _free_completed(self, address: int) -> None:
-        self._keep_peak()
+        self._finish_peak()
         block = self._live.pop(address, None)
         if block is None:
-            self.strange += 1
+            self.inconsistent_events += 1
             return
         if block.freed_after is None:  # Graph pools are put back without a request.
             block.freed_after = self.mark
@@ -438,33 +435,33 @@ class Replay:
         if self._segments.at(address) is not None:
             self._segments.give(address, block.size)
 
-    def _end(self, block: Block) -> None:
+    def _end(self, block: AllocatorBlock) -> None:
         block.ended = self.events
         if block.lived_long(self.events):
-            self.gone.append(block)
+            self.long_lived.append(block)
 
-    def _keep_peak(self) -> None:
+    def _finish_peak(self) -> None:
         """Take down who is there before the first of them goes."""
         if not self._peak_pending:
             return
         self._peak_pending = False
-        if self._takes_down:
-            self._take_down(self.peak)
+        if self._keeps_blocks:
+            self._record_blocks(self.peak)
 
-    def _take_down(self, peak: Peak) -> None:
+    def _record_blocks(self, peak: AllocatorInstant) -> None:
         peak.blocks = [b for b in self._live.values() if b.event <= peak.event]
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
 
 
-def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
+def drop_unused_marks(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
     """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
-    ``replays``, all that follow these marks, and in their blocks become those that they have then.
+    ``histories``, all that follow these marks, and in their blocks become those they have then.
     """
-    passed = min(r.mark for r in replays)
-    blocks = {id(b): b for r in replays for b in (*r.live, *r.peak.blocks, *r.gone)}
-    stay = {0, *(n for r in replays for n in (r.mark, r.peak.mark, r.failed or 0))}
+    passed = min(r.mark for r in histories)
+    blocks = {id(b): b for r in histories for b in (*r.live, *r.peak.blocks, *r.long_lived)}
+    stay = {0, *(n for r in histories for n in (r.mark, r.peak.mark, r.failed_mark or 0))}
     stay |= {i for i, m in enumerate(marks) if m.cut}
     for b in blocks.values():
         stay |= {b.mark, b.freed_after or 0}
@@ -480,24 +477,9 @@ def thin(marks: list[Mark], replays: Sequence[Replay]) -> None:
         b.mark = new[b.mark]
         if b.freed_after is not None:
             b.freed_after = new[b.freed_after]
-    for r in replays:
+    for r in histories:
         r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
-        r.failed = r.failed and new[r.failed]
-
-
-def is_cut(rest: int, size: int) -> bool:
-    """Tells whether a block of so many bytes is cut off where ``rest`` would remain: c10's
-    ``should_split`` for a segment that does not grow."""
-    return rest >= ROUNDING if size <= SMALL else rest > SMALL
-
-
-def segment_size(size: int) -> int:
-    """Bytes of the segment that the allocator gets for a request of a rounded size."""
-    if size <= SMALL:
-        return _SMALL_SEGMENT
-    if size < _OWN_SEGMENT:
-        return _LARGE_SEGMENT
-    return -(-size // _ROUND_LARGE) * _ROUND_LARGE
+        r.failed_mark = r.failed_mark and new[r.failed_mark]
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

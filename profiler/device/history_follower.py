@@ -1,4 +1,4 @@
-"""Watches a process's CUDA devices: the allocator's history, divided by marks.
+"""Follows the history of a process's CUDA allocator, divided by marks.
 
 Note [Marks]
 ~~~~~~~~~~~~
@@ -27,7 +27,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,20 +36,16 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memprof.profiler.model import DeviceAccount, Growth, Purpose, SourceFrame
+from memprof.profiler.model import SourceFrame
 
 from . import _torch_compat as compat
-from . import _torch_hooks as hooks
-from .account import Otherwise, explain, say_of_history
 from .draining import on_main_thread
-from .growth import growth_of
-from .holders import Holders
-from .known import Known, Objects, of_parameters, of_state, sizes_of
+from .history import AllocatorBlock, AllocatorHistory, drop_unused_marks
+from .known import Categories, Objects, of_parameters, of_state, sizes_of
 from .marks import Mark, Phase
 from .operations import Backward, origins
 from .owners import owners
-from .replay import Block, Peak, Replay, thin
-from .totals import counted, named, outside, peaks
+from .totals import peaks
 from .where import line_of_caller
 
 log = logging.getLogger("memprof")
@@ -64,20 +59,15 @@ DRAIN = 20_000
 _PERIOD = 0.2
 """Seconds between two looks at how much history there is, beside the program."""
 
-_PAUSE = 100
-"""The time between two looks at modules, beside the program, in times that a look takes."""
-
 _MANY_MARKS = 1_000
 """Marks that a run must have for some to go."""
 
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
-    """Returns what torch calls of a ``Watch``: nothing where nobody watches, and it never
-    raises.
-    """
+    """Returns a method that torch calls: it does nothing where nobody watches, and never raises."""
 
     @functools.wraps(do)
-    def guarded(self: Watch, *args: Any) -> None:
+    def guarded(self: HistoryFollower, *args: Any) -> None:
         if torch.compiler.is_compiling() or not self.watches:
             return
         try:
@@ -88,8 +78,8 @@ def _hook(do: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-class Watch:
-    """Follows every device of this process, from ``install`` to ``uninstall``.
+class HistoryFollower:
+    """Follows the allocator on every device of this process, from ``install`` to ``uninstall``.
 
     Attributes:
         marks: so far; the first one is the beginning. A mark's number is its index.
@@ -97,10 +87,10 @@ class Watch:
             tells of one, as of a compiled optimizer's, each time that all parameters of the
             optimizers were written to between two backwards.
         objects: modules and optimizers of the program.
-        lost: how often the history was full before it was taken.
+        times_full: how often the history was full before it was taken.
         started: whether CUDA has started.
-        replays: what was followed until the last ``drain``, by device.
-        made: called with the number of a device and each block of its history; to be set before
+        histories: what was followed until the last ``drain``, by device.
+        on_block: called with the number of a device and each block of its history; to be set before
             ``install``.
         why_not: why there will be no account, in words; empty if there will be.
     """
@@ -121,13 +111,12 @@ class Watch:
                 which ``accounts`` can tell nothing apart.
         """
         self.marks = [Mark(Phase.FORWARD, 0)]
-        self._known: dict[Phase | None, Known] = {}
         self.steps = 0
         self.objects = Objects()
-        self.lost = 0
+        self.times_full = 0
         self.started = False
-        self.replays: dict[int, Replay] = {}
-        self.made: Callable[[int, Block], None] | None = None
+        self.histories: dict[int, AllocatorHistory] = {}
+        self.on_block: Callable[[int, AllocatorBlock], None] | None = None
         self.why_not = ""
         self._on_step = on_step
         self._guest = guest
@@ -135,20 +124,18 @@ class Watch:
         self._process = os.getpid()
         self._installed = False
         self._history_is_ours = False
-        self._ending = False
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        self._draining = self._asks = False
+        self._draining = False
         # Held while a mark is set: a DataLoader may be read by a thread of its own.
         self._marking: Any = threading.RLock()
         self._few_marks = _MANY_MARKS
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._steps_of: dict[int, int] = {}
         self._written = -1
-        self._taken = 0
+        self._drained_at = 0
         self._depth = 0
         self._backwards: list[Backward] = []
-        self._modules_known = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
 
@@ -157,14 +144,14 @@ class Watch:
         self._installed = True
         if self._phases:
             self._undo += [
-                hooks.wrap_backward(self._around_backward),
-                hooks.on_module_tensors(self.objects.module_made),
-                hooks.on_optimizer(self.objects.optimizer_made),
+                compat.wrap_backward(self._around_backward),
+                compat.on_module_tensors(self.objects.module_made),
+                compat.on_optimizer(self.objects.optimizer_made),
                 register_optimizer_step_pre_hook(self._before_step).remove,
                 register_optimizer_step_post_hook(self._after_step).remove,
-                hooks.on_checkpoint(self._checkpointed),
-                hooks.around_clearing_of_workspaces(self._clears),
-                hooks.on_batch(self._batch),
+                compat.on_checkpoint(self._checkpointed),
+                compat.around_clearing_of_workspaces(self._clears),
+                compat.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
         self._thread.start()
@@ -172,14 +159,17 @@ class Watch:
     def uninstall(self) -> None:
         """Take back everything that ``install`` did, and end the allocator's history. What the main
         thread was asked for it may do once more."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._end_thread()
         self._installed = False
         while self._undo:
             self._undo.pop()()
         if self._history_is_ours and os.getpid() == self._process:
             compat.stop_history()
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def watches(self) -> bool:
@@ -189,10 +179,10 @@ class Watch:
 
     @property
     def follows(self) -> bool:
-        return bool(self.replays) and self.watches
+        return bool(self.histories) and self.watches
 
     @property
-    def fewest(self) -> int:
+    def fewest_steps(self) -> int:
         """Steps of the optimizer that is there and has made fewest."""
         return self.objects.fewest_steps(self._steps_of) if self._steps_of else self.steps
 
@@ -200,110 +190,6 @@ class Watch:
         """Follow nothing any more because of a fault of ours; the program goes on."""
         self.why_not = f"memprof failed to follow the memory: {type(error).__name__}: {error}"
         log.error("%s. Please report this.", self.why_not, exc_info=error)
-
-    def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
-        """Returns what was reserved at the peak of each device that was used, most first, of a run
-        that is over: but for a guest's, cuBLAS's workspaces are given back.
-
-        Args:
-            cut_off: whether the program ended in the middle: by an exception, or as it was left.
-
-        Raises:
-            RuntimeError: ``why_not`` says why there are none.
-        """
-        self._ending = True
-        self._count_updates()
-        if self.replays and not self.why_not:
-            self._mark_process(None)
-            self.drain()
-        if self.why_not:
-            raise RuntimeError(self.why_not)
-        if not self.started:
-            return []
-        if not self.replays:
-            return counted(self.steps)
-        stats = {d: torch.cuda.memory_stats(d) for d in self.replays}
-        if not self._guest:
-            self._mark(None, clears=True)
-            compat.clear_workspaces()
-            self.drain()
-        found = [self._account(d, stats[d], cut_off and self.trains) for d in self.replays]
-        return sorted((a for a in found if a.reserved), key=lambda a: -a.reserved)
-
-    def _account(self, device: int, stats: dict[str, Any], cut_off: bool) -> DeviceAccount:
-        replay = self.replays[device]
-        # A script may set the counters back (``reset_peak_memory_stats``), the history has no such
-        # end. And what they had before the watch began they may have from an earlier peak.
-        reserved, allocated = (
-            max(followed, counted if counted > before else 0)
-            for followed, counted, before in zip(
-                (replay.peak.reserved, replay.most_allocated),
-                peaks(stats),
-                self._peaks_before[device],
-                strict=True,
-            )
-        )
-        sizes = compat.workspace_sizes(device) if self._guest else ()
-        holders = functools.cache(Holders)
-        account = self._explained(
-            device,
-            replay.peak,
-            reserved,
-            cut_off=cut_off,
-            stays=lambda b: b.requested in sizes and holders().of(b) is None,
-            passing=compat.passing_workspace_sizes(device),
-        )
-        account.most_allocated = allocated
-        account.outside = outside(device) if self._guest else []
-        return account
-
-    def _explained(self, device: int, peak: Peak, reserved: int, **how: Any) -> DeviceAccount:
-        account = named(device, self.steps)
-        account.reserved = reserved
-        explain(account, peak, self.marks, **how)
-        say_of_history(account, self.replays[device], self.lost)
-        return account
-
-    def account_now(self, device: int, otherwise: Otherwise) -> tuple[DeviceAccount, int]:
-        """Returns what is reserved on a device at this instant, in the midst of the program, and
-        how many bytes the request was for that failed last; 0 if none did. ``otherwise`` as for
-        ``explain``.
-
-        Raises:
-            LookupError: it is not followed.
-        """
-        if self.follows:
-            self._mark_process(None)
-            self.drain()
-        if not self.follows or device not in self.replays:
-            raise LookupError(f"cuda:{device} is not followed")
-        replay = self.replays[device]
-        peak = replay.now()
-        account = self._explained(
-            device,
-            peak,
-            peak.reserved,
-            cut_off=self.trains,
-            now=True,
-            otherwise=otherwise,
-            stays=lambda b: otherwise(b)[0] is Purpose.WORKSPACE,
-        )
-        account.most_allocated = replay.most_allocated
-        failed = replay.out_of_memory
-        return account, failed[-1][0] if failed else 0
-
-    def growth(self) -> list[Growth]:
-        """Returns what is held across steps and grows, on all devices, most a step first."""
-        if not self.follows:
-            return []
-        known = self._mark_process(None)
-        self.drain()
-        found = [
-            growth
-            for device, replay in self.replays.items()
-            for growth in growth_of(device, replay, self.marks, known)
-        ]
-        return sorted(found, key=lambda g: -g.a_step)
 
     @_hook
     def _start(self) -> None:
@@ -324,17 +210,17 @@ class Watch:
         self._undo.append(compat.keep_counting())
         begun = {d: compat.allocation_counts(d) for d in range(torch.cuda.device_count())}
         snapshot = compat.drain_history()
-        settings, replays = snapshot["allocator_settings"], {}
+        settings, histories = snapshot["allocator_settings"], {}
         for device, counts in begun.items():
-            made = functools.partial(self.made, device) if self.made is not None else None
-            replay = replays[device] = Replay(settings, made, device=device)
-            replay.feed((), self.marks)
-            replay.take_over(_of_device(snapshot, device), counts)
+            made = functools.partial(self.on_block, device) if self.on_block is not None else None
+            history = histories[device] = AllocatorHistory(settings, made, device=device)
+            history.feed((), self.marks)
+            history.take_over(_of_device(snapshot, device), counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
-        self.replays = replays
-        self._taken = self.asked
+        self.histories = histories
+        self._drained_at = self.requests
         if self._guest:
-            self._undo.append(hooks.on_history(self._taken_over))
+            self._undo.append(compat.on_history(self._taken_over))
         if self._phases and any(asked for asked, _ in begun.values()):
             # What the memory of a program is for that runs already.
             self._mark_process(Phase.FORWARD)
@@ -355,28 +241,27 @@ class Watch:
         self._mark(None)
         return len(self.marks) - 1
 
-    def _mark(self, phase: Phase | None, known: Known | None = None, **said: Any) -> None:
-        if known:  # Most often what it was at the last such mark: kept once.
-            known = known if known != self._known.get(phase) else self._known[phase]
-            self._known[phase] = known
+    def _mark(self, phase: Phase | None, known: Categories | None = None, **facts: Any) -> None:
         with self._marking:
             before = self.marks[-1]
             if phase is None:  # In the one that runs, for which its line still waits.
-                phase, said = before.phase, {"line": before.line, **said}
+                phase, facts = before.phase, {"line": before.line, **facts}
             begins = phase is Phase.BACKWARD and before.phase is not phase
-            counts = {d: compat.allocation_counts(d) for d in self.replays}
-            mark = Mark(phase, self.steps, known or {}, counts=counts, **said)
+            counts = {d: compat.allocation_counts(d) for d in self.histories}
+            mark = Mark(phase, self.steps, known or {}, counts=counts, **facts)
             mark.backwards = before.backwards + begins
             self.marks.append(mark)
 
-    def _mark_process(self, phase: Phase | None) -> Known:
+    def _mark_process(self, phase: Phase | None) -> Categories:
         look = self.objects.of_process()
-        owned = owners(module for module, _ in self.objects.alive())
-        self._mark(phase, look.gradients | look.known, often=look.often, owners=owned)
-        return look.known
+        owned = owners(self.objects.alive())
+        self._mark(
+            phase, look.gradients | look.categories, written_often=look.written_often, owners=owned
+        )
+        return look.categories
 
     def _asked_of_each(self) -> dict[int, int]:
-        return {d: compat.allocation_counts(d)[0] for d in self.replays}
+        return {d: compat.allocation_counts(d)[0] for d in self.histories}
 
     @property
     def backwards(self) -> int:
@@ -389,7 +274,7 @@ class Watch:
         return self.objects.has_optimizer or self.backwards > 0
 
     @property
-    def asked(self) -> int:
+    def requests(self) -> int:
         """Blocks that were asked for so far, on all devices."""
         return sum(compat.allocation_counts(d)[0] for d in range(torch.cuda.device_count()))
 
@@ -400,12 +285,12 @@ class Watch:
         """
         with self._lock:
             # What is called between two bytecodes may call this again.
-            if not self.replays or self._draining or (at_least and self._ending):
+            if not self.histories or self._draining:
                 return
-            asked = self.asked
-            if asked - self._taken < at_least:
+            asked = self.requests
+            if asked - self._drained_at < at_least:
                 return
-            self._taken = asked
+            self._drained_at = asked
             self._draining = True
             try:
                 self._follow()
@@ -413,52 +298,33 @@ class Watch:
                 self._draining = False
 
     def _follow(self) -> None:
-        self.objects.look()
-        counts = {d: compat.allocation_counts(d) for d in self.replays}
+        counts = {d: compat.allocation_counts(d) for d in self.histories}
         snapshot = compat.drain_history()
         marks = list(self.marks)
-        for device, replay in self.replays.items():
+        for device, history in self.histories.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
-                self.lost += 1
-            replay.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
+                self.times_full += 1
+            history.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
             segments = _of_device(snapshot, device)
-            if not replay.agrees(segments):
-                replay.corrected += 1
-                replay.take_over(segments, counts[device])
-            replay.assign_pools(segments)
+            if not history.agrees(segments):
+                history.corrected += 1
+                history.take_over(segments, counts[device])
+            history.assign_pools(segments)
         for mark in marks:
             mark.forget()
         self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
-        if self.made is None and not self._ending and len(self.marks) > self._few_marks:
+        if self.on_block is None and len(self.marks) > self._few_marks:
             with self._marking:
-                thin(self.marks, list(self.replays.values()))
+                drop_unused_marks(self.marks, list(self.histories.values()))
             self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
 
     def _look_after(self) -> None:
-        """Drain where there is a lot of history, and see which buffers were written to, beside a
-        program that comes to no mark."""
-        look_at = 0.0
+        """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if not self.follows:
-                continue
-            begun = time.monotonic()
-            if begun >= look_at:
-                self._look()
-                look_at = begun + _PAUSE * (time.monotonic() - begun)
-            if self.follows and not self._asks and self.asked - self._taken >= DRAIN:
-                self._asks = True  # first: the main thread may be through before it is told
-                if not on_main_thread(self._asked_for):
-                    self._asks = False
-
-    @_hook
-    def _look(self) -> None:
-        self.objects.look()
-
-    def _asked_for(self) -> None:
-        self._asks = False
-        self._drain_if_due()
+            if self.follows and self.requests - self._drained_at >= DRAIN:
+                on_main_thread(self._drain_if_due)
 
     @_hook
     def _drain_if_due(self) -> None:
@@ -483,11 +349,9 @@ class Watch:
 
     @_hook
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
-        if not self.objects.looked:
-            self.objects.look()
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
-        if self.replays and self._looks() and not compat.compiled_autograd_is_on():
+        if self.histories and self._looks_for_parameters() and not compat.compiled_autograd_is_on():
             self._backwards.append(Backward(self._asked_of_each()))
             self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
@@ -524,7 +388,7 @@ class Watch:
     def _batch(self, batch: Any) -> None:
         self._mark(None, batch=frozenset(sizes_of(batch)))
 
-    def _looks(self) -> bool:
+    def _looks_for_parameters(self) -> bool:
         """Tells whether to look at this step for parameters and state, which stay where they
         are.
         """
@@ -532,28 +396,26 @@ class Watch:
 
     @_hook
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found: Known = {}
-        if not self._modules_known:
-            self._modules_known = True
+        found: Categories = {}
+        if not self._steps_of:
             found = self.objects.of_modules()
-        if self._looks():
-            self.objects.look()
+        if self._looks_for_parameters():
             found = of_parameters(optimizer) | found
         self._mark(Phase.OPTIMIZER, found)
 
     @_hook
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         found, owned = {}, {}
-        if self._looks():
+        if self._looks_for_parameters():
             found = of_state(optimizer)
-            owned = owners((module for module, _ in self.objects.alive()), [optimizer])
+            owned = owners(self.objects.alive(), [optimizer])
         # Of the one that steps most often: with several, each has its turn in an iteration.
         self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         self.steps = max(self._steps_of.values())
         self._mark(Phase.FORWARD, found, owners=owned)
         self.drain(DRAIN)
         if self._on_step is not None:
-            self._on_step(self.fewest, self.steps)
+            self._on_step(self.fewest_steps, self.steps)
 
 
 def _of_device(snapshot: dict[str, Any], device: int) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.profiler.device import segments
+from memprof.profiler.device.history import AllocatorHistory
 from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.replay import SMALL, Replay
+from memprof.profiler.model.allocator_rules import SMALL
 
 
 class History:
@@ -33,8 +34,8 @@ def marks(*counts: tuple[int, int]) -> list[Mark]:
     return [Mark(Phase.FORWARD, 0, counts={0: both}) for both in counts]
 
 
-def followed(history: History, **settings: Any) -> Replay:
-    replay = Replay(settings)
+def followed(history: History, **settings: Any) -> AllocatorHistory:
+    replay = AllocatorHistory(settings)
     replay.feed(history.events)
     return replay
 
@@ -57,7 +58,7 @@ def test_block_sizes(segment: int, requested: int, size: int) -> None:
     assert [b.size for b in replay.live] == [size]
     assert replay.allocated_bytes == size
     assert replay.reserved == segment
-    assert not replay.strange
+    assert not replay.inconsistent_events
 
 
 def test_expandable_segments_grow_and_are_cut_closely() -> None:
@@ -73,7 +74,7 @@ def test_expandable_segments_grow_and_are_cut_closely() -> None:
     replay = followed(history)
     assert [(b.address, b.size) for b in replay.live] == [(19 * MIB + 512, 20 * MIB)]
     assert replay.reserved == 22 * MIB
-    assert not replay.strange
+    assert not replay.inconsistent_events
 
 
 def test_max_split_size_keeps_large_blocks_whole() -> None:
@@ -126,7 +127,7 @@ def test_what_contradicts_is_counted_and_does_not_stop() -> None:
         .add("alloc", 0, 100)
     )
     replay = followed(history)
-    assert replay.strange == 4
+    assert replay.inconsistent_events == 4
     assert replay.reserved == 2 * MIB
 
 
@@ -144,7 +145,7 @@ def test_marks_lie_between_the_right_events() -> None:
         .freed(0, 2 * MIB)
         .add("alloc", 0, 2 * MIB)  # after it, and after the second, at which one was let go of
     )
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.feed(history.events[:2], marks((0, 0)))
     first = next(iter(replay.live))
     replay.feed(history.events[2:], marks((0, 0), (1, 0), (1, 1)))
@@ -176,7 +177,7 @@ def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
         (0, 15 * MIB, "inactive"),
     )
     nothing = {"address": 64 * MIB, "total_size": 0, "allocated_size": 0, "blocks": []}
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.feed((), marks((7, 3), (7, 3)))
     replay.take_over([there, nothing], (7, 3))
     assert replay.agrees([there, nothing])
@@ -193,7 +194,7 @@ def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
         .add("alloc", 0, MIB)
     )
     replay.feed(history.events, marks((7, 3), (7, 3), (8, 4)))
-    assert not replay.strange
+    assert not replay.inconsistent_events
     assert sorted((b.address, b.size, b.mark) for b in replay.live) == [
         (0, MIB, 2),
         (2 * MIB, 18 * MIB, 1),
@@ -248,9 +249,9 @@ def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
             allocator.drop(sorted(allocator.live)[which % len(allocator.live)])
         else:
             allocator.take(requested)
-    replay = Replay()
+    replay = AllocatorHistory()
     replay.feed(allocator.events)
-    assert not replay.strange
+    assert not replay.inconsistent_events
     assert (replay.reserved, replay.allocated_bytes) == (allocator.reserved, allocator.allocated)
     assert (replay.peak.reserved, replay.peak.allocated) == allocator.peak
     assert {b.address: (b.requested, b.size) for b in replay.live} == allocator.live
@@ -259,11 +260,11 @@ def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
 def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that runs for days gives memory back more often than one history may."""
     monkeypatch.setattr(segments, "_MOST_LOOKS", 4)
-    one = Replay()
+    one = AllocatorHistory()
     one.feed(History().add("segment_map", 0, 200 * MIB).events)
     for i in range(40):  # In the middle of what is free.
         one.feed(History().add("segment_unmap", (4 * i + 2) * MIB, MIB).events)
-    assert not one.strange
+    assert not one.inconsistent_events
     assert one.reserved == 160 * MIB
 
 
@@ -274,4 +275,4 @@ def test_a_range_that_begins_where_memory_is_given_back_costs_no_look(
     history = History().add("segment_map", 0, 40 * MIB)
     for i in range(20):
         history.add("segment_unmap", 2 * i * MIB, 2 * MIB)
-    assert not followed(history).strange
+    assert not followed(history).inconsistent_events

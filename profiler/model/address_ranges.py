@@ -1,4 +1,4 @@
-"""Ranges of addresses: free ones, found by either end or by their size, and who has which."""
+"""Ranges of addresses: which overlap, who shares them, and free ones found by end or by size."""
 
 from __future__ import annotations
 

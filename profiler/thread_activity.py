@@ -1,5 +1,5 @@
-"""Describes what a thread is about, for whoever has to explain what happens there: what memprof
-itself does, and of what the CUDA graphs are that are captured."""
+"""Notes on each thread what memprof does on it, and what the CUDA graphs are called that it
+captures, for reports of what happens there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class Activity:
     """Something memprof does in the place of the program, in words, e.g. ``recording 0/0 forward
     as a CUDA graph``, and the allocator's pool that serves it meanwhile, None if not known."""
 
@@ -18,27 +18,27 @@ class Doing:
     pool: tuple[int, int] | None = None
 
 
-class _OfThread(threading.local):
-    doing: Doing | None = None
+class _ThreadNotes(threading.local):
+    activity: Activity | None = None
     graphs = ""
 
 
-_here = _OfThread()
+_here = _ThreadNotes()
 
 
 @contextmanager
-def doing(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
-    """Within it ``current`` says so on this thread."""
-    before, _here.doing = _here.doing, Doing(what, pool)
+def activity(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
+    """Has ``current_activity`` say so on this thread, within the context."""
+    before, _here.activity = _here.activity, Activity(what, pool)
     try:
         yield
     finally:
-        _here.doing = before
+        _here.activity = before
 
 
-def current() -> Doing | None:
+def current_activity() -> Activity | None:
     """Returns what memprof does on this thread, None if the program itself runs."""
-    return _here.doing
+    return _here.activity
 
 
 @contextmanager
@@ -55,4 +55,5 @@ def name_graphs(name: str) -> Iterator[None]:
 
 
 def capture_name() -> str:
+    """Returns the name for graphs that this thread captures, "" where it has given none."""
     return _here.graphs

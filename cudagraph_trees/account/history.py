@@ -6,9 +6,8 @@ import weakref
 from collections import deque
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
+from memprof.profiler.process_hooks import ForkSafeLock
 
-from ..capture_lock import capturing
 from ..manager import CUDAGraphTreeManager
 from .ledger import TreeLedger
 
@@ -58,18 +57,3 @@ def forget_all() -> None:
 def managers() -> list[CUDAGraphTreeManager]:
     with _lock:
         return [manager for _, ref in _known if (manager := ref()) is not None]
-
-
-def replay_memory() -> list[ReplayMemory]:
-    """The pools of all managers that live."""
-    found = []
-    for manager in managers():
-        with capturing():
-            segments = manager.pool.segments()
-        reserved = sum(s.nbytes for s in segments)
-        ranges = [(s.address, s.address + s.nbytes) for s in segments]
-        found.append(ReplayMemory(manager.ledger.device, reserved, ranges))
-    return found
-
-
-on_replay_memory(replay_memory)

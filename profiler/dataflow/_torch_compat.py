@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._C import _profiler as _kineto
-from torch.profiler._memory_profiler import SchemaMatcher, TensorKey, _Storage
+from torch.profiler._memory_profiler import Action, SchemaMatcher, TensorKey, _Storage
 
 TorchOp: Any = _kineto._ExtraFields_TorchOp
 Allocation: Any = _kineto._ExtraFields_Allocation
@@ -20,6 +20,12 @@ PyCCall: Any = _kineto._ExtraFields_PyCCall
 OutOfMemory: Any = _kineto._ExtraFields_OutOfMemory
 TensorMetadata: Any = _kineto._TensorMetadata
 BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
+
+PREEXISTING: int = Action.PREEXISTING.value
+"""A change of a storage that was there before the profiler started."""
+CREATE: int = Action.CREATE.value
+INCREMENT_VERSION: int = Action.INCREMENT_VERSION.value
+DESTROY: int = Action.DESTROY.value
 
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """Name of the autograd node that writes ``.grad``."""

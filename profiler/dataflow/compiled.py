@@ -5,7 +5,7 @@ Note [Compiled code has no data flow]
 A fused kernel is not an operator, so the profiler sees what a compiled graph allocates but not what
 reads or writes it; torch's rules then mistake saved activations for inputs or parameters. Known is:
 
-* which program a call ran, and which of its allocations is which (``calls.py``, ``replays.py``);
+* which program a call ran, and which of its allocations is which (``calls.py``);
 * which tensors go in: AOTAutograd's autograd function is an operator event and lists them in the
   order of the graph's inputs, whose roles memprof knows;
 * without a memprof profile, or where nothing fits, the phase: memory released within the call is
@@ -79,8 +79,7 @@ class CompiledCalls:
     """By allocation row, in order of time: a buffer that takes over another's memory (``reuse``)
     owns it from then on."""
     calls: int = 0  # in the trace
-    matched: int = 0  # of them, whose allocations agree with a program, replays included
-    replayed: int = 0  # of them, whose memory ``replays.py`` added
+    matched: int = 0  # of them, whose allocations agree with a program
     unmatched: Counter[str] = field(default_factory=Counter)  # why the others do not agree
 
 
@@ -94,7 +93,6 @@ def find_compiled(
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
         matched=reasons.pop("", 0),
-        replayed=sum(call.replayed for call in calls),
         unmatched=reasons,
     )
     made = np.flatnonzero(storages.created >= 0)

@@ -23,7 +23,6 @@ from .categories import (
     PARAMETER,
     TEMPORARY,
     UNKNOWN,
-    Categories,
 )
 from .columns import STATE, Bools, Bytes, EventColumns, Ints, ScopeKind, at, frozen
 from .compiled import CompiledCalls
@@ -123,19 +122,19 @@ class Corrected:
 def correct(
     columns: EventColumns,
     graph: Graph,
-    categories: Categories,
+    by_torch: Bytes,
     context: Context,
     storages: Storages,
     compiled: CompiledCalls | None,
     objects: KnownObjects,
     rules: frozenset[Rule],
 ) -> Corrected:
-    """Apply rules; what each does stands with it."""
+    """Apply rules to the categories by torch's, an entry a value; each says what it does."""
     n = storages.keys
     blocks = np.arange(1, len(storages) - n + 1, dtype=np.int32)
     # What holds of a storage holds of all its values.
     storage = np.concatenate([graph.value_key, np.arange(n, len(storages), dtype=np.int32)])
-    category = np.concatenate([categories.of_value, np.zeros(len(storages) - n, np.uint8)])
+    category = np.concatenate([by_torch, np.zeros(len(storages) - n, np.uint8)])
     rule = np.zeros(len(category), np.uint8)
 
     def apply(which: Rule, chosen: Any, value: Any) -> None:

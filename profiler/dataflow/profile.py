@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.model.dataflow import NO_EVENTS
-from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
 from .categories import CATEGORIES, deduce
-from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
+from .columns import Bytes, EventColumns, Ints, ScopeKind
 from .compiled import CompiledCalls, Owner, find_compiled
 from .context import find_context
 from .corrections import ALL_RULES, KnownObjects, Rule, correct
 from .graph import build_graph
 from .read import read_events
-from .replays import join_replays
-from .storages import Action, find_changes, lifetimes
+from .storages import find_changes, lifetimes
 
 
 class DataFlowProfile:
     """A memory profile of one profiler run, in columns.
 
     Args:
-        columns: what was read of the run, or another profile's; they stay as they are.
+        columns: what was read of the run.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
-        memory: of pools.
 
     Attributes:
-        columns: what was read of the run, and what replays.py added to it.
+        columns: what was read of the run.
         graph: the data-flow graph.
-        torch_categories: categories by torch's rules.
+        by_torch: the category of each value by torch's rules.
+        counted: which storages of the key table take part.
         corrected: categories after memprof's corrections; these are *the* categories.
         changes: what happened to memory, by time.
         storages: when each storage was made and released.
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
             rules for it are off.
-        memory: what pools hold from the system.
     """
 
     def __init__(
@@ -54,14 +51,11 @@ class DataFlowProfile:
         rules: Iterable[Rule] = ALL_RULES,
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
-        memory: Sequence[ReplayMemory] = (),
     ) -> None:
         rules = frozenset(rules)
-        columns = columns.as_read or columns
         self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         calls: list[GeneratedCall] = []
-        replayed: Bools | None = None
         given: Bytes | None = None
         self.compiled: CompiledCalls | None = None
         code = np.isin(columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE))
@@ -69,9 +63,6 @@ class DataFlowProfile:
         if of_code:
             known = memprof_profile if Rule.COMPILED_PROGRAM in rules else None
             calls = match_calls(columns, known)
-            if known is not None:
-                columns, replayed = join_replays(columns, calls, known, memory)
-        self.memory = memory
         self._paths = objects.paths
         self.columns = columns
         self.graph = graph = build_graph(columns)
@@ -80,10 +71,10 @@ class DataFlowProfile:
         if of_code:
             self.compiled = find_compiled(columns, context, storages, calls)
             given = self.compiled.category[: storages.keys]
-        self.torch_categories = by_torch = deduce(columns, graph, given, replayed)
-        self.changes = find_changes(columns, graph, by_torch, storages)
+        self.by_torch, self.counted = deduce(columns, graph, given)
+        self.changes = find_changes(columns, graph, self.counted, storages)
         self.corrected = correct(
-            columns, graph, by_torch, context, storages, self.compiled, objects, rules
+            columns, graph, self.by_torch, context, storages, self.compiled, objects, rules
         )
 
     # -- categories -----------------------------------------------------------------
@@ -109,7 +100,7 @@ class DataFlowProfile:
         t, c = self.changes, self.corrected
         entry = c.first[t.storage] + t.version
         # An increment leads to the next version; nothing else does.
-        return c.category[entry], c.category[entry + (t.action == Action.INCREMENT_VERSION)]
+        return c.category[entry], c.category[entry + (t.action == compat.INCREMENT_VERSION)]
 
     # -- names ----------------------------------------------------------------------
 
@@ -208,7 +199,7 @@ class DataFlowProfile:
     def versions_at(self, time: int) -> Ints:
         """Version of each storage at a time, counting writes by their start."""
         t = self.changes
-        writes = (t.action == Action.INCREMENT_VERSION) & (t.time <= time)
+        writes = (t.action == compat.INCREMENT_VERSION) & (t.time <= time)
         return np.bincount(t.storage[writes], minlength=len(self.storages))
 
 
@@ -248,7 +239,6 @@ def profile_memory(
         rules=rules,
         memprof_profile=memprof_profile,
         objects=KnownObjects(_several(modules), _several(optimizers)),
-        memory=replay_memory(),
     )
 
 

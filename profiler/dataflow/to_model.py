@@ -54,10 +54,8 @@ def data_flow_columns(
 def _notes(profile: DataFlowProfile) -> list[str]:
     notes = []
     if (c := profile.compiled) is not None:
-        replayed = f", {c.replayed:,} of them replayed" if c.replayed else ""
         notes.append(
-            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by "
-            f"allocation{replayed}"
+            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by allocation"
         )
         notes += [f"{n:,} compiled calls are not: {why}" for why, n in sorted(c.unmatched.items())]
     if skipped := profile.columns.skipped_ns:
@@ -79,10 +77,10 @@ def data_flow_device(
     index = profile.device_index(device)
     peak = int(np.argmax(table.totals))
     time = int(table.time[peak])
-    start, caching = profile.columns.allocations.start, profile.columns.caching
-    on_it = profile.columns.allocations.device[caching.row] == index
-    told = np.flatnonzero(on_it & (start[caching.row] <= time))
-    last = told[np.argmax(start[caching.row[told]])] if len(told) else None
+    start, caching = profile.columns.allocations.start, profile.columns.caching_row
+    on_it = profile.columns.allocations.device[caching] == index
+    before = np.flatnonzero(on_it & (start[caching] <= time))
+    last = before[np.argmax(start[caching[before]])] if len(before) else None
     held = leaks(profile, index, LEAKS)
     # Together: finding lines is a walk over the whole trace.
     rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
@@ -103,9 +101,8 @@ def data_flow_device(
         peak=peak,
         live=storages_at(profile, index, time, perf_origin_ns, lines),
         leaks=leaked,
-        reserved=None if last is None else int(caching.reserved[last]),
-        allocated=None if last is None else int(caching.allocated[last]),
-        replay_reserved=sum(m.reserved for m in profile.memory if m.device == device),
+        reserved=None if last is None else int(profile.columns.caching_reserved[last]),
+        allocated=None if last is None else int(profile.columns.caching_allocated[last]),
     )
 
 

@@ -68,9 +68,6 @@ class DataFlowDevice:
         leaks: the largest storages of the whole trace that outlived their step, largest first.
         reserved, allocated: what the caching allocator held at the peak, None on a device
             without one. Their difference is what it holds idle or lost to fragmentation.
-        replay_reserved: bytes that pools of CUDA graphs held from the system
-            when the trace was analysed. What was live in them is part of ``bytes``; on CUDA they
-            are part of ``reserved`` too.
     """
 
     device: str
@@ -81,7 +78,6 @@ class DataFlowDevice:
     leaks: list[DataFlowLeak] = field(default_factory=list)
     reserved: Int | None = None
     allocated: Int | None = None
-    replay_reserved: Int = 0
 
     def bytes_at(self, index: int) -> int:
         """Live bytes of all categories from ``time_ns[index]`` on."""

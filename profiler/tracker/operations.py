@@ -6,9 +6,7 @@ Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are
 bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
 lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
 operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
-and sums say how many invocations are in them. Edges with hardly anything in between (a parent
-begins and its first child, one ends and the next begins) share a reading of resident bytes, which
-change with pages that are touched, no faster than some hundred KiB in ``_SAME_INSTANT_NS``.
+and sums say how many invocations are in them.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -40,16 +38,12 @@ from memprof.profiler.model.tracker import path_of
 
 from .fold import OperationRow, operations_to_drop
 from .places import Counted, Lanes, OperationTree, current_task
-from .ration import Allowance
+from .ration import LONGEST_NS, Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 
 LOCK_WAIT_S = 0.05
 """Longest that an edge waits for the thread that takes a snapshot."""
-_SAME_INSTANT_NS = 20_000
-"""Time outside of edges."""
-_READING_LASTS_NS = 200_000
-"""Edges included."""
 MAX_WAITING = 512
 """Edges that wait to be digested."""
 
@@ -148,8 +142,6 @@ class OperationLog:
         # An operation is appended when it begins and again when it ends, by any thread.
         self._waiting: deque[Operation] = deque()
         self._allowance = Allowance(settings.operation_share)
-        self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
-        self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
         self._tree = OperationTree()
@@ -194,11 +186,11 @@ class OperationLog:
             operation.lane = parent.lane
         else:
             operation.lane = self._take_lane(task)
-        if self._allowance.allows(name, entered):
-            operation.tensors_before, operation.before = self._look(operation, entered)
+        if self._allowance.allows(name):
+            operation.tensors_before, operation.before = self._look(operation)
         self._waiting.append(operation)
         CURRENT.set(operation)
-        self._left_at = operation.start_ns = self.clock()
+        operation.start_ns = self.clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
@@ -209,7 +201,7 @@ class OperationLog:
         operation.owner = None
         operation.failed = failed
         if operation.before is not None:
-            counted, operation.after = self._look(operation, entered)
+            counted, operation.after = self._look(operation)
             if operation.tensors_before != _UNKNOWN:
                 operation.tensors_after = counted
         self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
@@ -226,8 +218,7 @@ class OperationLog:
                 self._digest()
             finally:
                 self._lock.release()
-        self._left_at = self.clock()
-        self.cost_ns += self._left_at - entered
+        self.cost_ns += self.clock() - entered
 
     def _take_lane(self, task: int) -> int:
         lane = None if task else self.lanes.of_thread()
@@ -236,29 +227,21 @@ class OperationLog:
                 lane = self.lanes.take(task)
         return lane
 
-    def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
+    def _look(self, operation: Operation) -> tuple[Counted, Reading | None]:
         """Returns what is alive and in use now; what it takes is charged to ``operation``."""
         begin = self.clock()
         try:
-            return self._count_tensors(), self._in_use(entered)
+            return self._count_tensors(), self._in_use()
         except Exception as e:
             self._failed(e)
             return _UNKNOWN, None
         finally:
-            operation.cost_ns += self._allowance.spend(begin, self.clock())
+            operation.cost_ns += min(self.clock() - begin, LONGEST_NS)
 
-    def _in_use(self, entered: int) -> Reading:
+    def _in_use(self) -> Reading:
         found = self.sources.accelerators.brief()
-        if (
-            entered - self._left_at > _SAME_INSTANT_NS
-            or entered - self._read_at > _READING_LASTS_NS
-        ):
-            process = self.sources.process
-            now = process.resident()
-            self._resident = None if now is None else (now, process.highest() or now)
-            self._read_at = entered
-        if self._resident is not None:
-            found["cpu"] = self._resident
+        if (resident := self.sources.process.resident()) is not None:
+            found["cpu"] = resident
         return found
 
     def _count_tensors(self) -> Counted:

@@ -10,13 +10,13 @@ import dataclasses
 import difflib
 import math
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from memprof.profiler.model.tracker import KEPT_OPERATIONS, KEPT_SNAPSHOTS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,23 +51,21 @@ class TrackerSettings:
     )
     largest: int = _setting(10, "How many of the largest tensors a snapshot describes.", 0, 10_000)
     max_snapshots: int = _setting(
-        1_000, "How many snapshots are kept; older ones are merged.", 10, 100_000
+        KEPT_SNAPSHOTS[0],
+        "How many snapshots are kept; older ones are merged.",
+        *KEPT_SNAPSHOTS[1:],
     )
-    max_operations: int = _setting(20_000, "How many operations are kept one by one.", 0, 1_000_000)
+    max_operations: int = _setting(
+        KEPT_OPERATIONS[0], "How many operations are kept one by one.", *KEPT_OPERATIONS[1:]
+    )
     operation_share: float = _setting(
         0.05, "Part of the time for memory at the edges of operations, 0 to 1.", 0, 1
     )
     scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
-    cpu_allocator: bool = _setting(False, "Count all CPU allocations, for 1.6 us each.")
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
 MAX_FILE_BYTES = 256 << 10
-_MAX_SEARCHED = 16 << 20
-"""Bytes of somebody's project file in which our name is looked for."""
-_MAX_DEPTH = 200
-"""Of brackets, and dots in a line: ``tomllib`` takes time with the square of a key's parts, and
-calls itself for each bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def find_file() -> Path | None:
                 continue
             # Most projects' files are not ours to judge, nor to wait for.
             with project.open("rb") as file:
-                ours = b"memprof" in file.read(_MAX_SEARCHED)
+                ours = b"memprof" in file.read()
             if ours and table_in(read_toml(project), project) is not None:
                 return project
         except OSError:  # a folder, or a file, that may not be looked into
@@ -148,12 +146,7 @@ def read_toml(path: Path) -> str:
 
 def table_in(text: str, path: Path) -> dict[str, Any] | None:
     """Our table in ``text``, which is that of ``path``; None if it has none. Raises
-    ``SettingsError`` if it is no TOML (and says the line), is nested too deeply, or ours is no
-    table."""
-    if _depth(text) > _MAX_DEPTH:
-        raise SettingsError(
-            f"{path}: not read: more than {_MAX_DEPTH} brackets in each other or dots in a line"
-        )
+    ``SettingsError`` if it is no TOML (and says the line), or ours is no table."""
     found: Any
     try:
         found = tomllib.loads(text)
@@ -165,7 +158,7 @@ def table_in(text: str, path: Path) -> dict[str, Any] | None:
             return None
         found = found[part]
     if not isinstance(found, dict):
-        given = _short(_repr(found), 60)
+        given = _short(repr(found), 60)
         raise SettingsError(f"{path}: `{table_name(path)}` is {given}, it must be a table")
     return found
 
@@ -173,13 +166,6 @@ def table_in(text: str, path: Path) -> dict[str, Any] | None:
 def table_name(path: Path) -> str:
     """The table of ``path`` that has our settings."""
     return "tool.memprof" if path.name == "pyproject.toml" else "memprof"
-
-
-def _depth(text: str) -> int:
-    """The most brackets that are open at once, and dots in a line; those in strings count too."""
-    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
-    depths = accumulate(steps, lambda depth, step: max(0, depth + step), initial=0)
-    return max(*depths, *(line.count(".") for line in text.split("\n")))
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -216,7 +202,7 @@ def check(name: str, value: Any, where: str) -> Any:
             value = float(value)
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    given = f"{where}{name} is {_short(_repr(value))}"
+    given = f"{where}{name} is {_short(repr(value))}"
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
     if kind in (int, float):
@@ -230,24 +216,6 @@ def check(name: str, value: Any, where: str) -> Any:
     if isinstance(value, str) and "\0" in value:
         raise SettingsError(f"{given}, it must not have a null character")
     return value
-
-
-def room(name: str, stated: Mapping[str, str]) -> int:
-    """The whole number that a file states for setting ``name``, or the nearest one that this can
-    have; its default where none is stated."""
-    least, most = _FIELDS[name].metadata["bounds"]
-    try:
-        value = int(stated[name])
-    except (KeyError, ValueError):
-        value = int(getattr(TrackerSettings(), name))
-    return int(min(max(value, least), most))
-
-
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except (ValueError, RecursionError) as e:  # a number of too many digits, a deep table
-        return f"a {type(value).__name__} ({e})"
 
 
 def _kind(name: str, where: str) -> type:

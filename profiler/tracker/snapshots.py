@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 from memprof.profiler.device.referrers import Referrers
-from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, TensorInfo
+from memprof.profiler.model import MemorySnapshot, SnapshotKind, TensorInfo, TrackedDevice
 
 from . import naming
 from .operations import OperationLog
@@ -40,7 +40,7 @@ def take_snapshot(
         name=name,
         total_bytes=nbytes,
         total_tensors=tensors,
-        resident_bytes=resident,
+        resident_bytes=resident[0] if resident is not None else None,
         children=sources.process.children(),
         pinned=sources.accelerators.pinned(),
         devices=devices,
@@ -74,23 +74,22 @@ def _find_holders(
         largest[i] = dataclasses.replace(largest[i], holder=chain)
 
 
-def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
-    if (allocated := sources.cpu_count.allocated()) is None:
-        allocated = sources.process.allocated()
+def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, TrackedDevice]:
+    now, highest = resident if resident is not None else (None, None)
     totals = dict(sources.tensors.totals)
     sources.accelerators.mps = any(name.startswith("mps") for name in totals)
     found = {
-        "cpu": DeviceMemory(
-            allocated_bytes=allocated,
-            reserved_bytes=resident,
-            peak_bytes=sources.process.highest(),
+        "cpu": TrackedDevice(
+            allocated_bytes=sources.process.allocated(),
+            reserved_bytes=now,
+            peak_bytes=highest,
             total_bytes=sources.process.total,
-            highest_bytes=resident,
+            highest_bytes=now,
         ),
         **sources.accelerators.full(),
     }
     for name, total in totals.items():
-        memory = found.get(name, DeviceMemory())
+        memory = found.get(name, TrackedDevice())
         found[name] = dataclasses.replace(memory, tensor_bytes=total.nbytes, tensors=total.tensors)
     return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
 

@@ -14,10 +14,10 @@ from memprof.profiler.model import (
     DataFlowFailure,
     DataFlowStorage,
     DeviceAccount,
-    DeviceMemory,
     DeviceSummary,
     FailedRequest,
     Failure,
+    FigureSource,
     Growth,
     GrowthPart,
     GrowthSource,
@@ -36,7 +36,6 @@ from memprof.profiler.model import (
     Outside,
     PlacedBlock,
     Placement,
-    PoolMemory,
     PoolShare,
     Process,
     Profile,
@@ -44,10 +43,10 @@ from memprof.profiler.model import (
     Relief,
     RunState,
     SnapshotKind,
-    Source,
     SourceFrame,
     Span,
     TensorInfo,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
@@ -139,8 +138,8 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
 
 def _tracker() -> TrackerRecord:
     memory = {
-        "cpu": DeviceMemory(10, 2, 100, 200, 300, 400, (), 250),
-        "cuda:0": DeviceMemory(5, 1, 50, 60, 70, 80, (PoolMemory("(0, 1)", 8, 4),), 55),
+        "cpu": TrackedDevice(10, 2, 100, 200, 300, 400, 250),
+        "cuda:0": TrackedDevice(5, 1, 50, 60, 70, 80, 55),
     }
     tensors = (
         TensorInfo((2, 3), "torch.float32", "cpu", 24, 2, True, "step/forward", "l1.weight"),
@@ -152,7 +151,10 @@ def _tracker() -> TrackerRecord:
         TrackerMetadata(
             1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
             3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
-            (Source("python tensors", True, "tensors", "C++"), Source("x", False, "", "no")),
+            (
+                FigureSource("python tensors", True, "tensors", "C++"),
+                FigureSource("x", False, "", "no"),
+            ),
             [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
             [Span(10, 20)], 5, 1, 4, 1, 9, ["a problem"],
         ),

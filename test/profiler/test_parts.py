@@ -20,7 +20,6 @@ from memprof.profiler.errors import ProfileInvalidError
 from memprof.profiler.file import decode_profile, encode_profile, profile_schema
 from memprof.profiler.model import (
     DataFlowFailure,
-    DeviceMemory,
     Lane,
     LaneKind,
     LedgerEntry,
@@ -34,6 +33,7 @@ from memprof.profiler.model import (
     SnapshotKind,
     SourceFrame,
     Span,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
@@ -57,7 +57,7 @@ def everything() -> Profile:
             pauses=[Span(10, 20)],
         ),
         [
-            MemorySnapshot(10, total_bytes=3, devices={"cpu": DeviceMemory(highest_bytes=50)}),
+            MemorySnapshot(10, total_bytes=3, devices={"cpu": TrackedDevice(highest_bytes=50)}),
             MemorySnapshot(20, total_bytes=7, resident_bytes=90),
         ],
         OperationColumns([0, 1], [0, 0], [-1, 0], [10, 11], [20, 12], [-1, -1], [-1, -1],

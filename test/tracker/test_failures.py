@@ -186,9 +186,12 @@ def test_a_second_tracker(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> N
     assert memprof.current_tracker() is first
     assert f"runs in this process already, into {first.path}" in messages(caplog)[0]
     memprof.stop_tracking()
-    third = memprof.track(tmp_path, interval=60)
-    assert third is not first
-    assert third.path != first.path
+    # WHEN it has stopped THEN it can start again, with settings and a file of its own
+    path = first.path
+    again = memprof.track(tmp_path, interval=30)
+    assert (again.enabled, again.settings.interval) == (True, 30)
+    assert again.path != path
+    assert len(again.record().snapshots) == 1
 
 
 def test_two_processes_in_one_folder(tmp_path: Path) -> None:
@@ -341,7 +344,7 @@ def test_a_tracker_that_cannot_start(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(recorder_module.Recorder, "_open", broken)
+    monkeypatch.setattr(recorder_module.TrackerRecorder, "_open", broken)
     tracker = memprof.track(tmp_path)
     with tracker.track_operation("work"):
         memprof.checkpoint("x")
@@ -407,7 +410,6 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     tracker.start(thread=False)
     log = tracker._recorder.operations
     log._allowance = Allowance(1e12)
-    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", -1)
     monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
     owner, _, name = place.partition(".")
     parts = {n: getattr(log.sources, n) for n in ("tensors", "accelerators", "process")}

@@ -43,19 +43,19 @@ def test_defaults() -> None:
 
 
 def test_later_places_win(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[memprof]\ninterval = 1\nlargest = 2\noutput_dir = "x"\ncpu_allocator = true\n'
+    text = '[memprof]\ninterval = 1\nlargest = 2\noutput_dir = "x"\nscan_at_start = false\n'
     (empty_folder / "memprof.toml").write_text(text)
     monkeypatch.setenv("MEMPROF_INTERVAL", "2.5")
     monkeypatch.setenv("MEMPROF_OUTPUT_DIR", "y")
     found = configured({"output_dir": Path("z"), "largest": None})
     assert found.settings == TrackerSettings(
-        interval=2.5, largest=2, output_dir="z", cpu_allocator=True
+        interval=2.5, largest=2, output_dir="z", scan_at_start=False
     )
     assert found.origin == {
         "interval": "MEMPROF_INTERVAL",
         "largest": str(empty_folder / "memprof.toml"),
         "output_dir": "argument",
-        "cpu_allocator": str(empty_folder / "memprof.toml"),
+        "scan_at_start": str(empty_folder / "memprof.toml"),
     }
 
 
@@ -94,9 +94,7 @@ def test_which_file_counts(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("[memprof]\nlargest = 9999999999999999999999\n", "it must be 10,000 at most"),
         ("[memprof]\nmax_operations = 9223372036854775808\n", "it must be 1,000,000 at most"),
         ("[memprof]\noutput_dir = 'a\\u0000b'\n".replace("'", '"'), "must not have a null"),
-        (f"x = {'[' * 50_000}", "more than 200 brackets in each other"),
-        (f"x = {'[' * 150}", "not TOML"),
-        (f"[memprof]\n{'a.' * 20_000}b = 1\n", "more than 200 brackets in each other or dots"),
+        (f"x = {'[' * 50_000}", "not TOML"),
         (f"[memprof]\n{'x' * 100_000} = 1\n", "there is no setting 'xxxxx"),
         ("#" * 300_000, "longer than 262,144 bytes"),
         ("[memprof]\nlargest = 1.5\n", "largest is 1.5, it must be a whole number"),
@@ -210,10 +208,10 @@ def test_projects_of_others_are_not_judged(
             configured()
 
 
-@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
-def test_true_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("MEMPROF_CPU_ALLOCATOR", text)
-    assert configured().settings.cpu_allocator is True
+@pytest.mark.parametrize("text", ["0", "false", "NO", " off "])
+def test_false_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MEMPROF_SCAN_AT_START", text)
+    assert configured().settings.scan_at_start is False
 
 
 @pytest.mark.parametrize("value", ["", 'a"b\\c', "é\n\t\x01", "😀", True, False, 3, 2.5])

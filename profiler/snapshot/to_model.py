@@ -36,8 +36,9 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
+from ..model.limits import LARGEST
 from ..model.provenance import line_and_library
-from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
+from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
@@ -215,7 +216,7 @@ def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]
             asked.add(-address)
         elif e["action"].startswith("free_") and address in blocks and address not in found:
             above = asked.last_up_to(-address - 1)
-            found[address] = MOST if above is None else -above
+            found[address] = LARGEST if above is None else -above
     return found
 
 

@@ -137,17 +137,6 @@ class FunctionCall:
 
 
 @dataclass(slots=True)
-class FailedAllocation:
-    """An allocation that failed for want of memory; most as in the allocation table."""
-
-    event: int
-    time: int
-    device: Any  # the ``torch.device`` that had no more, None if unknown
-    op: int
-    scope: int
-
-
-@dataclass(slots=True)
 class EventColumns:
     """Everything that the analysis reads of a profiler run."""
 
@@ -173,7 +162,6 @@ class EventColumns:
     parameters: Ints
     optimizer_states: Ints
     function_calls: list[FunctionCall]
-    out_of_memory: list[FailedAllocation]  # in order of time
     skipped_ns: int  # time inside the compiler, which was not looked at
     kineto: Any  # the profiler's result
 

@@ -44,7 +44,6 @@ from .columns import (
     WRITTEN,
     AllocationTable,
     EventColumns,
-    FailedAllocation,
     FunctionCall,
     Ints,
     KeyTable,
@@ -185,7 +184,6 @@ class _Reader:
         self.scopes = array("q")
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.calls: list[FunctionCall] = []
-        self.failures: list[FailedAllocation] = []
         self.skipped_ns = 0
 
     # -- the pass -------------------------------------------------------------------
@@ -207,11 +205,6 @@ class _Reader:
                     below = self.operator(event, x, around)
                 elif type_ is PYCALL:
                     below = self.python_call(event, x, around)
-                elif type_ is compat.OutOfMemory:
-                    # The event does not say on which device it failed.
-                    _, _, scope, op = around
-                    failure = FailedAllocation(self.events, event.start_time_ns, None, op, scope)
-                    self.failures.append(failure)
                 self.events += 1
                 if below is not None and (children := event.children):
                     todo.append((iter(children), below))
@@ -400,9 +393,6 @@ class _Reader:
         columns = [*_columns(self.allocations, "iiiqhqii"), frozen(self.unnamed)]
         allocations = AllocationTable(*columns)
         row, reserved, allocated = _columns(self.caching, "iqq")
-        failed_on = compat.failed_devices(kineto) if self.failures else {}
-        for failure in self.failures:
-            failure.device = failed_on.get(failure.time)
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations),
@@ -421,7 +411,6 @@ class _Reader:
             parameters=frozen(self.parameters),
             optimizer_states=frozen(self.states),
             function_calls=self.calls,
-            out_of_memory=sorted(self.failures, key=lambda f: f.time),
             skipped_ns=self.skipped_ns,
             kineto=kineto,
         )

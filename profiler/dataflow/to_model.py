@@ -14,7 +14,6 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowFailure,
     DataFlowLeak,
     DataFlowStorage,
     SourceFrame,
@@ -46,7 +45,6 @@ def data_flow_columns(
     """
     return DataFlowColumns(
         [data_flow_device(profile, d, perf_origin_ns, points) for d in profile.devices],
-        failures(profile, perf_origin_ns),
         _notes(profile),
     )
 
@@ -181,28 +179,6 @@ def _described(
     )
 
 
-def failures(profile: DataFlowProfile, perf_origin_ns: int = 0) -> list[DataFlowFailure]:
-    """Allocations that failed for want of memory, in order of time."""
-    columns = profile.columns
-    found = columns.out_of_memory
-    live = {d: by_category(profile, str(d)) for f in found if (d := f.device) in columns.devices}
-    lines = frames_of_events(columns, {f.event for f in found})
-    out = []
-    for f in found:
-        known = live[f.device].total_at(f.time) if f.device in live else 0
-        out.append(
-            DataFlowFailure(
-                f.time - perf_origin_ns,
-                None if f.device is None else str(f.device),
-                None if f.device is None else known,
-                columns.names[f.op] if f.op >= 0 else None,
-                profile.module_path(f.scope) or None,
-                lines.get(f.event),
-            )
-        )
-    return out
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class PeakReport:
     """The peak of one device.
@@ -214,8 +190,6 @@ class PeakReport:
         categories, modules, operators, lines: the live bytes by each.
         saved: largest activations that wait for the backward at that time.
         leaks: largest storages of the whole trace that outlived their step.
-        failures: allocations on this device, or on one that is not known, that failed for want
-            of memory; times since the epoch.
     """
 
     device: DataFlowDevice
@@ -227,7 +201,6 @@ class PeakReport:
     lines: Breakdown
     saved: list[DataFlowStorage]
     leaks: list[DataFlowLeak]
-    failures: list[DataFlowFailure]
 
     def __repr__(self) -> str:
         leaks = f", {len(self.leaks)} outlived their step" if self.leaks else ""
@@ -257,5 +230,4 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         lines=data_flow_breakdown(found.live, View.LINE),
         saved=[s for s in found.live if s.awaited][:largest],
         leaks=found.leaks[:largest],
-        failures=[f for f in failures(profile) if f.device in (None, device)],
     )

@@ -24,17 +24,15 @@ from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
 from memprof.profiler.dataflow.live import by_category, live_rows
 from memprof.profiler.dataflow.to_model import (
     data_flow_columns,
-    failures,
     frames,
     storages_at,
 )
-from memprof.profiler.model import Category, DataFlowFailure, Profile
+from memprof.profiler.model import Category, Profile
 from memprof.profiler.report import summarize
 from memprof.profiler.torch_names import Action
 
 from .fake_trace import (
     Event,
-    OutOfMemory,
     PyCall,
     Result,
     Tensor,
@@ -375,31 +373,6 @@ class TestContradictions:
     def test_addresses_and_threads_of_64_bits(self) -> None:
         profile = profile_memory(Result(alloc((1 << 63) + 5, 16, 1, 1, thread=(1 << 64) - 1)))
         assert int(profile.columns.keys.ptr[0]) % (1 << 64) == (1 << 63) + 5
-
-    def test_out_of_memory_is_noted(self) -> None:
-        # GIVEN two failures that the program caught, the first in an operator on a known device
-        failed = Event(OutOfMemory(), start=27, name="[OutOfMemory]")
-        result = Result(
-            alloc(64, 512, 2, 2, "cuda:0", start=10),
-            op("aten::empty", [], failed, start=25),
-            alloc(64, -512, 2, 2, "cuda:0", start=30),
-            Event(OutOfMemory(), start=7),
-        )
-        result.failures = [(27, "DeviceType.CUDA", 0)]
-        profile = profile_memory(result)
-        # THEN it is known when, where and beside how many live bytes
-        assert failures(profile) == [
-            DataFlowFailure(7),
-            DataFlowFailure(27, "cuda:0", 512, "aten::empty"),
-        ]
-        assert peak_report(profile, "cuda:0").failures == failures(profile)
-        # AND a profile says so
-        kept = data_flow_columns(profile, 5)
-        assert [f.time_ns for f in kept.failures] == [2, 22]
-        text = render_text(summarize(Profile(dataflow=kept, perf_origin_ns=10**18)))
-        assert "Out of memory: 2 times" in text
-        said = "aten::empty · cuda:0 · 512 B live · 2001-09-09 01:46:40.000 · torch.profiler"
-        assert said in text
 
     @pytest.mark.parametrize("seed", range(60))
     def test_every_view_of_a_contradictory_trace_has_the_same_bytes(self, seed: int) -> None:

@@ -11,7 +11,6 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowFailure,
     DataFlowStorage,
     DeviceAccount,
     DeviceSummary,
@@ -88,7 +87,6 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
             ),
             DataFlowDevice("cuda:0"),
         ],
-        [DataFlowFailure(25, "cpu", 12, "aten::mm", "l1", frame)],
     )  # fmt: skip
     profile.tracker = _tracker()
     profile.accounts = [_account(frame), _failed(frame)]

@@ -24,9 +24,6 @@ FORWARD, ENGINE, NODE = 0, 1, 2
 
 READ, WRITTEN, AMBIGUOUS = 1, 2, 4
 """What a call does to an argument. AMBIGUOUS: no schema matched, it may be either."""
-STATE = 32
-"""Added where the argument is a running statistic. The operators of batch normalisation
-write to it although their schemas do not say so."""
 
 
 class ScopeKind(IntEnum):
@@ -145,7 +142,7 @@ class EventColumns:
     leaves: LeafTable
     use_key: Ints
     """Storages of the tensors passed to operators at or below a leaf, leaf by leaf."""
-    use_effect: Bytes  # of each READ, WRITTEN or AMBIGUOUS, with STATE added
+    use_effect: Bytes  # of each READ, WRITTEN or AMBIGUOUS
     allocations: AllocationTable
     caching_row: Ints  # rows of the allocation table on a device with a caching allocator
     caching_reserved: Ints  # bytes that this allocator held from the system after each

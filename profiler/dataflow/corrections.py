@@ -24,7 +24,7 @@ from .categories import (
     TEMPORARY,
     UNKNOWN,
 )
-from .columns import STATE, Bools, Bytes, EventColumns, Ints, ScopeKind, at, frozen
+from .columns import Bytes, EventColumns, Ints, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
@@ -45,20 +45,16 @@ class Rule(IntEnum):
     for a backward node to read, such as the ones that a backward starts from."""
     SCRATCH = 3
     """A storage without a tensor, released within the operator that made it: temporary."""
-    MODULE_STATE = 4
-    """There before the trace, and kept up to date by the forward: a running statistic of batch
-    normalisation, or written to by several calls of a module. State of the model like its
-    parameters, and counted as those; torch takes it for an input."""
-    OPTIMIZER_STEP = 5
+    OPTIMIZER_STEP = 4
     """Made inside an optimizer step: temporary if released inside it, else optimizer state. torch
     does not know the former and learns of the latter at the next step's start; over several steps
     its flood takes the temporaries for activations."""
-    OBJECTS = 6
+    OBJECTS = 5
     """At the address of a tensor of the modules or optimizers that the caller named."""
-    COMPILED_PHASE = 7
+    COMPILED_PHASE = 6
     """Made in, or handed to, compiled code: Note [Compiled code has no data flow]. This and the
     next are known before torch's rules run, which then start from them."""
-    COMPILED_PROGRAM = 8
+    COMPILED_PROGRAM = 7
 
 
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
@@ -172,14 +168,10 @@ def correct(
     apply(Rule.SCRATCH, (storage >= n) & same_leaf, TEMPORARY)
     del last, same_leaf
 
-    state = np.zeros(len(storages), np.bool_)
-    state[:n] = _module_state(columns, graph) & (storages.created[:n] < 0)
-    firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
-    apply(Rule.MODULE_STATE, state[storage] & ~firm, PARAMETER)
-
     step = at(context.optimizer, row)
     in_step = phase == PHASE_OPTIMIZER
     gone = died <= at(scopes.end, step, 0)
+    firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
     apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)
     apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
 
@@ -209,24 +201,6 @@ def correct(
         first=frozen(np.concatenate([graph.first_value, graph.first_value[-1] + blocks])),
         names=names,
     )
-
-
-def _module_state(columns: EventColumns, graph: Graph) -> Bools:
-    """Keys that a module's forward keeps state in: an operator takes it as a running statistic, or
-    at least two calls of outermost modules write to it (one may be in place on an input)."""
-    scopes, leaves = columns.scopes, columns.leaves
-    out = np.zeros(len(columns.keys), np.bool_)
-    out[graph.edge_key[(graph.flags & STATE) != 0]] = True
-    if not len(scopes):
-        return out
-    outermost = scopes.around(ScopeKind.MODULE, outermost=True)
-    call = outermost[leaves.scope[graph.leaf]][graph.edge_node]
-    written = graph.mutated & ~graph.allocates & (call >= 0)
-    written &= ~graph.backward[graph.edge_node]
-    pairs = np.unique(np.stack([graph.edge_key[written], call[written]]), axis=1)
-    key, times = np.unique(pairs[0], return_counts=True)
-    out[key[times > 1]] = True
-    return out
 
 
 def _named_keys(

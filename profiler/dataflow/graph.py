@@ -36,7 +36,7 @@ from .columns import (
 )
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
-"""Besides READ, WRITTEN, AMBIGUOUS and STATE: what an edge is made of. MUTATED follows from the
+"""Besides READ, WRITTEN and AMBIGUOUS: what an edge is made of. MUTATED follows from the
 others: it writes to a storage that lives on."""
 _EFFECT_BITS = 6
 """All but MUTATED fit."""

@@ -40,7 +40,6 @@ from .columns import (
     FORWARD,
     NODE,
     READ,
-    STATE,
     WRITTEN,
     AllocationTable,
     EventColumns,
@@ -91,8 +90,6 @@ Signature = tuple[Any, ...]
 """Of each argument of a call ``TensorMetadata``, ``list``, a scalar type, or None."""
 _Schemas = Callable[[str], tuple[Any, ...]]
 
-_STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
-
 
 def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
     """Tells whether a call can be one of an operator, and what it does to each argument.
@@ -111,8 +108,7 @@ def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tu
     effects = []
     for overloads in zip(*(s.arguments for s in found), strict=True):
         written = any(a.alias_info is not None and a.alias_info.is_write for a in overloads)
-        state = any(a.name in _STATE_ARGUMENTS for a in overloads)
-        effects.append((WRITTEN if written else READ) | (STATE if state else 0))
+        effects.append(WRITTEN if written else READ)
     return True, tuple(effects)
 
 

@@ -5,16 +5,16 @@ Later wins: defaults < file < environment < arguments of a call or flags of the 
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
-import math
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from memprof.profiler.model.tracker import KEPT_OPERATIONS, KEPT_SNAPSHOTS
 
@@ -33,38 +33,38 @@ class SettingsError(ValueError):
     what is allowed, and the nearest name."""
 
 
-def _setting(default: Any, help: str, least: float = -math.inf, most: float = math.inf) -> Any:
-    """``help`` is that of the flag of ``memprof run``; the bounds, of numbers, are so that no value
-    is beyond what waiting, counting or memory can take."""
-    return field(default=default, metadata={"help": help, "bounds": (least, most)})
+def _setting(default: Any, help: str) -> Any:
+    """``help`` is that of the flag of ``memprof run``."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Settings of a tracker. Each operation that lasts ``1 / operation_share`` times as long as
-    looking at it has figures, of shorter ones as many as fit; docs/tracker.md says more."""
+    """Settings of a tracker, with bounds beyond which nothing can wait, count or remember. Each
+    operation that lasts ``1 / operation_share`` times as long as looking at it has figures, of
+    shorter ones as many as fit; docs/tracker.md says more."""
 
     enabled: bool = True
-    output_dir: str = _setting(".", "Folder of the file.")
-    interval: float = _setting(
-        5.0, "Seconds between snapshots, 0.01 to 1,000,000.", 0.01, 1_000_000
+    output_dir: Annotated[str, Meta(pattern="^[^\0]+$")] = _setting(".", "Folder of the file.")
+    interval: Annotated[float, Meta(ge=0.01, le=1_000_000)] = _setting(
+        5.0, "Seconds between snapshots, 0.01 to 1,000,000."
     )
-    largest: int = _setting(10, "How many of the largest tensors a snapshot describes.", 0, 10_000)
-    max_snapshots: int = _setting(
-        KEPT_SNAPSHOTS[0],
-        "How many snapshots are kept; older ones are merged.",
-        *KEPT_SNAPSHOTS[1:],
+    largest: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
+        10, "How many of the largest tensors a snapshot describes."
     )
-    max_operations: int = _setting(
-        KEPT_OPERATIONS[0], "How many operations are kept one by one.", *KEPT_OPERATIONS[1:]
+    max_snapshots: Annotated[int, Meta(ge=KEPT_SNAPSHOTS[1], le=KEPT_SNAPSHOTS[2])] = _setting(
+        KEPT_SNAPSHOTS[0], "How many snapshots are kept; older ones are merged."
     )
-    operation_share: float = _setting(
-        0.05, "Part of the time for memory at the edges of operations, 0 to 1.", 0, 1
+    max_operations: Annotated[int, Meta(ge=KEPT_OPERATIONS[1], le=KEPT_OPERATIONS[2])] = _setting(
+        KEPT_OPERATIONS[0], "How many operations are kept one by one."
+    )
+    operation_share: Annotated[float, Meta(ge=0, le=1)] = _setting(
+        0.05, "Part of the time for memory at the edges of operations, 0 to 1."
     )
     scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
 
 
-_FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
+_TYPES = get_type_hints(TrackerSettings, include_extras=True)
 MAX_FILE_BYTES = 256 << 10
 
 
@@ -172,60 +172,27 @@ def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-_WORDS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
 def parse(name: str, text: str, where: str) -> Any:
     """The value of setting ``name`` that ``text`` stands for, as in an environment variable; raises
     ``SettingsError`` if it stands for none."""
-    kind = _kind(name, where)
-    word = text.strip().replace("_", "")
-    try:
-        value = _WORDS[word.lower()] if kind is bool else text if kind is str else kind(word)
-    except (KeyError, ValueError) as e:
-        raise SettingsError(
-            f"{where}{name} is {_short(repr(text))}, it must be {_KINDS[kind]}"
-        ) from e
-    return check(name, value, where)
+    return check(name, text.strip(), where, strict=False)
 
 
-def check(name: str, value: Any, where: str) -> Any:
+def check(name: str, value: Any, where: str, *, strict: bool = True) -> Any:
     """``value`` if setting ``name`` can have it; else raises ``SettingsError``, which begins with
-    ``where``."""
-    kind = _kind(name, where)
-    if kind is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            value = float(value)
-    if kind is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    given = f"{where}{name} is {_short(repr(value))}"
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
-    if kind in (int, float):
-        least, most = _FIELDS[name].metadata["bounds"]
-        if not value >= least:  # nor is NaN
-            raise SettingsError(f"{given}, it must be {least:g} or more")
-        if not value <= most:
-            raise SettingsError(f"{given}, it must be {most:,} at most")
-    if value == "":
-        raise SettingsError(f"{where}{name} is empty")
-    if isinstance(value, str) and "\0" in value:
-        raise SettingsError(f"{given}, it must not have a null character")
-    return value
-
-
-def _kind(name: str, where: str) -> type:
-    if name not in _FIELDS:
-        near = difflib.get_close_matches(name[:40], _FIELDS, 1)
+    ``where``. Unless ``strict`` a text may stand for it."""
+    if name not in _TYPES:
+        near = difflib.get_close_matches(name[:40], _TYPES, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
-            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_FIELDS)}"
+            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_TYPES)}"
         )
-    return type(_FIELDS[name].default)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=strict)
+    except msgspec.ValidationError as e:
+        raise SettingsError(f"{where}{name} is {_short(repr(value))}: {e}") from e
 
 
 def configured(
@@ -248,7 +215,7 @@ def configured(
         for name, value in (table_in(read_toml(path), path) or {}).items():
             values[name] = check(name, value, f"{path}: [{table_name(path)}]: ")
             origin[name] = str(path)
-    for name in _FIELDS:
+    for name in _TYPES:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environment:
             values[name] = parse(name, environment[variable], f"{variable}: ")

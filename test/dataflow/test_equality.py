@@ -74,8 +74,6 @@ EXPECTED = {
     (Rule.OPTIMIZER_STEP, "ACTIVATION", "OPTIMIZER_STATE"),
     (Rule.OPTIMIZER_STEP, "INPUT", "OPTIMIZER_STATE"),
     (Rule.OPTIMIZER_STEP, "PARAMETER", "OPTIMIZER_STATE"),
-    (Rule.MODULE_STATE, "INPUT", "PARAMETER"),
-    (Rule.MODULE_STATE, None, "PARAMETER"),
     (Rule.BACKWARD_PASS, None, "AUTOGRAD_DETAIL"),
     (Rule.FORWARD_CALL, None, "TEMPORARY"),
     (Rule.FORWARD_CALL, None, "ACTIVATION"),
@@ -123,8 +121,6 @@ def test_without_corrections_everything_is_torchs_and_with_them_differences_are_
     assert differences <= EXPECTED
     if opt == "adam":
         assert any(rule is Rule.OPTIMIZER_STEP for rule, _, _ in differences)
-    if model == "convnet":
-        assert any(rule is Rule.MODULE_STATE for rule, _, _ in differences)
 
 
 def test_sizes_differ_where_torchs_extent_is_wrong() -> None:

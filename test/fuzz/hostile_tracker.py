@@ -1,7 +1,5 @@
 """Files of trackers that nobody should hand to a reader, by name. Each once stood for a hang,
 memory without end or a record lost, or could.
-
-Tests show every one of them; ``fuzz.readers`` begins with them.
 """
 
 from __future__ import annotations

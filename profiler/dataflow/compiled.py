@@ -74,7 +74,6 @@ class CompiledCalls:
 
     category: Bytes  # of each storage (keys, then blocks), 0 where this says nothing
     by_program: Bytes  # the category comes from an observed program, not from the phase
-    roles: dict[int, str] = field(default_factory=dict)  # names of graph inputs, by key
     owners: dict[int, list[Owner]] = field(default_factory=dict)
     """By allocation row, in order of time: a buffer that takes over another's memory (``reuse``)
     owns it from then on."""
@@ -196,11 +195,11 @@ def _inputs(
             continue
         i = int(np.searchsorted(times, function.start))
         graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
-        roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
+        roles = [Role.UNKNOWN] * len(function.keys)
         if graph is not None and graph.kind is not GraphKind.BACKWARD:
-            known = [(v.role, v.fqn) for v in graph.inputs]
+            known = [v.role for v in graph.inputs]
             roles = known if len(known) == len(roles) else roles
-        for key, (role, name) in zip(function.keys, roles, strict=True):
+        for key, role in zip(function.keys, roles, strict=True):
             if key < 0:
                 continue
             before = storages.created[key] < 0
@@ -213,8 +212,6 @@ def _inputs(
                 continue
             out.category[key] = category
             out.by_program[key] = role is not Role.UNKNOWN
-            if name:
-                out.roles[key] = name
 
 
 def _made_as_input(context: Context, storages: Storages, key: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,41 +66,41 @@ class KnownObjects:
     """Tensors of the caller's modules and optimizers, and the modules.
 
     Attributes:
-        tensors: category and qualified name ("" is none): PARAMETER (buffers too),
-            OPTIMIZER_STATE, or GRADIENT for what is in ``.grad``.
+        tensors: category: PARAMETER (buffers too), OPTIMIZER_STATE, or GRADIENT for what is in
+            ``.grad``.
         paths: of each module, by ``id()``.
     """
 
     def __init__(self, modules: Iterable[Any] = (), optimizers: Iterable[Any] = ()) -> None:
-        self.tensors: dict[Address, tuple[int, str]] = {}
+        self.tensors: dict[Address, int] = {}
         self.paths: dict[int, str] = {}
-        members: list[tuple[Any, str]] = []
+        members: list[Any] = []
         for module in modules:
             module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
             for path, child in module.named_modules():
                 self.paths.setdefault(id(child), path or type(child).__name__)
-            members += [(t, n) for n, t in chain(module.named_parameters(), module.named_buffers())]
+            members += [*module.parameters(), *module.buffers()]
         states: list[Any] = []
         for optimizer in optimizers:
-            members += [(p, "") for group in optimizer.param_groups for p in group["params"]]
+            members += [p for group in optimizer.param_groups for p in group["params"]]
             for state in optimizer.state.values():
                 states += state.values() if isinstance(state, dict) else ()
-        for t, name in members:
-            self._add(t, PARAMETER, name)
+        for t in members:
+            self._add(t, PARAMETER)
         for t in states:
             if hasattr(t, "untyped_storage"):
                 self._add(t, OPTIMIZER_STATE)
-        for t, _ in members:
+        for t in members:
             if t.grad is not None:
                 self._add(t.grad, GRADIENT)
 
-    def _add(self, t: Any, category: int, name: str = "") -> None:
+    def _add(self, t: Any, category: int) -> None:
         try:
             address = str(t.device), int(t.untyped_storage().data_ptr())
         except (NotImplementedError, RuntimeError, ValueError):
             return  # No storage of its own: a sparse gradient, a parameter of a lazy module.
         if address[1]:  # it has memory
-            self.tensors.setdefault(address, (category, name))
+            self.tensors.setdefault(address, category)
 
 
 @dataclass(slots=True)
@@ -111,8 +110,6 @@ class Corrected:
     category: Bytes
     rule: Bytes  # the ``Rule`` that decided it
     first: Ints  # by storage the entry of its version 0, and the number of entries at the end
-    names: dict[int, str]
-    """Qualified names that the caller's objects or compiled graphs give to storages, by key."""
 
 
 def correct(
@@ -175,13 +172,11 @@ def correct(
     apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)
     apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
 
-    names: dict[int, str] = {}
     if objects.tensors:
-        named = _named_keys(columns, storages, objects, names)
+        named = _named_keys(columns, storages, objects)
         apply(Rule.OBJECTS, named[storage] != 0, named[storage])
 
     if compiled is not None:
-        names.update(compiled.roles)
         known = compiled.category[storage]
         by_program = compiled.by_program[storage] != 0
         # A storage the caller's objects name is what they say it is.
@@ -199,13 +194,10 @@ def correct(
         category=frozen(category, np.uint8),
         rule=frozen(rule, np.uint8),
         first=frozen(np.concatenate([graph.first_value, graph.first_value[-1] + blocks])),
-        names=names,
     )
 
 
-def _named_keys(
-    columns: EventColumns, storages: Storages, objects: KnownObjects, names: dict[int, str]
-) -> Bytes:
+def _named_keys(columns: EventColumns, storages: Storages, objects: KnownObjects) -> Bytes:
     """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere. Of those
     that an address has held, it is the last, which the trace did not see released."""
     out = np.zeros(len(storages), np.uint8)
@@ -216,7 +208,5 @@ def _named_keys(
         address = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
         latest[address] = key
     for address, key in latest.items():
-        out[key], name = objects.tensors.get(address, (UNKNOWN, ""))
-        if name:
-            names[key] = name
+        out[key] = objects.tensors.get(address, UNKNOWN)
     return out

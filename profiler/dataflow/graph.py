@@ -54,8 +54,6 @@ class Graph:
     bounds: Ints  # node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``
     first_value: Ints  # value of version 0 of each key, and the total at the end
     value_key: Ints  # storage of each value
-    problems: list[str]
-    """Contradictions of the trace in words, kept instead of raised: the rest is still of use."""
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -103,23 +101,12 @@ class Graph:
 
 
 def build_graph(columns: EventColumns) -> Graph:
-    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
+    """The data-flow graph of a trace, which may contradict itself."""
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
-    edge_node, edge_key, flags, twice = _edges(columns, node_of)
-    problems: list[str] = []
-
-    def report(what: str, edges: Ints) -> None:
-        for edge in edges.tolist():
-            node, key = int(edge_node[edge]), int(edge_key[edge])
-            name = int(leaves.name[order[node]])
-            who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
-            which = f"tensor id {keys.id[key]} and allocation {keys.allocation[key]}"
-            problems.append(f"the storage with {which} {what} {who} (node {node})")
-
-    report("is released twice by", twice)
+    edge_node, edge_key, flags = _edges(columns, node_of)
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
     uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
     mutated = ((uses_of & WRITTEN) != 0) | (uses_of == AMBIGUOUS)
@@ -140,12 +127,6 @@ def build_graph(columns: EventColumns) -> Graph:
     count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
     first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     value_key = np.repeat(np.arange(len(keys), dtype=np.int32), count)
-    written = np.flatnonzero(allocates & (version > 0))
-    report("was already written to when it is allocated by", written)
-    made = np.flatnonzero(allocates & ~frees)
-    _, first_made = np.unique(edge_key[made], return_index=True)
-    report("is allocated a second time by", np.delete(made, first_made))
-
     return Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
@@ -157,13 +138,11 @@ def build_graph(columns: EventColumns) -> Graph:
         ),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
-        problems=problems,
     )
 
 
-def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Ints]:
-    """Node, key and flags of every edge, sorted by node and key rank; and those of them
-    that release their storage twice."""
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes]:
+    """Node, key and flags of every edge, sorted by node and key rank."""
     uses, allocations, keys = columns.use_key, columns.allocations, columns.keys
     named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
     # Node, key and what happens in one number, so that sorting it in place puts together
@@ -186,10 +165,9 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Int
     packed >>= _EFFECT_BITS
     starts = np.flatnonzero(differs(packed))
     flags = np.bitwise_or.reduceat(effect, starts)
-    freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]
     del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
     node, key = (packed // n).astype(np.int32), by_rank[packed % n]
-    return node, key, flags, np.flatnonzero(freed > 1)
+    return node, key, flags

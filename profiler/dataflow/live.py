@@ -40,11 +40,6 @@ class BytesByCategory:
         """Bytes of all categories at each time."""
         return np.asarray(self.bytes.sum(axis=1))
 
-    def total_at(self, time: int) -> int:
-        """Bytes of all categories at a time."""
-        at = int(np.searchsorted(self.time, time, side="right")) - 1
-        return int(self.bytes[at].sum()) if at >= 0 else 0
-
 
 def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     """Times (ns, -1 for before the trace), columns of ``ORDER`` and signed bytes.

@@ -158,10 +158,6 @@ class DataFlowProfile:
             name = int(self.columns.leaves.name[self.columns.allocations.leaf[row]])
         return self.columns.names[name] if name >= 0 else None
 
-    def name(self, storage: int) -> str | None:
-        """Qualified name of a parameter, buffer or graph input, None if unknown."""
-        return self.corrected.names.get(storage)
-
     def why_unknown(self, storage: int) -> str:
         """Why a storage has no category, in words."""
         keyed = storage < self.storages.keys
@@ -210,7 +206,6 @@ def profile_memory(
     modules: Iterable[Any] | Any = (),
     optimizers: Iterable[Any] | Any = (),
     rules: Iterable[Rule] = ALL_RULES,
-    skip_compiler: bool = True,
 ) -> DataFlowProfile:
     """The memory profile of a finished ``torch.profiler`` run.
 
@@ -222,7 +217,6 @@ def profile_memory(
         modules, optimizers: the model and optimizer that were traced, or several. Their
             tensors are then known for what they are, and modules by their path.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
-        skip_compiler: do not look at what the compiler itself runs in the trace.
 
     Raises:
         TypeError: ``result`` is no profiler result.
@@ -235,7 +229,7 @@ def profile_memory(
             "torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True)"
         )
     return DataFlowProfile(
-        read_events(result, skip_compiler=skip_compiler),
+        read_events(result),
         rules=rules,
         memprof_profile=memprof_profile,
         objects=KnownObjects(_several(modules), _several(optimizers)),

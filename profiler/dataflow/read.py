@@ -63,17 +63,16 @@ _PREFIXES = (
 )
 
 
-def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
+def read_events(result: Any) -> EventColumns:
     """Columns of a finished profiler run.
 
     Args:
         result: what ``torch.profiler.profile`` was, or its ``_ProfilerResult``.
-        skip_compiler: do not look below entries into the compiler.
 
     Raises:
         TypeError, ValueError: see ``_torch_compat.event_tree``.
     """
-    reader = _Reader(skip_compiler)
+    reader = _Reader()
     with collector_paused():  # millions of objects are made and no cycle
         for thread, roots in groupby(compat.event_tree(result), lambda e: _signed(e.start_tid)):
             reader.threads.append((reader.events, thread))
@@ -119,15 +118,14 @@ def _op_kind(schemas: _Schemas, name: str) -> int:
     return _PLAIN if schemas(name) else ScopeKind.RANGE
 
 
-def _python_kind(skip_compiler: bool, name: str) -> int:
+def _python_kind(name: str) -> int:
     if name.startswith(compat.MODULE_PREFIX):
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
         return ScopeKind.OPTIMIZER_STEP
     if compat.generated_module(name):
         return ScopeKind.GENERATED_CODE
-    compiler = skip_compiler and compat.is_compiler_frame(name)
-    return ScopeKind.COMPILER if compiler else _PLAIN
+    return ScopeKind.COMPILER if compat.is_compiler_frame(name) else _PLAIN
 
 
 _Around = tuple[int, int, int, int]
@@ -153,13 +151,13 @@ class _Reader:
     them.
     """
 
-    def __init__(self, skip_compiler: bool) -> None:
+    def __init__(self) -> None:
         # By the reader, as operators may be registered between two runs. A run of a million calls
         # asks for a few hundred matches.
         schemas = cache(compat.registered_schemas)
         self.match = cache(partial(_match, schemas))
         self.op_kind = cache(partial(_op_kind, schemas))
-        self.python_kind = cache(partial(_python_kind, skip_compiler))
+        self.python_kind = cache(_python_kind)
         self.events = 0
         self.names: dict[str, int] = {}
         self.devices: dict[Any, int] = {}

@@ -12,7 +12,7 @@ collector may run inside the compiler), and the first block ends there.
 Note [One life a storage]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 A trace can contradict itself: one storage allocated twice, released in two operators, released
-before it is allocated, written to before or after. ``Graph.problems`` says so. To everything that
+before it is allocated, written to before or after. To everything that
 counts bytes a storage has one life, from its first allocation in time to its last release, if that
 comes later, and what is done to it lies within: otherwise one view would count it twice and another
 once.

@@ -330,7 +330,6 @@ class OperationSummary:
     failed: Int = 0
     total_ns: Int = 0
     max_ns: Int = 0
-    min_ns: Int = 0
     tensor_bytes_delta: Int = 0
     tensors_delta: Int = 0
     tensors_measured: Int = 0

@@ -50,7 +50,6 @@ class OperationTree:
         highest seen, and maybe more."""
         sums = self.sums[place]
         self._changed.add(place)
-        sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
         sums.max_ns = max(sums.max_ns, took_ns)
         sums.total_ns += took_ns
         sums.count += 1

@@ -206,34 +206,27 @@ def test_several_threads() -> None:
 @pytest.mark.usefixtures("fakes")
 class TestContradictions:
     @pytest.mark.parametrize(
-        ("trace", "problem", "changes"),
+        ("trace", "changes"),
         [
             (
                 lambda: (
                     op("aten::empty", [], alloc(64, 16, 1, 1)),
                     op("aten::relu", [Tensor(1, 1, 64)], *(alloc(64, -16, 1, 1) for _ in range(2))),
                 ),
-                "the storage with tensor id 1 and allocation 1 is released twice by `aten::relu`",
                 ["CREATE", "DESTROY"],
             ),
             (
                 lambda: (op("aten::zero_", [Tensor(1, 1, 64)]), alloc(64, 16, 1, 1)),
-                "was already written to when it is allocated by an event outside operators",
                 ["CREATE", "INCREMENT_VERSION"],
             ),
-            (
-                lambda: (alloc(64, 16, 1, 1), alloc(64, 16, 1, 1)),
-                "is allocated a second time by an event outside operators",
-                ["CREATE"],
-            ),
+            (lambda: (alloc(64, 16, 1, 1), alloc(64, 16, 1, 1)), ["CREATE"]),
         ],
+        ids=["released twice", "written to before it is allocated", "allocated twice"],
     )
-    def test_a_contradiction_is_a_problem_not_an_error(
-        self, trace: Callable[[], Any], problem: str, changes: list[str]
+    def test_a_contradiction_is_no_error(
+        self, trace: Callable[[], Any], changes: list[str]
     ) -> None:
         profile = profile_memory(Result(*trace()))
-        (said,) = profile.graph.problems
-        assert problem in said
         assert [action for action, _, _ in entries(profile)] == changes
 
     def test_several_devices_with_a_caching_allocator(self) -> None:
@@ -295,7 +288,6 @@ class TestContradictions:
         assert table.time.tolist() == [10, 20, 30]
         assert table.bytes.sum(axis=1).tolist() == [16, 0, 32]
         for time, nbytes in ((10, 16), (20, 0), (30, 32)):
-            assert table.total_at(time) == nbytes
             assert profile.storages.size[live_rows(profile, 0, time)].sum() == nbytes
 
     def test_an_address_used_again_without_a_release(self) -> None:
@@ -355,7 +347,7 @@ class TestContradictions:
         (cpu, _) = data_flow_columns(profile, begin).devices
         assert (cpu.time_ns, cpu.live[0].created_ns) == ([0], None)
 
-    def test_the_line_of_an_allocation_also_after_compiler_frames_that_were_looked_at(self) -> None:
+    def test_the_line_of_an_allocation_after_compiler_frames_that_were_not_looked_at(self) -> None:
         def call(line: int, *below: Event, name: str = "user.py(1): f") -> Event:
             payload = PyCall()
             payload.caller = SimpleNamespace(  # type: ignore[attr-defined]
@@ -364,11 +356,10 @@ class TestContradictions:
             return Event(payload, *below, name=name)
 
         compiler = "torch/_inductor/compile_fx.py(1): compile_fx"
-        for skip in (True, False):
-            inside = [op("aten::empty", []) for _ in range(3)]
-            roots = [call(1, *inside, name=compiler), call(2, alloc(64, 16)), call(3)]
-            profile = profile_memory(Result(*roots), skip_compiler=skip)
-            assert [f.line for f in frames(profile, [0]).values()] == [2]
+        inside = [op("aten::empty", []) for _ in range(3)]
+        roots = [call(1, *inside, name=compiler), call(2, alloc(64, 16)), call(3)]
+        profile = profile_memory(Result(*roots))
+        assert [f.line for f in frames(profile, [0]).values()] == [2]
 
     def test_addresses_and_threads_of_64_bits(self) -> None:
         profile = profile_memory(Result(alloc((1 << 63) + 5, 16, 1, 1, thread=(1 << 64) - 1)))
@@ -454,5 +445,6 @@ def test_tensors_without_a_storage_of_their_own() -> None:
         words(torch.tensor([1, 2])).sum().backward()
         opt.step()
     profile = profile_memory(prof, modules=model, optimizers=opt)
-    named = {profile.name(s): profile.category(s, 0) for s in range(profile.storages.keys)}
-    assert named["words.weight"] is Category.PARAMETER
+    ptr = words.weight.untyped_storage().data_ptr()
+    (key,) = [k for k, p in enumerate(profile.columns.keys.ptr.tolist()) if p == ptr]
+    assert profile.category(key) is Category.PARAMETER

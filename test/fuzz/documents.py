@@ -167,9 +167,9 @@ def _tracker() -> TrackerRecord:
             [False, True, False],
         ),
         [
-            OperationSummary("step", -1, 1, 0, 10, 10, 10, 5, 1, 1,
+            OperationSummary("step", -1, 1, 0, 10, 10, 5, 1, 1,
                              {"cpu": DeviceSummary(1, 1, 9, 1)}),
-            OperationSummary("forward", 0, 2, 1, 1, 1, 0),
+            OperationSummary("forward", 0, 2, 1, 1, 1),
         ],
         OperatorRecord(
             [Span(30, 40)],

@@ -61,7 +61,7 @@ def test_nested(tracker: MemoryTracker) -> None:
     forward = record.operation_summary[1]
     assert (forward.name, forward.parent, forward.count) == ("forward", 0, 2)
     assert forward.total_ns >= 4_000_000
-    assert forward.min_ns <= forward.mean_ns <= forward.max_ns <= forward.total_ns
+    assert forward.mean_ns <= forward.max_ns <= forward.total_ns
     assert columns.lane == [0] * 6
     assert record.metadata.lanes[0] == Lane(LaneKind.THREAD, threading.current_thread().name, 0)
 

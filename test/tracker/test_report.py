@@ -95,13 +95,13 @@ def full() -> TrackerRecord:
         ],
         operation_summary=[
             OperationSummary(
-                "step", -1, 10, 1, 10 * SECOND, 2 * SECOND, SECOND // 2, 4 * MIB, 4, 3,
+                "step", -1, 10, 1, 10 * SECOND, 2 * SECOND, 4 * MIB, 4, 3,
                 {
                     "cpu": DeviceSummary(MIB, MIB, MIB, 10),
                     "cuda:0": DeviceSummary(8 * MIB, MIB, 96 * MIB, 10),
                 },
             ),
-            OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, SECOND // 4, 0, 0, 0, {}),
+            OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, 0, 0, 0, {}),
         ],
         pytorch_operations=OperatorRecord(
             [Span(0, 2 * SECOND)],

@@ -488,14 +488,6 @@ def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
     assert (a.count, a.tensors_measured) == (1, 0)
 
 
-def test_edges_that_nobody_asks_for_do_not_pile_up(tracker: MemoryTracker) -> None:
-    for _ in range(3 * operations_module.MAX_WAITING):
-        with tracker.track_operation("a"):
-            pass
-        assert len(tracker._recorder.operations._waiting) <= operations_module.MAX_WAITING + 1
-    assert tracker.record().operation_summary[0].count == 3 * operations_module.MAX_WAITING
-
-
 def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
     kept = [torch.empty(30_000_000)]
     with tracker.track_operation("step"):
@@ -569,25 +561,6 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     assert [s.count for s in record.operation_summary] == [3_000, 3_000]
     tracker.stop()
     assert len(tracker._recorder.operations._rows) <= 100 + 100 // 8 + 8
-
-
-def test_what_waits_is_thinned_without_recursion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN many edges that wait, as where another thread holds the lock, of more than are kept
-    monkeypatch.setattr(operations_module, "MAX_WAITING", 10_000)
-    few = TrackerSettings(output_dir=str(tmp_path), max_operations=10, operation_share=0.0)
-    tracker = MemoryTracker(few)
-    tracker.start(thread=False)
-    for _ in range(2_000):
-        with tracker.track_operation("step"):
-            pass
-    # WHEN they are worked through in one go THEN each of them is counted, and nothing failed
-    record = tracker.record()
-    assert [s.count for s in record.operation_summary] == [2_000]
-    assert not record.metadata.problems
-    assert len(record.operation_allocations) == 10
-    tracker.stop()
 
 
 def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:

@@ -153,8 +153,8 @@ def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _M
             return graph, program, {event: i for i, event in enumerate(expected)}, ""
     first = candidates[0]
     if not programs:
-        said = f": {first.unobservable}" if first.unobservable else ""
-        return first, None, {}, f"no program was observed of {first.label}{said}"
+        why = f": {first.unobservable}" if first.unobservable else ""
+        return first, None, {}, f"no program was observed of {first.label}{why}"
     if 0 <= logged < len(first.programs):
         programs = [(first, first.programs[logged])]
     found = [(graph, program, _common(sizes, program)) for graph, program in programs]
@@ -183,6 +183,6 @@ def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
         return "it allocates nothing of its program, as a replayed CUDA graph does"
     storages = [program.storages[i] for i in missing]
     names = Counter(s.name or "scratch memory" for s in storages)
-    said = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
+    first = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({said}{more})"
+    return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({first}{more})"

@@ -45,7 +45,7 @@ class ScopeKind(IntEnum):
 
 
 @dataclass(slots=True)
-class Table:
+class ColumnTable:
     """Columns of equal length."""
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Table:
 
 
 @dataclass(slots=True)
-class KeyTable(Table):
+class KeyTable(ColumnTable):
     """Storages. A storage is named by device, tensor id and allocation id."""
 
     id: Ints  # the profiler's tensor id: storages that one tensor has had share it
@@ -68,7 +68,7 @@ class KeyTable(Table):
 
 
 @dataclass(slots=True)
-class LeafTable(Table):
+class LeafTable(ColumnTable):
     """Events that become nodes of the data-flow graph, in order of the tree.
 
     A leaf is the outermost operator with a schema, a backward node of autograd, or an
@@ -85,7 +85,7 @@ class LeafTable(Table):
 
 
 @dataclass(slots=True)
-class AllocationTable(Table):
+class AllocationTable(ColumnTable):
     """Allocations and releases, in order of the tree."""
 
     event: Ints  # number of the event in the walk
@@ -100,7 +100,7 @@ class AllocationTable(Table):
 
 
 @dataclass(slots=True)
-class ScopeTable(Table):
+class ScopeTable(ColumnTable):
     """Ranges of interest, a tree; parents come before children."""
 
     kind: Bytes  # a ``ScopeKind``

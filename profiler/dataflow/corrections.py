@@ -8,7 +8,6 @@ that a difference can be looked up. With ``rules=()`` the categories are torch's
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -103,15 +102,6 @@ class KnownObjects:
             self.tensors.setdefault(address, category)
 
 
-@dataclass(slots=True)
-class Corrected:
-    """Categories after the corrections, an entry a value and then one a block."""
-
-    category: Bytes
-    rule: Bytes  # the ``Rule`` that decided it
-    first: Ints  # by storage the entry of its version 0, and the number of entries at the end
-
-
 def correct(
     columns: EventColumns,
     graph: Graph,
@@ -121,8 +111,13 @@ def correct(
     compiled: CompiledCalls | None,
     objects: KnownObjects,
     rules: frozenset[Rule],
-) -> Corrected:
-    """Apply rules to the categories by torch's, an entry a value; each says what it does."""
+) -> tuple[Bytes, Bytes, Ints]:
+    """Applies rules to the categories by torch's, an entry a value.
+
+    Returns:
+        The category and the ``Rule`` that decided it, an entry a value and then one a block; and by
+        storage the entry of its version 0, with the number of entries at the end.
+    """
     n = storages.keys
     blocks = np.arange(1, len(storages) - n + 1, dtype=np.int32)
     # What holds of a storage holds of all its values.
@@ -190,11 +185,8 @@ def correct(
                 category[chosen] = known[chosen]
                 rule[chosen] = which
 
-    return Corrected(
-        category=frozen(category, np.uint8),
-        rule=frozen(rule, np.uint8),
-        first=frozen(np.concatenate([graph.first_value, graph.first_value[-1] + blocks])),
-    )
+    first = np.concatenate([graph.first_value, graph.first_value[-1] + blocks])
+    return frozen(category, np.uint8), frozen(rule, np.uint8), frozen(first)
 
 
 def _named_keys(columns: EventColumns, storages: Storages, objects: KnownObjects) -> Bytes:

@@ -36,7 +36,6 @@ class DataFlowProfile:
         graph: the data-flow graph.
         by_torch: the category of each value by torch's rules.
         counted: which storages of the key table take part.
-        corrected: categories after memprof's corrections; these are *the* categories.
         changes: what happened to memory, by time.
         storages: when each storage was made and released.
         context: where each allocation was made.
@@ -73,7 +72,7 @@ class DataFlowProfile:
             given = self.compiled.category[: storages.keys]
         self.by_torch, self.counted = deduce(columns, graph, given)
         self.changes = find_changes(columns, graph, self.counted, storages)
-        self.corrected = correct(
+        self._category, self._rule, self._first = correct(
             columns, graph, self.by_torch, context, storages, self.compiled, objects, rules
         )
 
@@ -85,22 +84,23 @@ class DataFlowProfile:
         A version that the trace does not have counts as the nearest one it has. A storage
         without a key has one version.
         """
-        first, end = self.corrected.first[storage : storage + 2].tolist()
-        return CATEGORIES[self.corrected.category[min(first + max(version, 0), end - 1)]]
+        first, end = self._first[storage : storage + 2].tolist()
+        return CATEGORIES[self._category[min(first + max(version, 0), end - 1)]]
 
     def rule(self, key: int, version: int) -> Rule:
         """The rule that decided the category of a version of a storage with a key."""
-        return Rule(int(self.corrected.rule[self.corrected.first[key] + version]))
+        return Rule(int(self._rule[self._first[key] + version]))
 
     def change_categories(self) -> tuple[Bytes, Bytes]:
         """Numbers of the categories before and after each change.
 
         Equal but for increments of a version, which move bytes from one to the other.
         """
-        t, c = self.changes, self.corrected
-        entry = c.first[t.storage] + t.version
+        changes = self.changes
+        before = self._first[changes.storage] + changes.version
         # An increment leads to the next version; nothing else does.
-        return c.category[entry], c.category[entry + (t.action == compat.INCREMENT_VERSION)]
+        after = before + (changes.action == compat.INCREMENT_VERSION)
+        return self._category[before], self._category[after]
 
     # -- names ----------------------------------------------------------------------
 

@@ -287,15 +287,15 @@ _NO_PYTHON = AccountRow(Purpose.ALLOCATED, 0, 0)
 def _row(raw: Sequence[Mapping[str, Any]]) -> AccountRow:
     named = next((f for f in raw if f.get("fx_node_name")), None)
     purpose, detail, nodes, modules = Purpose.ALLOCATED, "", "", ""
-    said = next((f for f in raw if f.get(ROLE)), None)
-    if said is not None:
-        purpose = _PURPOSES.get(said[ROLE], Purpose.ALLOCATED)
-        modules = said.get(MODULE, "")
+    with_role = next((f for f in raw if f.get(ROLE)), None)
+    if with_role is not None:
+        purpose = _PURPOSES.get(with_role[ROLE], Purpose.ALLOCATED)
+        modules = with_role.get(MODULE, "")
     if is_workspace(raw):
         purpose, detail = Purpose.WORKSPACE, "cuBLAS"
     if named is not None:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
-    compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
+    compiled = any(is_generated(f["filename"]) for f in raw) or with_role is not None
     line, library = _lines(raw)
     return AccountRow(purpose, 0, 0, modules, line, nodes, compiled, detail, library=library)

@@ -92,8 +92,8 @@ def _configured(arguments: Mapping[str, object]) -> Configured:
             found = configured(arguments, file=file)
             break
         except Exception as e:
-            said = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
-            wrong[said.rstrip(".")], takes = None, places
+            reason = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
+            wrong[reason.rstrip(".")], takes = None, places
     if wrong:
         log.error("%s. The tracker takes no setting from %s", "; ".join(wrong), takes)
     return found

@@ -11,7 +11,7 @@ from memprof.profiler.model import MemorySnapshot, SnapshotKind, TensorInfo, Tra
 from . import naming
 from .operations import OperationLog
 from .sources import Sources
-from .tensors import KnownStorage, Pause
+from .tensors import Pause, TensorStorage
 
 
 def take_snapshot(
@@ -57,7 +57,7 @@ one piece, which nobody wants at each of the others."""
 
 
 def _find_holders(
-    largest: list[TensorInfo], storages: list[KnownStorage], operations: OperationLog
+    largest: list[TensorInfo], storages: list[TensorStorage], operations: OperationLog
 ) -> None:
     """Say of each that has no name who refers to it."""
     asked = [
@@ -76,8 +76,7 @@ def _find_holders(
 
 def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, TrackedDevice]:
     now, highest = resident if resident is not None else (None, None)
-    totals = dict(sources.tensors.totals)
-    sources.accelerators.mps = any(name.startswith("mps") for name in totals)
+    nbytes, tensors = dict(sources.tensors.nbytes), dict(sources.tensors.tensors)
     found = {
         "cpu": TrackedDevice(
             allocated_bytes=sources.process.allocated(),
@@ -88,13 +87,13 @@ def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, Tr
         ),
         **sources.accelerators.full(),
     }
-    for name, total in totals.items():
+    for name, count in tensors.items():
         memory = found.get(name, TrackedDevice())
-        found[name] = dataclasses.replace(memory, tensor_bytes=total.nbytes, tensors=total.tensors)
+        found[name] = dataclasses.replace(memory, tensor_bytes=nbytes.get(name, 0), tensors=count)
     return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
 
 
-def _described(storage: KnownStorage, operations: OperationLog) -> TensorInfo:
+def _described(storage: TensorStorage, operations: OperationLog) -> TensorInfo:
     made_in = operations.path(storage.operation)
     found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=made_in)
     tensor = storage.tensor()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -30,11 +31,14 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.host import physical_memory
+from memprof.profiler.host import physical_memory, resident_bytes
 from memprof.profiler.model import FigureSource, PinnedMemory, TrackedDevice
 
 from . import _torch_compat
 from .tensors import LiveTensors
+
+if sys.platform != "win32":
+    import resource
 
 _MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -67,17 +71,20 @@ class ProcessMemory:
         self.total = physical_memory()
 
     def resident(self) -> tuple[int, int] | None:
-        """Resident bytes now, and the highest ever of this program, 20 µs; None where there is no
-        /proc. (``getrusage`` takes less, and keeps the mark of the program that started this
-        one.)"""
-        try:
-            status = Path("/proc/self/status").read_bytes()
-        except OSError:
+        """Resident bytes now, and the highest ever of this program; None where there is no
+        /proc."""
+        now = resident_bytes()
+        if now is None:
             return None
-        found = dict(_RESIDENT.findall(status))
-        if len(found) < 2:
-            return None
-        return int(found[b"VmRSS"]) * 1024, int(found[b"VmHWM"]) * 1024
+        highest = _own_highest() if self._inherited else _rusage_highest()
+        return now, max(now, highest)
+
+    @functools.cached_property
+    def _inherited(self) -> bool:
+        """Tells whether ``getrusage`` has more than this program ever had: Linux keeps that over
+        ``exec``, so a worker begins with that of the process that started it. ``_own_highest`` is
+        right, and takes forty times as long."""
+        return _rusage_highest() > _own_highest()
 
     def children(self) -> tuple[int, ...]:
         """Resident bytes of each process that this one has started; () where there is no /proc."""
@@ -101,15 +108,17 @@ class ProcessMemory:
         return found
 
 
-_RESIDENT = re.compile(rb"^(VmRSS|VmHWM):\s*(\d+) kB", re.MULTILINE)
+def _rusage_highest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _own_highest() -> int:
+    found = re.search(rb"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_bytes(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 class Accelerators:
-    """The allocators of the accelerators that are in use. ``mps`` says whether tensors on MPS were
-    seen: torch cannot say whether it is in use, and asking for its memory would initialise it."""
-
-    def __init__(self) -> None:
-        self.mps = False
+    """The allocators of the CUDA devices that are in use."""
 
     def brief(self) -> dict[str, tuple[int, int]]:
         """By device: bytes handed out and the highest ever; for the edges of operations."""
@@ -117,9 +126,6 @@ class Accelerators:
         for i, counters in _cuda_counters():
             allocated = counters["allocated_bytes"]["all"]
             found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
-        if self.mps:
-            now = torch.mps.current_allocated_memory()
-            found["mps:0"] = (now, now)
         return found
 
     def pinned(self) -> PinnedMemory | None:
@@ -142,13 +148,6 @@ class Accelerators:
                 # torch has read the properties when it initialised the device.
                 total_bytes=torch.cuda.get_device_properties(i).total_memory,
                 highest_bytes=allocated["current"],
-            )
-        if self.mps:
-            now = torch.mps.current_allocated_memory()
-            found["mps:0"] = TrackedDevice(
-                allocated_bytes=now,
-                reserved_bytes=torch.mps.driver_allocated_memory(),
-                highest_bytes=now,
             )
         return found
 
@@ -224,13 +223,6 @@ def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
             "what of that is in use",
             "what libraries pin themselves; before torch 2.13 what is in use",
             "CUDA was not in use",
-        ),
-        (
-            "MPS allocator",
-            sources.accelerators.mps,
-            "bytes handed out and reserved",
-            "a highest mark",
-            "no tensor on MPS was seen",
         ),
         (
             "compiled graphs",

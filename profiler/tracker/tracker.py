@@ -128,7 +128,7 @@ class MemoryTracker:
             on_end: called when its file is written.
         """
         self.ending = False
-        """Whether it is just ending: its file is not written yet."""
+        """True while it ends, until its file is written."""
         self._on_start = on_start
         self._on_end = on_end
         self._clock = clock

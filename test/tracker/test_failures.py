@@ -452,7 +452,7 @@ def test_a_namer_that_fails(
     def broken(_: object) -> None:
         raise KeyError("who")
 
-    monkeypatch.setattr(naming, "_told", None)
+    monkeypatch.setattr(naming, "_registered", None)
     naming.register(broken, lambda: (Profile(), {}), lambda: False)
     kept = torch.ones(10)
     tracker = memprof.track(tmp_path, interval=60)

@@ -273,8 +273,6 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
 class Devices:
     """Allocators as a device would have them."""
 
-    mps = False
-
     def __init__(self) -> None:
         self.now = self.mark = 0
 

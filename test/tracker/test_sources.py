@@ -210,7 +210,6 @@ def test_every_source_is_said(tmp_path: Path) -> None:
         "malloc",
         "CUDA allocator",
         "pinned host memory",
-        "MPS allocator",
         "compiled graphs",
     ]
 
@@ -219,7 +218,7 @@ def test_what_was_compiled_is_said_to_whoever_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN compiled code, of which nobody has taken a profile yet
-    monkeypatch.setattr(naming, "_told", None)
+    monkeypatch.setattr(naming, "_registered", None)
     naming.register(lambda tensor: None, lambda: (Profile(), {}), lambda: True)
     found = tracker(tmp_path)
     # WHEN the record alone is asked for, as memprof.report() does inside of memprof run

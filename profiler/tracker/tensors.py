@@ -21,8 +21,7 @@ that stay, the worst case, takes 2 % longer. The alternatives:
 * ``TorchDispatchMode``, ``__torch_function__`` modes: microseconds an operator, and the first
   silently turns ``torch.compile`` off.
 * global module hooks, ``saved_tensors_hooks``: Dynamo compiles them into the user's graphs.
-* ``torch.profiler``'s memory events, the CPU allocator's count: 1.6 µs or more an allocation. The
-  count can be switched on (``cpu_allocator``).
+* ``torch.profiler``'s memory events: 1.6 µs or more an allocation.
 
 What this does not see is in ``docs/tracker.md``. With the collector off (``gc.disable()``) the
 youngest generation grows without bound. Beyond ``MAX_YOUNG`` objects a snapshot does not look

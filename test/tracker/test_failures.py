@@ -19,7 +19,6 @@ import memprof
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Profile, SnapshotKind
 from memprof.profiler.tracker import api
-from memprof.profiler.tracker import operations as operations_module
 from memprof.profiler.tracker import recorder as recorder_module
 from memprof.profiler.tracker.operations import CURRENT
 from memprof.profiler.tracker.ration import Allowance
@@ -399,8 +398,8 @@ def test_a_tracker_that_fails_inside(
             ["begin", "end"],
             ["tensors.look", "accelerators.brief", "process.resident", "log.made_in"],
         ),
-        ("begin", "log._take_lane"),
-        ("end", "log._digest"),
+        ("begin", "lanes.take"),
+        ("end", "log._has_ended"),
     ],
 )
 def test_an_edge_that_fails_leaves_the_users_code_alone(
@@ -410,9 +409,9 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     tracker.start(thread=False)
     log = tracker._recorder.operations
     log._allowance = Allowance(1e12)
-    monkeypatch.setattr(operations_module, "MAX_WAITING", 0)
     owner, _, name = place.partition(".")
     parts = {n: getattr(log.sources, n) for n in ("tensors", "accelerators", "process")}
+    parts["lanes"] = log.lanes
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("inside")

@@ -37,7 +37,12 @@ _WITHOUT_ADDRESS = ("oom", "snapshot")
 _TEXTS = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace", ROLE, MODULE, GRAPH)
 _Frame = msgspec.defstruct(
     "_Frame",
-    [("name", str), ("filename", str), ("line", Count), *((name, str, "") for name in _TEXTS)],
+    [
+        ("name", str),
+        ("filename", str),
+        ("line", Annotated[int, msgspec.Meta(ge=0)]),  # of C++ 2**64 - 1 where it is not known
+        *((name, str, "") for name in _TEXTS),
+    ],
 )
 _Block = msgspec.defstruct(
     "_Block",

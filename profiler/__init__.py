@@ -2,9 +2,8 @@
 
 Two families of names. The data model and its analysis (``memprof.profiler.model``,
 ``.timeline``, ``.attribution``, ``.file``, ``.report``) need no torch. The data-flow
-profile of a ``torch.profiler`` run, under the names of torch's own
-``torch.profiler._memory_profiler``, does; it is imported when one of its names is used,
-so that ``import memprof.profiler`` stays free of torch.
+profile of a ``torch.profiler`` run does: ``torch_names`` has its names and torch's own. It is
+imported when one of them is used, so that ``import memprof.profiler`` stays free of torch.
 """
 # ruff: noqa: F403, F405
 
@@ -13,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .dataflow import *
-    from .dataflow.vocabulary import *
+    from .torch_names import *
 
 __all__ = [
     "Action",
@@ -40,17 +38,15 @@ __all__ = [
     "get_scopes",
     "peak_report",
     "profile_memory",
-    "timeline_to_pandas",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import dataflow
-    from .dataflow import vocabulary
+    from . import torch_names
 
-    value = getattr(dataflow if name in dataflow.__all__ else vocabulary, name)
+    value = getattr(torch_names, name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """Allocations that failed for want of memory, from everything that a profile knows, as data.
 
 A program that catches the error and goes on (a smaller batch, a fallback) leaves no trace of it but
-here: in the events of ``torch.profiler``, in memprof's ledger where a warm-up, a recording or a
+here: in memprof's ledger where a warm-up, a recording or a
 call of ours failed, and in how the tracked process ended.
 """
 
@@ -26,7 +26,7 @@ class OutOfMemory:
     """An allocation that failed, or ``count`` alike; what is not known is None.
 
     Attributes:
-        source: who says so: ``torch.profiler``, ``allocator``, ``ledger`` or ``tracker``.
+        source: who says so: ``allocator``, ``ledger`` or ``tracker``.
         what: what failed, in words: an operator, a graph and what was done with it.
         text: the error, "" if it is not known.
         time_ns: ``time.time_ns()`` of the first.
@@ -46,7 +46,7 @@ class OutOfMemory:
 
 
 def out_of_memory(profile: Profile) -> list[OutOfMemory]:
-    """All that are known, those of ``torch.profiler`` first, each source in order of time."""
+    """All that are known, those of the allocator first, each source in order of time."""
     return [found for source in _SOURCES for found in source(profile)]
 
 
@@ -54,20 +54,6 @@ def times_out_of_memory(profile: Profile) -> int:
     """Returns how often an allocation failed, at least: as often as the source says that knows of
     most, since several can know of one failure."""
     return max(sum(found.count for found in source(profile)) for source in _SOURCES)
-
-
-def _of_events(profile: Profile) -> Iterator[OutOfMemory]:
-    origin = profile.perf_origin_ns
-    for f in profile.dataflow.failures if profile.dataflow else ():
-        yield OutOfMemory(
-            "torch.profiler",
-            f.op or "outside of operators",
-            time_ns=f.time_ns + origin if origin else None,
-            device=f.device,
-            live=f.live_bytes,
-            module=f.module,
-            frame=f.frame,
-        )
 
 
 def _of_accounts(profile: Profile) -> Iterator[OutOfMemory]:
@@ -128,4 +114,4 @@ def _of_the_end(profile: Profile) -> Iterator[OutOfMemory]:
         yield OutOfMemory("tracker", "the end of the process", about.reason, time_ns=end)
 
 
-_SOURCES = (_of_events, _of_accounts, _of_ledger, _of_snapshots, _of_the_end)
+_SOURCES = (_of_accounts, _of_ledger, _of_snapshots, _of_the_end)

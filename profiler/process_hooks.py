@@ -1,16 +1,14 @@
 """Describes what every package registers once: what to do in a forked child and when torch is
-reset, and which memory replays run in; and the switch of Python's collector."""
+reset; and the switch of Python's collector."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Action = Callable[[], object]
@@ -73,40 +71,3 @@ _LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 def _free_locks() -> None:
     for lock in list(_LOCKS):
         lock._in_child()
-
-
-# Memory that replays run in. ``torch.profiler`` sees what torch's allocators hand out; CUDA graphs
-# replay into a pool that was filled once. Whoever owns such memory registers here, so that a
-# data-flow profile can tell it from memory that was there before the trace (docs/dataflow.md,
-# "Replayed calls").
-
-log = logging.getLogger("memprof")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayMemory:
-    """The memory of one pool: bytes that it has from the system, and (first address, address after
-    the last) of its segments."""
-
-    device: str
-    reserved: int
-    ranges: Sequence[tuple[int, int]]
-
-
-Source = Callable[[], Sequence[ReplayMemory]]
-
-_sources: list[Source] = []
-
-
-def on_replay_memory(source: Source) -> None:
-    _sources.append(source)
-
-
-def replay_memory() -> list[ReplayMemory]:
-    found: list[ReplayMemory] = []
-    for source in list(_sources):
-        try:
-            found.extend(source())
-        except Exception:
-            log.warning("memprof could not ask for the memory of replays", exc_info=True)
-    return found

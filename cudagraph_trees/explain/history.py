@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.process_hooks import ForkSafeLock, ReplayMemory, on_replay_memory
+from memprof.profiler.process_hooks import ForkSafeLock
 
-from ..device.capture_lock import capturing
 from ..device.cuda import CudaPool
 from ..replay.node import CUDAGraphNode
 from ..replay.path import TreePath
@@ -74,18 +73,3 @@ def forget_all() -> None:
 def managers() -> list[Manager]:
     with _lock:
         return [manager for _, ref in _ledgers if (manager := ref()) is not None]
-
-
-def replay_memory() -> list[ReplayMemory]:
-    """The pools of all managers that live."""
-    found = []
-    for manager in managers():
-        with capturing():
-            segments = manager.pool.segments()
-        reserved = sum(s.nbytes for s in segments)
-        ranges = [(s.address, s.address + s.nbytes) for s in segments]
-        found.append(ReplayMemory(manager.ledger.device, reserved, ranges))
-    return found
-
-
-on_replay_memory(replay_memory)

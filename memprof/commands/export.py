@@ -13,7 +13,7 @@ from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import read_names, replayed
+from memprof.profiler.snapshot.named import read_names
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 from memprof.views import devices_in
@@ -152,10 +152,9 @@ def _name(snapshot: str, format_: str, names: tuple[str, ...], output: str) -> N
         )
     _keep_other_files(output)
     found = read_snapshot(snapshot)
-    profiles = read_names(names)
-    done = enrich_snapshot(found, CodeNames(profiles), fields=format_ == "memory-viz")
+    done = enrich_snapshot(found, CodeNames(read_names(names)), fields=format_ == "memory-viz")
     write_snapshot(found, output)
-    for line in [*_files_written(done), *(line for _, line in replayed(found, profiles))]:
+    for line in _files_written(done):
         print_line(line)
     print_line(f"{output}: {os.path.getsize(output) / 1e6:.1f} MB, for memory_viz and others")
 

@@ -5,21 +5,25 @@ Tried with torch 2.11 to 2.15, which agree in all of it.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
 import torch
 from torch._C import _profiler as _kineto
-from torch.profiler._memory_profiler import SchemaMatcher, TensorKey, _Storage
+from torch.profiler._memory_profiler import Action, SchemaMatcher, TensorKey, _Storage
 
 TorchOp: Any = _kineto._ExtraFields_TorchOp
 Allocation: Any = _kineto._ExtraFields_Allocation
 PyCall: Any = _kineto._ExtraFields_PyCall
 PyCCall: Any = _kineto._ExtraFields_PyCCall
-OutOfMemory: Any = _kineto._ExtraFields_OutOfMemory
 TensorMetadata: Any = _kineto._TensorMetadata
 BACKWARD_FUNCTION: Any = _kineto.RecordScope.BACKWARD_FUNCTION
+
+PREEXISTING: int = Action.PREEXISTING.value
+"""A change of a storage that was there before the profiler started."""
+CREATE: int = Action.CREATE.value
+INCREMENT_VERSION: int = Action.INCREMENT_VERSION.value
+DESTROY: int = Action.DESTROY.value
 
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """Name of the autograd node that writes ``.grad``."""
@@ -36,7 +40,6 @@ ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 """Range that the autograd engine opens around each node."""
 COMPILED_FUNCTION = "CompiledFunction"
 """AOTAutograd's autograd function; the backward's name adds ``Backward``."""
-OUT_OF_MEMORY = "[OutOfMemory]"
 COMPILED_CALL_PREFIX = "## Call CompiledFxGraph "
 """Range that ``CompiledFxGraph.__call__`` opens around the generated code."""
 
@@ -91,18 +94,6 @@ def kineto_result(result: Any) -> Any:
             "give a torch.profiler.profile that has stopped"
         )
     return result
-
-
-def failed_devices(result: Any) -> dict[int, Any]:
-    """Devices on which allocations of a run failed, by the time of the failure, ns."""
-    out: dict[int, Any] = {}
-    for event in result.events() if hasattr(result, "events") else ():
-        if event.name() == OUT_OF_MEMORY:
-            kind = str(event.device_type()).rpartition(".")[2].lower()
-            index = event.device_index()
-            with contextlib.suppress(RuntimeError):  # A kind that this torch has no name for.
-                out[event.start_ns()] = torch.device(f"{kind}:{index}" if index >= 0 else kind)
-    return out
 
 
 def missing_options(prof: Any) -> list[str]:

@@ -6,9 +6,9 @@ The name of the generated function's Python call holds its file, and memprof kno
 file and the order and sizes of everything it allocates. If the sizes of the call's allocations are
 those of a program's ALLOC events one by one, they are the same. Else memprof's log of calls says
 which program ran, and ``difflib`` finds a common order: the trace has more where an operator took
-scratch memory that was not observed (it depends on threads and caches), and less where the call was
-replayed (``replays.py``) or got memory from elsewhere. That keeps neighbours together, which go
-together; it need not be the longest common order there is.
+scratch memory that was not observed (it depends on threads and caches), and less where a CUDA graph
+was replayed, which allocates nothing, or where memory came from elsewhere. That keeps neighbours
+together, which go together; it need not be the longest common order there is.
 
 The trace tells when matched allocations happened; what lies between two of them in the program is
 spread evenly over the time between them.
@@ -44,14 +44,7 @@ class GeneratedCall:
     graph: GraphRecord | None  # what ran
     program: AllocationProgram | None
     rows: dict[int, int]  # by event of the program, the allocation that it is
-    replayed: bool = False  # rows were added because the call was replayed
     why: str = ""  # rows and program do not agree
-
-    @property
-    def missing(self) -> list[int]:
-        """ALLOC events of the program that no row is."""
-        program = self.program
-        return [] if program is None else [e for e in _allocations(program) if e not in self.rows]
 
     def times(self, columns: EventColumns) -> Ints:
         """When each event of the program happened, ns; see the note above."""
@@ -160,8 +153,8 @@ def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _M
             return graph, program, {event: i for i, event in enumerate(expected)}, ""
     first = candidates[0]
     if not programs:
-        said = f": {first.unobservable}" if first.unobservable else ""
-        return first, None, {}, f"no program was observed of {first.label}{said}"
+        why = f": {first.unobservable}" if first.unobservable else ""
+        return first, None, {}, f"no program was observed of {first.label}{why}"
     if 0 <= logged < len(first.programs):
         programs = [(first, first.programs[logged])]
     found = [(graph, program, _common(sizes, program)) for graph, program in programs]
@@ -187,9 +180,9 @@ def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed
     if not index_of:
-        return "it allocates nothing of its program"
+        return "it allocates nothing of its program, as a replayed CUDA graph does"
     storages = [program.storages[i] for i in missing]
     names = Counter(s.name or "scratch memory" for s in storages)
-    said = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
+    first = ", ".join(f"{n} times {k}" if n > 1 else k for k, n in names.most_common(3))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({said}{more})"
+    return f"its program allocates {sum(s.nbytes for s in storages)} bytes more ({first}{more})"

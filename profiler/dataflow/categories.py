@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,22 +60,10 @@ NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
 }
 
 
-@dataclass(slots=True)
-class Categories:
-    """Categories by torch's rules."""
-
-    present: Bools
-    """Storages that take part: in the graph or named by a rule by id, and not counted as memory of
-    replays already."""
-    of_value: Bytes  # positions in ``CATEGORIES``, all rules applied
-
-
 class _Deduction:
     """The rules, run once in order by ``deduce``."""
 
-    def __init__(
-        self, columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
-    ) -> None:
+    def __init__(self, columns: EventColumns, graph: Graph, given: Bytes | None) -> None:
         self.graph, keys = graph, columns.keys
         self.tensor_index = keys.tensor_index
         ids = int(keys.tensor_index.max()) + 1 if len(keys) else 0
@@ -86,7 +73,6 @@ class _Deduction:
         self.given = np.zeros(len(keys), np.uint8) if given is None else given
         self.present = np.zeros(len(keys), np.bool_)
         self.present[graph.edge_key] = True
-        self.replayed = np.zeros(len(keys), np.bool_) if replayed is None else replayed
         self.id_of_value = keys.tensor_index[graph.value_key]
 
         self.reads, self.read_bounds = _known(graph.in_value, graph.bounds)
@@ -197,14 +183,8 @@ class _Deduction:
         self.set_ids(np.flatnonzero(named), PARAMETER)
 
     def activations(self) -> None:
-        """Flood forward from the inputs, and from what replayed forwards have left.
-
-        One address may have held an activation and then a gradient there, which the trace
-        takes for one storage; what is read outside of the backward is the former.
-        """
-        start = self.current()
-        start[self.replayed[self.graph.value_key]] = ACTIVATION
-        category = bytearray(start.tobytes())
+        """Flood forward from the inputs."""
+        category = bytearray(self.current().tobytes())
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
         found = array("i")
@@ -238,12 +218,17 @@ def _known(values: Ints, bounds: Ints) -> tuple[Ints, Ints]:
     return values[known], before[bounds]
 
 
-def deduce(
-    columns: EventColumns, graph: Graph, given: Bytes | None, replayed: Bools | None
-) -> Categories:
-    """Categories of every value of a trace; ``given`` is the category of storages that are known
-    from elsewhere, 0 where not, ``replayed`` those that ``replays.py`` has counted."""
-    rules = _Deduction(columns, graph, given, replayed)
+def deduce(columns: EventColumns, graph: Graph, given: Bytes | None) -> tuple[Bytes, Bools]:
+    """Applies torch's rules to a trace.
+
+    Args:
+        given: the category of storages that are known from elsewhere, 0 where not.
+
+    Returns:
+        The category of every value, a position in ``CATEGORIES``; and which storages take part: in
+        the graph or named by a rule by id.
+    """
+    rules = _Deduction(columns, graph, given)
     rules.set_ids(columns.gradients, GRADIENT)
     rules.by_key[graph.edge_key[graph.intermediate]] = TEMPORARY
     rules.set_ids(columns.parameters, PARAMETER)
@@ -252,4 +237,4 @@ def deduce(
     rules.activations()
     rules.set_ids(columns.optimizer_states, OPTIMIZER_STATE)
     rules.autograd_detail()
-    return Categories(frozen(rules.present & ~rules.replayed), frozen(rules.current(), np.uint8))
+    return frozen(rules.current(), np.uint8), frozen(rules.present)

@@ -6,10 +6,9 @@ since the epoch, as the profiler gives them, sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,6 @@ FORWARD, ENGINE, NODE = 0, 1, 2
 
 READ, WRITTEN, AMBIGUOUS = 1, 2, 4
 """What a call does to an argument. AMBIGUOUS: no schema matched, it may be either."""
-STATE = 32
-"""Added where the argument is a running statistic. The operators of batch normalisation
-write to it although their schemas do not say so."""
 
 
 class ScopeKind(IntEnum):
@@ -49,18 +45,15 @@ class ScopeKind(IntEnum):
 
 
 @dataclass(slots=True)
-class _Columns:
+class ColumnTable:
     """Columns of equal length."""
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
 
-_Table = TypeVar("_Table", bound=_Columns)
-
-
 @dataclass(slots=True)
-class KeyTable(_Columns):
+class KeyTable(ColumnTable):
     """Storages. A storage is named by device, tensor id and allocation id."""
 
     id: Ints  # the profiler's tensor id: storages that one tensor has had share it
@@ -75,7 +68,7 @@ class KeyTable(_Columns):
 
 
 @dataclass(slots=True)
-class LeafTable(_Columns):
+class LeafTable(ColumnTable):
     """Events that become nodes of the data-flow graph, in order of the tree.
 
     A leaf is the outermost operator with a schema, a backward node of autograd, or an
@@ -88,19 +81,11 @@ class LeafTable(_Columns):
     backward: Bytes  # FORWARD, ENGINE or NODE; a backward node is in NODE
     scope: Ints  # innermost row of the scope table around it
     sequence: Ints  # autograd sequence number
-    first_use: Ints  # row of the use table; its uses end where those of the next leaf begin
+    first_use: Ints  # in ``EventColumns.use_key``; its uses end where those of the next leaf begin
 
 
 @dataclass(slots=True)
-class UseTable(_Columns):
-    """Tensors passed to operators at or below a leaf, leaf by leaf."""
-
-    key: Ints
-    effect: Bytes  # READ, WRITTEN or AMBIGUOUS, with STATE added
-
-
-@dataclass(slots=True)
-class AllocationTable(_Columns):
+class AllocationTable(ColumnTable):
     """Allocations and releases, in order of the tree."""
 
     event: Ints  # number of the event in the walk
@@ -115,16 +100,7 @@ class AllocationTable(_Columns):
 
 
 @dataclass(slots=True)
-class CachingTable(_Columns):
-    """Describes what a caching allocator held, bytes, after ``row`` of the allocation table."""
-
-    row: Ints
-    reserved: Ints
-    allocated: Ints
-
-
-@dataclass(slots=True)
-class ScopeTable(_Columns):
+class ScopeTable(ColumnTable):
     """Ranges of interest, a tree; parents come before children."""
 
     kind: Bytes  # a ``ScopeKind``
@@ -158,26 +134,19 @@ class FunctionCall:
 
 
 @dataclass(slots=True)
-class FailedAllocation:
-    """An allocation that failed for want of memory; most as in the allocation table."""
-
-    event: int
-    time: int
-    device: Any  # the ``torch.device`` that had no more, None if unknown
-    op: int
-    scope: int
-
-
-@dataclass(slots=True)
 class EventColumns:
     """Everything that the analysis reads of a profiler run."""
 
     events: int  # visited
     keys: KeyTable
     leaves: LeafTable
-    uses: UseTable
+    use_key: Ints
+    """Storages of the tensors passed to operators at or below a leaf, leaf by leaf."""
+    use_effect: Bytes  # of each READ, WRITTEN or AMBIGUOUS
     allocations: AllocationTable
-    caching: CachingTable
+    caching_row: Ints  # rows of the allocation table on a device with a caching allocator
+    caching_reserved: Ints  # bytes that this allocator held from the system after each
+    caching_allocated: Ints  # bytes that it had handed out
     scopes: ScopeTable
     names: list[str]  # of operators, ranges and modules, without repetition
     threads: list[tuple[int, int]]
@@ -190,11 +159,8 @@ class EventColumns:
     parameters: Ints
     optimizer_states: Ints
     function_calls: list[FunctionCall]
-    out_of_memory: list[FailedAllocation]  # in order of time
     skipped_ns: int  # time inside the compiler, which was not looked at
     kineto: Any  # the profiler's result
-    as_read: EventColumns | None = None
-    """These columns without the rows that ``replays.py`` added; None: it added none."""
 
     @property
     def begin(self) -> int:
@@ -208,13 +174,6 @@ class EventColumns:
             return np.zeros(len(events), np.int64)
         first, thread = (np.asarray(c, np.int64) for c in zip(*self.threads, strict=True))
         return np.asarray(thread[np.searchsorted(first, events, side="right") - 1])
-
-
-def joined(table: _Table, rows: Iterable[tuple[int, ...]]) -> _Table:
-    """``table`` with more rows below its own."""
-    below = zip(fields(table), zip(*rows, strict=True), strict=True)
-    pairs = ((getattr(table, f.name), column) for f, column in below)
-    return type(table)(*(frozen(np.append(old, np.asarray(new, old.dtype))) for old, new in pairs))
 
 
 def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:

@@ -5,7 +5,7 @@ Note [Compiled code has no data flow]
 A fused kernel is not an operator, so the profiler sees what a compiled graph allocates but not what
 reads or writes it; torch's rules then mistake saved activations for inputs or parameters. Known is:
 
-* which program a call ran, and which of its allocations is which (``calls.py``, ``replays.py``);
+* which program a call ran, and which of its allocations is which (``calls.py``);
 * which tensors go in: AOTAutograd's autograd function is an operator event and lists them in the
   order of the graph's inputs, whose roles memprof knows;
 * without a memprof profile, or where nothing fits, the phase: memory released within the call is
@@ -74,13 +74,11 @@ class CompiledCalls:
 
     category: Bytes  # of each storage (keys, then blocks), 0 where this says nothing
     by_program: Bytes  # the category comes from an observed program, not from the phase
-    roles: dict[int, str] = field(default_factory=dict)  # names of graph inputs, by key
     owners: dict[int, list[Owner]] = field(default_factory=dict)
     """By allocation row, in order of time: a buffer that takes over another's memory (``reuse``)
     owns it from then on."""
     calls: int = 0  # in the trace
-    matched: int = 0  # of them, whose allocations agree with a program, replays included
-    replayed: int = 0  # of them, whose memory ``replays.py`` added
+    matched: int = 0  # of them, whose allocations agree with a program
     unmatched: Counter[str] = field(default_factory=Counter)  # why the others do not agree
 
 
@@ -94,7 +92,6 @@ def find_compiled(
         by_program=np.zeros(len(storages), np.uint8),
         calls=len(calls),
         matched=reasons.pop("", 0),
-        replayed=sum(call.replayed for call in calls),
         unmatched=reasons,
     )
     made = np.flatnonzero(storages.created >= 0)
@@ -198,11 +195,11 @@ def _inputs(
             continue
         i = int(np.searchsorted(times, function.start))
         graph = calls[i].graph if i < len(calls) and times[i] <= function.end else None
-        roles: list[tuple[Role, str | None]] = [(Role.UNKNOWN, None)] * len(function.keys)
+        roles = [Role.UNKNOWN] * len(function.keys)
         if graph is not None and graph.kind is not GraphKind.BACKWARD:
-            known = [(v.role, v.fqn) for v in graph.inputs]
+            known = [v.role for v in graph.inputs]
             roles = known if len(known) == len(roles) else roles
-        for key, (role, name) in zip(function.keys, roles, strict=True):
+        for key, role in zip(function.keys, roles, strict=True):
             if key < 0:
                 continue
             before = storages.created[key] < 0
@@ -215,8 +212,6 @@ def _inputs(
                 continue
             out.category[key] = category
             out.by_program[key] = role is not Role.UNKNOWN
-            if name:
-                out.roles[key] = name
 
 
 def _made_as_input(context: Context, storages: Storages, key: int) -> bool:

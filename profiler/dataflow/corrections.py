@@ -8,9 +8,7 @@ that a difference can be looked up. With ``rules=()`` the categories are torch's
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,8 @@ from .categories import (
     PARAMETER,
     TEMPORARY,
     UNKNOWN,
-    Categories,
 )
-from .columns import STATE, Bools, Bytes, EventColumns, Ints, ScopeKind, at, frozen
+from .columns import Bytes, EventColumns, Ints, at, frozen
 from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
@@ -46,20 +43,16 @@ class Rule(IntEnum):
     for a backward node to read, such as the ones that a backward starts from."""
     SCRATCH = 3
     """A storage without a tensor, released within the operator that made it: temporary."""
-    MODULE_STATE = 4
-    """There before the trace, and kept up to date by the forward: a running statistic of batch
-    normalisation, or written to by several calls of a module. State of the model like its
-    parameters, and counted as those; torch takes it for an input."""
-    OPTIMIZER_STEP = 5
+    OPTIMIZER_STEP = 4
     """Made inside an optimizer step: temporary if released inside it, else optimizer state. torch
     does not know the former and learns of the latter at the next step's start; over several steps
     its flood takes the temporaries for activations."""
-    OBJECTS = 6
+    OBJECTS = 5
     """At the address of a tensor of the modules or optimizers that the caller named."""
-    COMPILED_PHASE = 7
+    COMPILED_PHASE = 6
     """Made in, or handed to, compiled code: Note [Compiled code has no data flow]. This and the
     next are known before torch's rules run, which then start from them."""
-    COMPILED_PROGRAM = 8
+    COMPILED_PROGRAM = 7
 
 
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
@@ -72,70 +65,64 @@ class KnownObjects:
     """Tensors of the caller's modules and optimizers, and the modules.
 
     Attributes:
-        tensors: category and qualified name ("" is none): PARAMETER (buffers too),
-            OPTIMIZER_STATE, or GRADIENT for what is in ``.grad``.
+        tensors: category: PARAMETER (buffers too), OPTIMIZER_STATE, or GRADIENT for what is in
+            ``.grad``.
         paths: of each module, by ``id()``.
     """
 
     def __init__(self, modules: Iterable[Any] = (), optimizers: Iterable[Any] = ()) -> None:
-        self.tensors: dict[Address, tuple[int, str]] = {}
+        self.tensors: dict[Address, int] = {}
         self.paths: dict[int, str] = {}
-        members: list[tuple[Any, str]] = []
+        members: list[Any] = []
         for module in modules:
             module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
             for path, child in module.named_modules():
                 self.paths.setdefault(id(child), path or type(child).__name__)
-            members += [(t, n) for n, t in chain(module.named_parameters(), module.named_buffers())]
+            members += [*module.parameters(), *module.buffers()]
         states: list[Any] = []
         for optimizer in optimizers:
-            members += [(p, "") for group in optimizer.param_groups for p in group["params"]]
+            members += [p for group in optimizer.param_groups for p in group["params"]]
             for state in optimizer.state.values():
                 states += state.values() if isinstance(state, dict) else ()
-        for t, name in members:
-            self._add(t, PARAMETER, name)
+        for t in members:
+            self._add(t, PARAMETER)
         for t in states:
             if hasattr(t, "untyped_storage"):
                 self._add(t, OPTIMIZER_STATE)
-        for t, _ in members:
+        for t in members:
             if t.grad is not None:
                 self._add(t.grad, GRADIENT)
 
-    def _add(self, t: Any, category: int, name: str = "") -> None:
+    def _add(self, t: Any, category: int) -> None:
         try:
             address = str(t.device), int(t.untyped_storage().data_ptr())
         except (NotImplementedError, RuntimeError, ValueError):
             return  # No storage of its own: a sparse gradient, a parameter of a lazy module.
         if address[1]:  # it has memory
-            self.tensors.setdefault(address, (category, name))
-
-
-@dataclass(slots=True)
-class Corrected:
-    """Categories after the corrections, an entry a value and then one a block."""
-
-    category: Bytes
-    rule: Bytes  # the ``Rule`` that decided it
-    first: Ints  # by storage the entry of its version 0, and the number of entries at the end
-    names: dict[int, str]
-    """Qualified names that the caller's objects or compiled graphs give to storages, by key."""
+            self.tensors.setdefault(address, category)
 
 
 def correct(
     columns: EventColumns,
     graph: Graph,
-    categories: Categories,
+    by_torch: Bytes,
     context: Context,
     storages: Storages,
     compiled: CompiledCalls | None,
     objects: KnownObjects,
     rules: frozenset[Rule],
-) -> Corrected:
-    """Apply rules; what each does stands with it."""
+) -> tuple[Bytes, Bytes, Ints]:
+    """Applies rules to the categories by torch's, an entry a value.
+
+    Returns:
+        The category and the ``Rule`` that decided it, an entry a value and then one a block; and by
+        storage the entry of its version 0, with the number of entries at the end.
+    """
     n = storages.keys
     blocks = np.arange(1, len(storages) - n + 1, dtype=np.int32)
     # What holds of a storage holds of all its values.
     storage = np.concatenate([graph.value_key, np.arange(n, len(storages), dtype=np.int32)])
-    category = np.concatenate([categories.of_value, np.zeros(len(storages) - n, np.uint8)])
+    category = np.concatenate([by_torch, np.zeros(len(storages) - n, np.uint8)])
     rule = np.zeros(len(category), np.uint8)
 
     def apply(which: Rule, chosen: Any, value: Any) -> None:
@@ -173,24 +160,18 @@ def correct(
     apply(Rule.SCRATCH, (storage >= n) & same_leaf, TEMPORARY)
     del last, same_leaf
 
-    state = np.zeros(len(storages), np.bool_)
-    state[:n] = _module_state(columns, graph) & (storages.created[:n] < 0)
-    firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
-    apply(Rule.MODULE_STATE, state[storage] & ~firm, PARAMETER)
-
     step = at(context.optimizer, row)
     in_step = phase == PHASE_OPTIMIZER
     gone = died <= at(scopes.end, step, 0)
+    firm = np.isin(category, (PARAMETER, GRADIENT, OPTIMIZER_STATE))
     apply(Rule.OPTIMIZER_STEP, in_step & gone, TEMPORARY)
     apply(Rule.OPTIMIZER_STEP, in_step & ~gone & ~firm, OPTIMIZER_STATE)
 
-    names: dict[int, str] = {}
     if objects.tensors:
-        named = _named_keys(columns, storages, objects, names)
+        named = _named_keys(columns, storages, objects)
         apply(Rule.OBJECTS, named[storage] != 0, named[storage])
 
     if compiled is not None:
-        names.update(compiled.roles)
         known = compiled.category[storage]
         by_program = compiled.by_program[storage] != 0
         # A storage the caller's objects name is what they say it is.
@@ -204,35 +185,11 @@ def correct(
                 category[chosen] = known[chosen]
                 rule[chosen] = which
 
-    return Corrected(
-        category=frozen(category, np.uint8),
-        rule=frozen(rule, np.uint8),
-        first=frozen(np.concatenate([graph.first_value, graph.first_value[-1] + blocks])),
-        names=names,
-    )
+    first = np.concatenate([graph.first_value, graph.first_value[-1] + blocks])
+    return frozen(category, np.uint8), frozen(rule, np.uint8), frozen(first)
 
 
-def _module_state(columns: EventColumns, graph: Graph) -> Bools:
-    """Keys that a module's forward keeps state in: an operator takes it as a running statistic, or
-    at least two calls of outermost modules write to it (one may be in place on an input)."""
-    scopes, leaves = columns.scopes, columns.leaves
-    out = np.zeros(len(columns.keys), np.bool_)
-    out[graph.edge_key[(graph.flags & STATE) != 0]] = True
-    if not len(scopes):
-        return out
-    outermost = scopes.around(ScopeKind.MODULE, outermost=True)
-    call = outermost[leaves.scope[graph.leaf]][graph.edge_node]
-    written = graph.mutated & ~graph.allocates & (call >= 0)
-    written &= ~graph.backward[graph.edge_node]
-    pairs = np.unique(np.stack([graph.edge_key[written], call[written]]), axis=1)
-    key, times = np.unique(pairs[0], return_counts=True)
-    out[key[times > 1]] = True
-    return out
-
-
-def _named_keys(
-    columns: EventColumns, storages: Storages, objects: KnownObjects, names: dict[int, str]
-) -> Bytes:
+def _named_keys(columns: EventColumns, storages: Storages, objects: KnownObjects) -> Bytes:
     """Category of the storages (keys, then blocks) that live objects occupy, 0 elsewhere. Of those
     that an address has held, it is the last, which the trace did not see released."""
     out = np.zeros(len(storages), np.uint8)
@@ -243,7 +200,5 @@ def _named_keys(
         address = devices[int(columns.keys.device[key])], int(columns.keys.ptr[key]) % (1 << 64)
         latest[address] = key
     for address, key in latest.items():
-        out[key], name = objects.tensors.get(address, (UNKNOWN, ""))
-        if name:
-            names[key] = name
+        out[key] = objects.tensors.get(address, UNKNOWN)
     return out

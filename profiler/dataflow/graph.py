@@ -36,24 +36,10 @@ from .columns import (
 )
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
-"""Besides READ, WRITTEN, AMBIGUOUS and STATE: what an edge is made of. MUTATED follows from the
+"""Besides READ, WRITTEN and AMBIGUOUS: what an edge is made of. MUTATED follows from the
 others: it writes to a storage that lives on."""
 _EFFECT_BITS = 6
 """All but MUTATED fit."""
-
-
-class InvalidDataFlow(AssertionError):
-    """A trace contradicts itself; the message says where."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A contradiction in a trace, kept instead of raised: the rest is still of use."""
-
-    kind: str  # one of those in ``_TEXT``
-    node: int  # row of the graph
-    key: int  # row of the key table
-    text: str
 
 
 @dataclass(slots=True)
@@ -68,7 +54,6 @@ class Graph:
     bounds: Ints  # node ``n`` has the edges ``bounds[n]`` to ``bounds[n + 1]``
     first_value: Ints  # value of version 0 of each key, and the total at the end
     value_key: Ints  # storage of each value
-    problems: list[Problem]
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -114,32 +99,14 @@ class Graph:
         """Edges whose storage lives only in their node."""
         return np.asarray((self.flags & (ALLOCATED | FREED)) == ALLOCATED | FREED)
 
-    def validate(self) -> None:
-        """Raise ``InvalidDataFlow`` where the trace contradicts itself."""
-        if self.problems:
-            more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
-            raise InvalidDataFlow(self.problems[0].text + more)
-
 
 def build_graph(columns: EventColumns) -> Graph:
-    """The data-flow graph of a trace. Contradictions end up in ``problems``."""
+    """The data-flow graph of a trace, which may contradict itself."""
     leaves, keys = columns.leaves, columns.keys
     order = np.argsort(leaves.start, kind="stable").astype(np.int32)
     node_of = np.empty(len(leaves), np.int32)
     node_of[order] = np.arange(len(leaves), dtype=np.int32)
-    edge_node, edge_key, flags, twice = _edges(columns, node_of)
-    problems: list[Problem] = []
-
-    def report(kind: str, edges: Ints) -> None:
-        for edge in edges.tolist():
-            node, key = int(edge_node[edge]), int(edge_key[edge])
-            name = int(leaves.name[order[node]])
-            who = f"`{columns.names[name]}`" if name >= 0 else "an event outside operators"
-            which = f"tensor id {keys.id[key]} and allocation {keys.allocation[key]}"
-            text = f"the storage with {which} {_TEXT[kind]} {who} (node {node})"
-            problems.append(Problem(kind, node, key, text))
-
-    report("double_free", twice)
+    edge_node, edge_key, flags = _edges(columns, node_of)
     allocates, frees = (flags & ALLOCATED) != 0, (flags & FREED) != 0
     uses_of = flags & (READ | WRITTEN | AMBIGUOUS)
     mutated = ((uses_of & WRITTEN) != 0) | (uses_of == AMBIGUOUS)
@@ -160,11 +127,6 @@ def build_graph(columns: EventColumns) -> Graph:
     count = np.bincount(edge_key[bumps], minlength=len(keys)) + 1
     first_value = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     value_key = np.repeat(np.arange(len(keys), dtype=np.int32), count)
-    report("version_mismatch", np.flatnonzero(allocates & (version > 0)))
-    made = np.flatnonzero(allocates & ~frees)
-    _, first_made = np.unique(edge_key[made], return_index=True)
-    report("duplicate_version", np.delete(made, first_made))
-
     return Graph(
         leaf=frozen(order),
         backward=frozen(leaves.backward[order] == NODE),
@@ -176,14 +138,12 @@ def build_graph(columns: EventColumns) -> Graph:
         ),
         first_value=frozen(first_value),
         value_key=frozen(value_key),
-        problems=problems,
     )
 
 
-def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Ints]:
-    """Node, key and flags of every edge, sorted by node and key rank; and those of them
-    that release their storage twice."""
-    uses, allocations, keys = columns.uses, columns.allocations, columns.keys
+def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes]:
+    """Node, key and flags of every edge, sorted by node and key rank."""
+    uses, allocations, keys = columns.use_key, columns.allocations, columns.keys
     named = np.flatnonzero((allocations.key >= 0) & (allocations.size != 0)).astype(np.int32)
     # Node, key and what happens in one number, so that sorting it in place puts together
     # what belongs together.
@@ -194,10 +154,10 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Int
     of_uses[:] = np.repeat(node_of, count)
     of_named[:] = node_of[allocations.leaf[named]]
     packed *= n
-    of_uses += keys.rank[uses.key]
+    of_uses += keys.rank[uses]
     of_named += keys.rank[allocations.key[named]]
     packed <<= _EFFECT_BITS
-    of_uses |= uses.effect
+    of_uses |= columns.use_effect
     of_named |= np.where(allocations.size[named] > 0, np.uint8(ALLOCATED), np.uint8(FREED))
     del named, of_uses, of_named
     packed.sort()
@@ -205,17 +165,9 @@ def _edges(columns: EventColumns, node_of: Ints) -> tuple[Ints, Ints, Bytes, Int
     packed >>= _EFFECT_BITS
     starts = np.flatnonzero(differs(packed))
     flags = np.bitwise_or.reduceat(effect, starts)
-    freed = np.add.reduceat(effect == FREED, starts, dtype=np.int32)
     packed = packed[starts]
     del starts, effect
     by_rank = np.empty(len(keys), np.int32)
     by_rank[keys.rank] = np.arange(len(keys), dtype=np.int32)
     node, key = (packed // n).astype(np.int32), by_rank[packed % n]
-    return node, key, flags, np.flatnonzero(freed > 1)
-
-
-_TEXT = {
-    "double_free": "is released twice by",
-    "duplicate_version": "is allocated a second time by",
-    "version_mismatch": "was already written to when it is allocated by",
-}
+    return node, key, flags

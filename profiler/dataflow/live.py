@@ -17,10 +17,10 @@ import numpy as np
 
 from memprof.profiler.model import Category
 
+from ._torch_compat import DESTROY, INCREMENT_VERSION
 from .categories import ORDER
 from .columns import Bytes, Ints, differs
 from .profile import DataFlowProfile
-from .storages import Action
 
 _POSITION = np.empty(len(ORDER), np.uint8)
 _POSITION[list(ORDER)] = np.arange(len(ORDER))
@@ -40,11 +40,6 @@ class BytesByCategory:
         """Bytes of all categories at each time."""
         return np.asarray(self.bytes.sum(axis=1))
 
-    def total_at(self, time: int) -> int:
-        """Bytes of all categories at a time."""
-        at = int(np.searchsorted(self.time, time, side="right")) - 1
-        return int(self.bytes[at].sum()) if at >= 0 else 0
-
 
 def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     """Times (ns, -1 for before the trace), columns of ``ORDER`` and signed bytes.
@@ -53,12 +48,12 @@ def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
     """
     t = profile.changes
     rows = np.flatnonzero(t.device == device).astype(np.int32)
-    twice = t.action[rows] == Action.INCREMENT_VERSION
+    twice = t.action[rows] == INCREMENT_VERSION
     entry = np.repeat(rows, 1 + twice.view(np.uint8))
     second = np.zeros(len(entry), np.bool_)
     second[1:] = entry[1:] == entry[:-1]
     action = t.action[entry]
-    leaving = (action == Action.DESTROY) | ((action == Action.INCREMENT_VERSION) & ~second)
+    leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
     before, after = profile.change_categories()
     column = before[entry]
     column[second] = after[entry[second]]
@@ -99,6 +94,26 @@ def by_category(profile: DataFlowProfile, device: str, *, us: bool = False) -> B
     elif len(times) and times[0] < 0 and not us:
         times[0] = profile.columns.begin
     return BytesByCategory(times, table)
+
+
+def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
+    """Times (µs) and, at each, bytes by category, as torch's ``export_memory_timeline`` has them.
+
+    A row is a leading 0 and then the categories in the order of ``categories.ORDER``.
+    """
+    points = by_category(profile, device, us=True)
+    table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)
+    return points.time.tolist(), table.tolist()
+
+
+def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, int, int]]:
+    """(time in ns, action, signed bytes, column of ``ORDER``) of every change."""
+    index = profile.device_index(device)
+    time, column, size = deltas(profile, index)
+    changes = profile.changes
+    action = changes.action[changes.device == index]
+    action = np.repeat(action, 1 + (action == INCREMENT_VERSION))
+    return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
 
 
 def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
@@ -151,5 +166,5 @@ def _present(profile: DataFlowProfile, device: int) -> Ints:
     """Storages of a device that take part in the changes."""
     s = profile.storages
     blocks = np.ones(len(s) - s.keys, np.bool_)
-    taking_part = np.concatenate([profile.torch_categories.present, blocks])
+    taking_part = np.concatenate([profile.counted, blocks])
     return np.flatnonzero(taking_part & (s.device == device))

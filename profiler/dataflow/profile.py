@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.model.dataflow import NO_EVENTS
-from memprof.profiler.process_hooks import ReplayMemory, replay_memory
 
 from . import _torch_compat as compat
 from .calls import GeneratedCall, match_calls
 from .categories import CATEGORIES, deduce
-from .columns import Bools, Bytes, EventColumns, Ints, ScopeKind
+from .columns import Bytes, EventColumns, Ints, ScopeKind
 from .compiled import CompiledCalls, Owner, find_compiled
 from .context import find_context
 from .corrections import ALL_RULES, KnownObjects, Rule, correct
 from .graph import build_graph
 from .read import read_events
-from .replays import join_replays
-from .storages import Action, find_changes, lifetimes
+from .storages import find_changes, lifetimes
 
 
 class DataFlowProfile:
     """A memory profile of one profiler run, in columns.
 
     Args:
-        columns: what was read of the run, or another profile's; they stay as they are.
+        columns: what was read of the run.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
         memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
-        memory: of pools.
 
     Attributes:
-        columns: what was read of the run, and what replays.py added to it.
+        columns: what was read of the run.
         graph: the data-flow graph.
-        torch_categories: categories by torch's rules.
-        corrected: categories after memprof's corrections; these are *the* categories.
+        by_torch: the category of each value by torch's rules.
+        counted: which storages of the key table take part.
         changes: what happened to memory, by time.
         storages: when each storage was made and released.
         context: where each allocation was made.
         compiled: what is known of compiled code, None if the trace has none or the
             rules for it are off.
-        memory: what pools hold from the system.
     """
 
     def __init__(
@@ -54,14 +50,11 @@ class DataFlowProfile:
         rules: Iterable[Rule] = ALL_RULES,
         memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
-        memory: Sequence[ReplayMemory] = (),
     ) -> None:
         rules = frozenset(rules)
-        columns = columns.as_read or columns
         self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         calls: list[GeneratedCall] = []
-        replayed: Bools | None = None
         given: Bytes | None = None
         self.compiled: CompiledCalls | None = None
         code = np.isin(columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE))
@@ -69,9 +62,6 @@ class DataFlowProfile:
         if of_code:
             known = memprof_profile if Rule.COMPILED_PROGRAM in rules else None
             calls = match_calls(columns, known)
-            if known is not None:
-                columns, replayed = join_replays(columns, calls, known, memory)
-        self.memory = memory
         self._paths = objects.paths
         self.columns = columns
         self.graph = graph = build_graph(columns)
@@ -80,10 +70,10 @@ class DataFlowProfile:
         if of_code:
             self.compiled = find_compiled(columns, context, storages, calls)
             given = self.compiled.category[: storages.keys]
-        self.torch_categories = by_torch = deduce(columns, graph, given, replayed)
-        self.changes = find_changes(columns, graph, by_torch, storages)
-        self.corrected = correct(
-            columns, graph, by_torch, context, storages, self.compiled, objects, rules
+        self.by_torch, self.counted = deduce(columns, graph, given)
+        self.changes = find_changes(columns, graph, self.counted, storages)
+        self._category, self._rule, self._first = correct(
+            columns, graph, self.by_torch, context, storages, self.compiled, objects, rules
         )
 
     # -- categories -----------------------------------------------------------------
@@ -94,22 +84,23 @@ class DataFlowProfile:
         A version that the trace does not have counts as the nearest one it has. A storage
         without a key has one version.
         """
-        first, end = self.corrected.first[storage : storage + 2].tolist()
-        return CATEGORIES[self.corrected.category[min(first + max(version, 0), end - 1)]]
+        first, end = self._first[storage : storage + 2].tolist()
+        return CATEGORIES[self._category[min(first + max(version, 0), end - 1)]]
 
     def rule(self, key: int, version: int) -> Rule:
         """The rule that decided the category of a version of a storage with a key."""
-        return Rule(int(self.corrected.rule[self.corrected.first[key] + version]))
+        return Rule(int(self._rule[self._first[key] + version]))
 
     def change_categories(self) -> tuple[Bytes, Bytes]:
         """Numbers of the categories before and after each change.
 
         Equal but for increments of a version, which move bytes from one to the other.
         """
-        t, c = self.changes, self.corrected
-        entry = c.first[t.storage] + t.version
+        changes = self.changes
+        before = self._first[changes.storage] + changes.version
         # An increment leads to the next version; nothing else does.
-        return c.category[entry], c.category[entry + (t.action == Action.INCREMENT_VERSION)]
+        after = before + (changes.action == compat.INCREMENT_VERSION)
+        return self._category[before], self._category[after]
 
     # -- names ----------------------------------------------------------------------
 
@@ -167,10 +158,6 @@ class DataFlowProfile:
             name = int(self.columns.leaves.name[self.columns.allocations.leaf[row]])
         return self.columns.names[name] if name >= 0 else None
 
-    def name(self, storage: int) -> str | None:
-        """Qualified name of a parameter, buffer or graph input, None if unknown."""
-        return self.corrected.names.get(storage)
-
     def why_unknown(self, storage: int) -> str:
         """Why a storage has no category, in words."""
         keyed = storage < self.storages.keys
@@ -208,7 +195,7 @@ class DataFlowProfile:
     def versions_at(self, time: int) -> Ints:
         """Version of each storage at a time, counting writes by their start."""
         t = self.changes
-        writes = (t.action == Action.INCREMENT_VERSION) & (t.time <= time)
+        writes = (t.action == compat.INCREMENT_VERSION) & (t.time <= time)
         return np.bincount(t.storage[writes], minlength=len(self.storages))
 
 
@@ -219,7 +206,6 @@ def profile_memory(
     modules: Iterable[Any] | Any = (),
     optimizers: Iterable[Any] | Any = (),
     rules: Iterable[Rule] = ALL_RULES,
-    skip_compiler: bool = True,
 ) -> DataFlowProfile:
     """The memory profile of a finished ``torch.profiler`` run.
 
@@ -231,7 +217,6 @@ def profile_memory(
         modules, optimizers: the model and optimizer that were traced, or several. Their
             tensors are then known for what they are, and modules by their path.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
-        skip_compiler: do not look at what the compiler itself runs in the trace.
 
     Raises:
         TypeError: ``result`` is no profiler result.
@@ -244,11 +229,10 @@ def profile_memory(
             "torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True)"
         )
     return DataFlowProfile(
-        read_events(result, skip_compiler=skip_compiler),
+        read_events(result),
         rules=rules,
         memprof_profile=memprof_profile,
         objects=KnownObjects(_several(modules), _several(optimizers)),
-        memory=replay_memory(),
     )
 
 

@@ -22,9 +22,7 @@ torch takes max n·s alone: 0 bytes for an expanded scalar, too few for overlapp
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import groupby
@@ -42,19 +40,15 @@ from .columns import (
     FORWARD,
     NODE,
     READ,
-    STATE,
     WRITTEN,
     AllocationTable,
-    CachingTable,
     EventColumns,
-    FailedAllocation,
     FunctionCall,
     Ints,
     KeyTable,
     LeafTable,
     ScopeKind,
     ScopeTable,
-    UseTable,
     frozen,
 )
 
@@ -69,17 +63,16 @@ _PREFIXES = (
 )
 
 
-def read_events(result: Any, *, skip_compiler: bool = True) -> EventColumns:
+def read_events(result: Any) -> EventColumns:
     """Columns of a finished profiler run.
 
     Args:
         result: what ``torch.profiler.profile`` was, or its ``_ProfilerResult``.
-        skip_compiler: do not look below entries into the compiler.
 
     Raises:
         TypeError, ValueError: see ``_torch_compat.event_tree``.
     """
-    reader = _Reader(skip_compiler)
+    reader = _Reader()
     with collector_paused():  # millions of objects are made and no cycle
         for thread, roots in groupby(compat.event_tree(result), lambda e: _signed(e.start_tid)):
             reader.threads.append((reader.events, thread))
@@ -95,8 +88,6 @@ def _signed(n: int) -> int:
 Signature = tuple[Any, ...]
 """Of each argument of a call ``TensorMetadata``, ``list``, a scalar type, or None."""
 _Schemas = Callable[[str], tuple[Any, ...]]
-
-_STATE_ARGUMENTS = frozenset({"running_mean", "running_var"})
 
 
 def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
@@ -116,8 +107,7 @@ def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tu
     effects = []
     for overloads in zip(*(s.arguments for s in found), strict=True):
         written = any(a.alias_info is not None and a.alias_info.is_write for a in overloads)
-        state = any(a.name in _STATE_ARGUMENTS for a in overloads)
-        effects.append((WRITTEN if written else READ) | (STATE if state else 0))
+        effects.append(WRITTEN if written else READ)
     return True, tuple(effects)
 
 
@@ -128,15 +118,14 @@ def _op_kind(schemas: _Schemas, name: str) -> int:
     return _PLAIN if schemas(name) else ScopeKind.RANGE
 
 
-def _python_kind(skip_compiler: bool, name: str) -> int:
+def _python_kind(name: str) -> int:
     if name.startswith(compat.MODULE_PREFIX):
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
         return ScopeKind.OPTIMIZER_STEP
     if compat.generated_module(name):
         return ScopeKind.GENERATED_CODE
-    compiler = skip_compiler and compat.is_compiler_frame(name)
-    return ScopeKind.COMPILER if compiler else _PLAIN
+    return ScopeKind.COMPILER if compat.is_compiler_frame(name) else _PLAIN
 
 
 _Around = tuple[int, int, int, int]
@@ -144,39 +133,17 @@ _Around = tuple[int, int, int, int]
 of the innermost operator."""
 
 
-class _Rows:
-    """Rows of a table, packed into pieces: blocks that grow leave the heap full of holes, and
-    appending to one for each column takes twice as long."""
+def _append(rows: array[int], row: tuple[int, ...]) -> int:
+    """Lay a row behind the others; returns its number."""
+    number = len(rows) // len(row)
+    rows.extend(row)
+    return number
 
-    _PIECE = 1024
 
-    def __init__(self, columns: str) -> None:
-        self._types = columns
-        row = struct.Struct("=" + columns)
-        self._pack_into, self._row_bytes = row.pack_into, row.size
-        self._dtype = np.dtype([(str(i), c) for i, c in enumerate(columns)])
-        self._pieces: list[bytearray] = []
-        self._count = 0
-
-    def append(self, *row: int) -> int:
-        """The number of the new row."""
-        number, at = self._count, self._count % self._PIECE
-        if at == 0:
-            self._pieces.append(bytearray(self._PIECE * self._row_bytes))
-        self._pack_into(self._pieces[-1], at * self._row_bytes, *row)
-        self._count = number + 1
-        return number
-
-    def columns(self) -> list[Ints]:
-        """An array a column; there are no rows any more."""
-        columns: list[Ints] = [np.empty(self._count, c) for c in self._types]
-        while self._pieces:
-            end, begin = self._count, (len(self._pieces) - 1) * self._PIECE
-            piece = np.frombuffer(self._pieces.pop(), self._dtype, end - begin)
-            for i, column in enumerate(columns):
-                column[begin:end] = piece[str(i)]
-            self._count = begin
-        return [frozen(c) for c in columns]
+def _columns(rows: array[int], types: str) -> list[Ints]:
+    """An array a column of rows laid end to end, each of its own numpy type."""
+    table = np.asarray(rows, np.int64).reshape(-1, len(types))
+    return [frozen(table[:, i].astype(kind)) for i, kind in enumerate(types)]
 
 
 class _Reader:
@@ -184,16 +151,15 @@ class _Reader:
     them.
     """
 
-    def __init__(self, skip_compiler: bool) -> None:
+    def __init__(self) -> None:
         # By the reader, as operators may be registered between two runs. A run of a million calls
         # asks for a few hundred matches.
         schemas = cache(compat.registered_schemas)
         self.match = cache(partial(_match, schemas))
         self.op_kind = cache(partial(_op_kind, schemas))
-        self.python_kind = cache(partial(_python_kind, skip_compiler))
+        self.python_kind = cache(_python_kind)
         self.events = 0
-        self.names: defaultdict[str, int] = defaultdict()  # numbered as they are asked for
-        self.names.default_factory = self.names.__len__
+        self.names: dict[str, int] = {}
         self.devices: dict[Any, int] = {}
         self.on_cpu: list[bool] = []
         self.threads: list[tuple[int, int]] = []
@@ -204,15 +170,14 @@ class _Reader:
         self.others: dict[tuple[int, int], int] = {}
         self.keys: list[array[int]] = [array(c) for c in "iiqhq"]  # size: from tensors
         self.allocated = bytearray()  # by key: an allocation or release was seen
-        self.leaves = _Rows("iqiBiqi")
+        self.leaves = array("q")  # this and the tables below: rows laid end to end
         self.uses: list[array[int]] = [array(c) for c in "iB"]
-        self.allocations = _Rows("iiiqhqii")
+        self.allocations = array("q")
         self.unnamed = array("q")  # addresses of allocations without a key
-        self.caching = _Rows("iqq")
-        self.scopes = _Rows("BiiqqiqB")
+        self.caching = array("q")
+        self.scopes = array("q")
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.calls: list[FunctionCall] = []
-        self.failures: list[FailedAllocation] = []
         self.skipped_ns = 0
 
     # -- the pass -------------------------------------------------------------------
@@ -234,11 +199,6 @@ class _Reader:
                     below = self.operator(event, x, around)
                 elif type_ is PYCALL:
                     below = self.python_call(event, x, around)
-                elif type_ is compat.OutOfMemory:
-                    # The event does not say on which device it failed.
-                    _, _, scope, op = around
-                    failure = FailedAllocation(self.events, event.start_time_ns, None, op, scope)
-                    self.failures.append(failure)
                 self.events += 1
                 if below is not None and (children := event.children):
                     todo.append((iter(children), below))
@@ -257,11 +217,10 @@ class _Reader:
         leaf, backward, scope, op = around
         if leaf < 0:
             leaf = self.leaf(start, -1, backward, scope, -1)
-        row = self.allocations.append(
-            self.events, leaf, key, x.alloc_size, device, start, op, scope
-        )
+        row = (self.events, leaf, key, x.alloc_size, device, start, op, scope)
+        number = _append(self.allocations, row)
         if not self.on_cpu[device]:
-            self.caching.append(row, x.total_reserved, x.total_allocated)
+            _append(self.caching, (number, x.total_reserved, x.total_allocated))
 
     def operator(self, event: Any, x: Any, around: _Around) -> _Around:
         """Note an operator and the tensors it is given; what is below it is below what."""
@@ -286,7 +245,7 @@ class _Reader:
         is_leaf, effects = self.match(name, tuple(signature))
         kind = self.op_kind(name)
         if kind == _PLAIN:
-            op = self.names[name]
+            op = self.name(name)
         elif kind == _ENGINE:
             backward = backward or ENGINE
         else:
@@ -302,7 +261,7 @@ class _Reader:
                 self.calls.append(FunctionCall(start, end, backward == NODE, flat))
         if leaf < 0 and is_leaf:
             at = event.start_time_ns
-            leaf = self.leaf(at, self.names[name], backward, scope, x.sequence_number)
+            leaf = self.leaf(at, self.name(name), backward, scope, x.sequence_number)
         if leaf >= 0:
             use_key, use_effect = self.uses
             for key, effect in zip(keys, effects, strict=True):
@@ -404,36 +363,41 @@ class _Reader:
             self.on_cpu.append(device.type == "cpu")
         return self.devices[device]
 
+    def name(self, name: str) -> int:
+        """The number of a name, a new one where it is asked for the first time."""
+        return self.names.setdefault(name, len(self.names))
+
     def leaf(self, start: int, name: int, backward: int, scope: int, sequence: int) -> int:
         """A new row of the leaf table, of the event that is visited."""
         used = len(self.uses[0])
-        return self.leaves.append(self.events, start, name, backward, scope, sequence, used)
+        return _append(self.leaves, (self.events, start, name, backward, scope, sequence, used))
 
     def scope(
         self, kind: int, event: Any, name: str, parent: int, backward: int, identity: int = 0
     ) -> int:
         """A new row of the scope table, of the event that is visited."""
-        start, end, number = event.start_time_ns, event.end_time_ns, self.names[name]
+        start, end, number = event.start_time_ns, event.end_time_ns, self.name(name)
         row = (kind, number, parent, start, end, self.events, identity, backward)
-        return self.scopes.append(*row)
+        return _append(self.scopes, row)
 
     # -- result ---------------------------------------------------------------------
 
     def columns(self, kineto: Any) -> EventColumns:
         """The tables as they are now, read from ``kineto``."""
-        columns = [*self.allocations.columns(), frozen(self.unnamed)]
+        columns = [*_columns(self.allocations, "iiiqhqii"), frozen(self.unnamed)]
         allocations = AllocationTable(*columns)
-        failed_on = compat.failed_devices(kineto) if self.failures else {}
-        for failure in self.failures:
-            failure.device = failed_on.get(failure.time)
+        row, reserved, allocated = _columns(self.caching, "iqq")
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations),
-            leaves=LeafTable(*self.leaves.columns()),
-            uses=UseTable(*map(frozen, self.uses)),
+            leaves=LeafTable(*_columns(self.leaves, "iqiBiqi")),
+            use_key=frozen(self.uses[0]),
+            use_effect=frozen(self.uses[1]),
             allocations=allocations,
-            caching=CachingTable(*self.caching.columns()),
-            scopes=ScopeTable(*self.scopes.columns()),
+            caching_row=row,
+            caching_reserved=reserved,
+            caching_allocated=allocated,
+            scopes=ScopeTable(*_columns(self.scopes, "BiiqqiqB")),
             names=list(self.names),
             threads=self.threads,
             devices=list(self.devices),
@@ -441,7 +405,6 @@ class _Reader:
             parameters=frozen(self.parameters),
             optimizer_states=frozen(self.states),
             function_calls=self.calls,
-            out_of_memory=sorted(self.failures, key=lambda f: f.time),
             skipped_ns=self.skipped_ns,
             kineto=kineto,
         )

@@ -12,7 +12,7 @@ collector may run inside the compiler), and the first block ends there.
 Note [One life a storage]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 A trace can contradict itself: one storage allocated twice, released in two operators, released
-before it is allocated, written to before or after. ``Graph.problems`` says so. To everything that
+before it is allocated, written to before or after. To everything that
 counts bytes a storage has one life, from its first allocation in time to its last release, if that
 comes later, and what is done to it lies within: otherwise one view would count it twice and another
 once.
@@ -22,24 +22,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from .categories import Categories
-from .columns import Bytes, EventColumns, Ints, at, frozen
+from ._torch_compat import CREATE, DESTROY, INCREMENT_VERSION, PREEXISTING
+from .columns import Bools, Bytes, EventColumns, Ints, at, frozen
 from .graph import ALLOCATED, FREED, MUTATED, Graph
-
-
-class Action(IntEnum):
-    """Describes what a change does to a storage; the numbers are torch's."""
-
-    PREEXISTING = 1
-    """It was there before the profiler started."""
-    CREATE = 2
-    INCREMENT_VERSION = 3
-    DESTROY = 4
-
 
 _BEFORE, _AFTER = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
@@ -135,7 +123,7 @@ class Changes:
     """All changes in columns, sorted by time, then action."""
 
     time: Ints  # ns; -1 for what was there before
-    action: Bytes
+    action: Bytes  # PREEXISTING, CREATE, INCREMENT_VERSION or DESTROY
     storage: Ints  # row of ``storages``
     version: Ints  # that the change ends or makes; an increment names the version before it
     storages: Storages
@@ -160,13 +148,13 @@ class Changes:
 
 
 def find_changes(
-    columns: EventColumns, graph: Graph, categories: Categories, storages: Storages
+    columns: EventColumns, graph: Graph, counted: Bools, storages: Storages
 ) -> Changes:
-    """Everything that happened to the memory of a trace."""
+    """Everything that happened to the memory of a trace; ``counted`` are storages of the key table
+    that were there before and take part."""
     created, destroyed = storages.created, storages.destroyed
     blocks = np.arange(storages.keys, len(storages), dtype=np.int32)
-    # Memory that was there before and is not to be counted changes nothing.
-    counted = categories.present | (created[: storages.keys] >= 0)
+    counted = counted | (created[: storages.keys] >= 0)
     by_rank = np.argsort(columns.keys.rank).astype(np.int32)
     there = np.concatenate([blocks, by_rank[counted[by_rank]]])
 
@@ -190,10 +178,11 @@ def find_changes(
 
     there = there[created[there] < 0]
     storage = np.concatenate([there, made, written, freed])
-    action = np.repeat(np.asarray(Action, np.uint8), [*map(len, (there, made, written, freed))])
+    actions = np.asarray([PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY], np.uint8)
+    action = np.repeat(actions, [len(there), len(made), len(written), len(freed)])
     version = np.zeros(len(storage), np.int32)
-    version[action == Action.INCREMENT_VERSION] = graph.version[edge]
-    version[action == Action.DESTROY] = last[freed]
+    version[action == INCREMENT_VERSION] = graph.version[edge]
+    version[action == DESTROY] = last[freed]
     begun = np.clip(begun, storages.born[written], storages.died[written])
     start = storages.start
     time = np.concatenate(

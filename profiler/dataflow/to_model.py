@@ -14,7 +14,6 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowFailure,
     DataFlowLeak,
     DataFlowStorage,
     SourceFrame,
@@ -46,7 +45,6 @@ def data_flow_columns(
     """
     return DataFlowColumns(
         [data_flow_device(profile, d, perf_origin_ns, points) for d in profile.devices],
-        failures(profile, perf_origin_ns),
         _notes(profile),
     )
 
@@ -54,10 +52,8 @@ def data_flow_columns(
 def _notes(profile: DataFlowProfile) -> list[str]:
     notes = []
     if (c := profile.compiled) is not None:
-        replayed = f", {c.replayed:,} of them replayed" if c.replayed else ""
         notes.append(
-            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by "
-            f"allocation{replayed}"
+            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by allocation"
         )
         notes += [f"{n:,} compiled calls are not: {why}" for why, n in sorted(c.unmatched.items())]
     if skipped := profile.columns.skipped_ns:
@@ -79,10 +75,10 @@ def data_flow_device(
     index = profile.device_index(device)
     peak = int(np.argmax(table.totals))
     time = int(table.time[peak])
-    start, caching = profile.columns.allocations.start, profile.columns.caching
-    on_it = profile.columns.allocations.device[caching.row] == index
-    told = np.flatnonzero(on_it & (start[caching.row] <= time))
-    last = told[np.argmax(start[caching.row[told]])] if len(told) else None
+    start, caching = profile.columns.allocations.start, profile.columns.caching_row
+    on_it = profile.columns.allocations.device[caching] == index
+    before = np.flatnonzero(on_it & (start[caching] <= time))
+    last = before[np.argmax(start[caching[before]])] if len(before) else None
     held = leaks(profile, index, LEAKS)
     # Together: finding lines is a walk over the whole trace.
     rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
@@ -103,9 +99,8 @@ def data_flow_device(
         peak=peak,
         live=storages_at(profile, index, time, perf_origin_ns, lines),
         leaks=leaked,
-        reserved=None if last is None else int(caching.reserved[last]),
-        allocated=None if last is None else int(caching.allocated[last]),
-        replay_reserved=sum(m.reserved for m in profile.memory if m.device == device),
+        reserved=None if last is None else int(profile.columns.caching_reserved[last]),
+        allocated=None if last is None else int(profile.columns.caching_allocated[last]),
     )
 
 
@@ -184,28 +179,6 @@ def _described(
     )
 
 
-def failures(profile: DataFlowProfile, perf_origin_ns: int = 0) -> list[DataFlowFailure]:
-    """Allocations that failed for want of memory, in order of time."""
-    columns = profile.columns
-    found = columns.out_of_memory
-    live = {d: by_category(profile, str(d)) for f in found if (d := f.device) in columns.devices}
-    lines = frames_of_events(columns, {f.event for f in found})
-    out = []
-    for f in found:
-        known = live[f.device].total_at(f.time) if f.device in live else 0
-        out.append(
-            DataFlowFailure(
-                f.time - perf_origin_ns,
-                None if f.device is None else str(f.device),
-                None if f.device is None else known,
-                columns.names[f.op] if f.op >= 0 else None,
-                profile.module_path(f.scope) or None,
-                lines.get(f.event),
-            )
-        )
-    return out
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class PeakReport:
     """The peak of one device.
@@ -217,8 +190,6 @@ class PeakReport:
         categories, modules, operators, lines: the live bytes by each.
         saved: largest activations that wait for the backward at that time.
         leaks: largest storages of the whole trace that outlived their step.
-        failures: allocations on this device, or on one that is not known, that failed for want
-            of memory; times since the epoch.
     """
 
     device: DataFlowDevice
@@ -230,7 +201,6 @@ class PeakReport:
     lines: Breakdown
     saved: list[DataFlowStorage]
     leaks: list[DataFlowLeak]
-    failures: list[DataFlowFailure]
 
     def __repr__(self) -> str:
         leaks = f", {len(self.leaks)} outlived their step" if self.leaks else ""
@@ -260,5 +230,4 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         lines=data_flow_breakdown(found.live, View.LINE),
         saved=[s for s in found.live if s.awaited][:largest],
         leaks=found.leaks[:largest],
-        failures=[f for f in failures(profile) if f.device in (None, device)],
     )

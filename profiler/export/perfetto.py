@@ -94,9 +94,6 @@ class _ProcessTrace:
         for entry in self.profile.ledger if self.profile.perf_origin_ns else ():
             yield self._mark(entry)
         if self.profile.dataflow is not None:
-            for f in self.profile.dataflow.failures:
-                args = {"device": f.device, "operator": f.op, "live bytes": f.live_bytes}
-                yield self._event("i", "out of memory", f.time_ns, _LEDGER, args, s="p")
             for d in self.profile.dataflow.devices:
                 yield from self._series(f"data flow {d.device}", d.time_ns, d.bytes)
         if self.profile.tracker is not None:

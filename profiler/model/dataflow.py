@@ -68,9 +68,6 @@ class DataFlowDevice:
         leaks: the largest storages of the whole trace that outlived their step, largest first.
         reserved, allocated: what the caching allocator held at the peak, None on a device
             without one. Their difference is what it holds idle or lost to fragmentation.
-        replay_reserved: bytes that pools of CUDA graphs held from the system
-            when the trace was analysed. What was live in them is part of ``bytes``; on CUDA they
-            are part of ``reserved`` too.
     """
 
     device: str
@@ -81,7 +78,6 @@ class DataFlowDevice:
     leaks: list[DataFlowLeak] = field(default_factory=list)
     reserved: Int | None = None
     allocated: Int | None = None
-    replay_reserved: Int = 0
 
     def bytes_at(self, index: int) -> int:
         """Live bytes of all categories from ``time_ns[index]`` on."""
@@ -89,32 +85,9 @@ class DataFlowDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFlowFailure:
-    """An allocation that failed for want of memory; the program may have caught the error. What is
-    None is unknown.
-
-    Attributes:
-        time_ns: clock of ``CallColumns``.
-        device: that had no more.
-        live_bytes: what was live on it then.
-        op: operator that asked for it.
-        module: path of the module whose call it was in, ``""`` for the root.
-        frame: innermost line of user code.
-    """
-
-    time_ns: Int
-    device: str | None = None
-    live_bytes: Int | None = None
-    op: str | None = None
-    module: str | None = None
-    frame: SourceFrame | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DataFlowColumns:
     """The data-flow profile of one ``torch.profiler`` run, eager and compiled code alike: devices
-    by name, failures by time, and what else a reader should know, a line each."""
+    by name, and what else a reader should know, a line each."""
 
     devices: list[DataFlowDevice] = field(default_factory=list)
-    failures: list[DataFlowFailure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

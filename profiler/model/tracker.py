@@ -35,6 +35,10 @@ MAX_NAMES = 2_000
 """Distinct places in the tree of operations; operations at further ones are counted together."""
 MAX_DEVICES = 1_000
 """Devices that one snapshot or operation can have figures of."""
+KEPT_SNAPSHOTS = (1_000, 10, 100_000)
+"""How many snapshots a record keeps: the default, the least and the most."""
+KEPT_OPERATIONS = (20_000, 0, 1_000_000)
+"""How many operations a record keeps one by one: the default, the least and the most."""
 
 
 class RunState(str, Enum):
@@ -81,7 +85,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FigureSource:
     """Describes where figures came from, e.g. ``python tensors``, and whether it was asked in this
     run; in words what it counts, and what it cannot see, or why it was not used."""
 
@@ -141,7 +145,7 @@ class TrackerMetadata:
     python: str = ""
     interval_ns: Int = 0
     settings: dict[str, str] = field(default_factory=dict)
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FigureSource, ...] = ()
     lanes: Annotated[list[Lane], Meta(max_length=2 * MAX_LANES)] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
     snapshots_taken: Int = 0
@@ -185,19 +189,17 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolMemory:
-    """A pool of an allocator, in bytes: a private one of a device's (CUDA graphs have their own),
-    named as the allocator does, e.g. ``(0, 1)``, or that of pinned host memory. What is handed out
-    is None where torch does not know."""
+class PinnedMemory:
+    """Pinned host memory of torch's allocator, in bytes: what it has from the system, and what of
+    it is handed out, None where torch does not know."""
 
-    id: str
     reserved_bytes: Int
     allocated_bytes: Int | None
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """The memory of one device; see Note [Bytes of the tracker].
+class TrackedDevice:
+    """The memory of one device in a snapshot; see Note [Bytes of the tracker].
 
     Attributes:
         reserved_bytes: what its allocator has from the system; on the CPU resident bytes.
@@ -214,7 +216,6 @@ class DeviceMemory:
     reserved_bytes: Int | None = None
     peak_bytes: Int | None = None
     total_bytes: Int | None = None
-    pools: tuple[PoolMemory, ...] = ()
     highest_bytes: Int | None = None
 
 
@@ -228,8 +229,7 @@ class MemorySnapshot:
         resident_bytes: of the process, None where the system does not say.
         children: resident bytes of each process that this one has started, such as workers of a
             DataLoader: memory that they share with it is in each.
-        pinned: what torch's allocator of pinned host memory has from the system, and what of it is
-            in use; None where nothing was pinned.
+        pinned: None where nothing was pinned.
         devices: by device, e.g. ``cpu``, ``cuda:0``, ``mps:0``.
         largest: the largest tensors, largest storage first; a storage stands once.
         operations: name paths of the operations that were running.
@@ -245,7 +245,7 @@ class MemorySnapshot:
     total_bytes: Int = 0
     total_tensors: Int = 0
     resident_bytes: Int | None = None
-    devices: Annotated[dict[str, DeviceMemory], Meta(max_length=MAX_DEVICES)] = field(
+    devices: Annotated[dict[str, TrackedDevice], Meta(max_length=MAX_DEVICES)] = field(
         default_factory=dict
     )
     largest: tuple[TensorInfo, ...] = ()
@@ -254,7 +254,7 @@ class MemorySnapshot:
     took_ns: Int = 0
     merged: Int = 0
     children: tuple[Count, ...] = ()
-    pinned: PoolMemory | None = None
+    pinned: PinnedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,6 @@ class OperationSummary:
     failed: Int = 0
     total_ns: Int = 0
     max_ns: Int = 0
-    min_ns: Int = 0
     tensor_bytes_delta: Int = 0
     tensors_delta: Int = 0
     tensors_measured: Int = 0

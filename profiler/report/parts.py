@@ -51,7 +51,6 @@ class DataFlowPeak:
     # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None
     allocated: int | None
-    replay_reserved: int  # bytes that pools of CUDA graphs held at the end
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
     live: list[model.DataFlowStorage]  # the same one by one, largest first
@@ -88,7 +87,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
                 leaks=device.leaks[:_LEAKS],
                 reserved=device.reserved,
                 allocated=device.allocated,
-                replay_reserved=device.replay_reserved,
                 notes=profile.dataflow.notes if profile.dataflow else [],
                 views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
                 live=sorted(device.live, key=lambda s: -s.nbytes),

@@ -146,12 +146,12 @@ class _Work:
             self._stacks[id(frames)] = self._stack(frames)
         stack = self._stacks[id(frames)]
         if stack.words:
-            said = f"memprof: {stack.words}"
+            words = f"memprof: {stack.words}"
             already = holder.get("user_metadata")
             if already in (None, ""):
-                holder["user_metadata"] = said
-            elif type(already) is str and said not in already:
-                holder["user_metadata"] = f"{already}; {said}"
+                holder["user_metadata"] = words
+            elif type(already) is str and words not in already:
+                holder["user_metadata"] = f"{already}; {words}"
         return stack
 
     def _stack(self, frames: list[Json]) -> _Stack:
@@ -161,9 +161,9 @@ class _Work:
                 file = frame["filename"]
                 generated = is_generated(file) or self._names.knows(file)
                 known[id(frame)] = (file, self._name(frame)) if generated else None
-        told = [found for f in frames if (found := known[id(f)]) is not None]
-        file = told[0][0] if told else ""
-        name = next((name for _, name in told if name is not None), None)
+        generated_frames = [found for f in frames if (found := known[id(f)]) is not None]
+        file = generated_frames[0][0] if generated_frames else ""
+        name = next((name for _, name in generated_frames if name is not None), None)
         if name is None:
             return _Stack(file)
         role = name.category.value if name.category else ""

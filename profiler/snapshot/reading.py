@@ -84,10 +84,10 @@ def decode_snapshot(data: bytes, path: StrPath | None = None) -> Snapshot:
         with collector_paused():  # Millions of objects are made, none of which can go.
             value = PlainUnpickler(io.BytesIO(data)).load()
     except _OF_DAMAGE as e:
-        said = f"{type(e).__name__}: {e}"[:200]
+        reason = f"{type(e).__name__}: {e}"[:200]
         raise SnapshotRefusedError(
             name,
-            f"not loaded, as it is damaged or no plain snapshot: {said}. Nothing of it was "
+            f"not loaded, as it is damaged or no plain snapshot: {reason}. Nothing of it was "
             "executed; copy it again or take it again",
         ) from e
     return Snapshot(value, name)

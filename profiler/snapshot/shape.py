@@ -15,27 +15,68 @@ is refused: what is checked and counted is then never more than what the file ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from memprof.profiler.device.segments import pool_id
+import msgspec
 
 from ..errors import SnapshotInvalidError
+from ..model.limits import Count
 
 Json = dict[str, Any]
 
-MOST = (1 << 64) - 1
 _DEVICES = 1 << 10
 """More than one machine has."""
 
 ROLE, MODULE, GRAPH = "memprof_role", "memprof_module", "memprof_graph"
 """Fields that ``enrich`` adds to frames beside torch's ``fx_``."""
-_NEEDED = ("name", "filename")
-_FX = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace")
-_TEXTS = (*_NEEDED, *_FX, ROLE, MODULE, GRAPH)
-"""Fields of frames."""
 _WORKSPACE = ("WorkspaceForHandle", "BlasLtWorkspace")
 """In names of the functions of C++ that ask for the workspaces of cuBLAS."""
 _WITHOUT_ADDRESS = ("oom", "snapshot")
+
+# Types of the parts of a snapshot, each with the fields that are used here.
+_TEXTS = ("fx_node_op", "fx_node_name", "fx_node_target", "fx_original_trace", ROLE, MODULE, GRAPH)
+_Frame = msgspec.defstruct(
+    "_Frame",
+    [
+        ("name", str),
+        ("filename", str),
+        ("line", Annotated[int, msgspec.Meta(ge=0)]),  # of C++ 2**64 - 1 where it is not known
+        *((name, str, "") for name in _TEXTS),
+    ],
+)
+_Block = msgspec.defstruct(
+    "_Block",
+    [
+        ("size", Count),
+        ("state", str),
+        ("address", Count, 0),
+        ("requested_size", Count, 0),
+        ("frames", list[Any] | None, None),
+    ],
+)
+_Segment = msgspec.defstruct(
+    "_Segment",
+    [
+        ("address", Count),
+        ("total_size", Count),
+        ("blocks", list[Any]),
+        ("device", Annotated[int, msgspec.Meta(ge=0, lt=_DEVICES)], 0),
+        ("stream", Count, 0),
+        ("segment_pool_id", tuple[Count, Count], (0, 0)),
+        ("is_expandable", bool, False),
+    ],
+)
+_Event = msgspec.defstruct(
+    "_Event",
+    [
+        ("action", str),
+        ("addr", Count, 0),
+        ("size", Count, 0),
+        ("stream", Count, 0),
+        ("frames", list[Any] | None, None),
+    ],
+)
+_Traces = Annotated[list[list[Any]], msgspec.Meta(max_length=_DEVICES)]
 
 
 class Snapshot:
@@ -74,10 +115,8 @@ class Snapshot:
         check.places(self.segments)
         traces = value.get("device_traces")
         self.traces: list[list[Json]] = [] if traces is None else traces
-        if type(self.traces) is not list or len(self.traces) > _DEVICES:
-            check.fail("$.device_traces", f"a list of at most {_DEVICES:,} lists", self.traces)
+        check.of_type(_Traces, self.traces, "$.device_traces")
         for i, trace in enumerate(self.traces):
-            check.of_type(list, trace, f"$.device_traces[{i}]")
             for j, event in enumerate(trace):
                 check.event(event, f"$.device_traces[{i}][{j}]")
         used = {s["device"] for s in self.segments} | {i for i, t in enumerate(self.traces) if t}
@@ -95,8 +134,7 @@ class Snapshot:
 
 
 class _Checks:
-    """Describes what is checked of each part. What is missing of what older torch did not write is
-    put in."""
+    """Checks each part of a snapshot. What older torch did not write is put in."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -106,41 +144,28 @@ class _Checks:
         self._frames: set[int] = set()
 
     def segment(self, s: Any, at: str) -> None:
-        self.once(s, at)
-        for name in ("address", "total_size"):
-            self.number(s, name, at)
-        for name in ("device", "stream"):
-            self.number(s, name, at, default=0)
-        if s["device"] >= _DEVICES:
-            self.fail(f"{at}.device", f"the number of one of at most {_DEVICES:,}", s["device"])
-        if pool_id(pool := s.setdefault("segment_pool_id", (0, 0))) is None:
-            self.fail(f"{at}.segment_pool_id", "a pair of numbers", pool)
-        if type(s.setdefault("is_expandable", False)) is not bool:
-            self.fail(f"{at}.is_expandable", "True or False", s["is_expandable"])
-        blocks = s.get("blocks")
-        self.of_type(list, blocks, f"{at}.blocks")
-        address = s["address"]
-        for i, block in enumerate(blocks):
+        self.once(_Segment, s, at)
+        for name, default in (("device", 0), ("stream", 0), ("segment_pool_id", (0, 0))):
+            s.setdefault(name, default)
+        s.setdefault("is_expandable", False)
+        end = s["address"]
+        for i, block in enumerate(s["blocks"]):
             where = f"{at}.blocks[{i}]"
-            self.block(block, address, where)
-            address = block["address"] + block["size"]
-        if blocks and address > s["address"] + s["total_size"]:
-            self.fail(f"{at}.blocks", f"within {s['total_size']} bytes", address - s["address"])
+            self.once(_Block, block, where)
+            if block.setdefault("address", end) < end:
+                self.fail(f"{where}.address", f"it is {block['address']}, below {end}")
+            self.block(block, where)
+            end = block["address"] + block["size"]
+        if s["blocks"] and end > s["address"] + s["total_size"]:
+            self.fail(f"{at}.blocks", f"they end at {end}, beyond the segment")
 
-    def block(self, b: Any, least: int, at: str) -> None:
-        """``least`` is where the one before it ends."""
-        self.once(b, at)
-        self.number(b, "size", at)
-        if self.number(b, "address", at, default=least) < least:
-            self.fail(f"{at}.address", f"{least} or more", b["address"])
-        self.of_type(str, b.get("state"), f"{at}.state")
+    def block(self, b: Json, at: str) -> None:
         history = b.get("history")
         if "frames" not in b and isinstance(history, list) and history:
             self.first_request(b, history[0])
-        inactive = b["state"] == "inactive"
-        requested = self.number(b, "requested_size", at, default=0 if inactive else b["size"])
-        if requested > b["size"] and not inactive:
-            self.fail(f"{at}.requested_size", "at most its size", requested)
+        active = b["state"] != "inactive"
+        if b.setdefault("requested_size", b["size"] if active else 0) > b["size"] and active:
+            self.fail(f"{at}.requested_size", "it is more than its size")
         self.frames(b, at)
 
     def first_request(self, b: Json, request: Any) -> None:
@@ -157,66 +182,43 @@ class _Checks:
         for i, s in sorted(enumerate(segments), key=lambda e: int(e[1]["address"])):
             before = end.get(s["device"], 0)
             if s["total_size"] and s["address"] < before:
-                self.fail(f"$.segments[{i}].address", "beyond other segments", s["address"])
+                self.fail(f"$.segments[{i}].address", "it is within another segment")
             end[s["device"]] = max(before, s["address"] + s["total_size"])
 
     def event(self, e: Any, at: str) -> None:
-        self.once(e, at)
-        self.of_type(str, e.get("action"), f"{at}.action")
-        if e["action"] not in _WITHOUT_ADDRESS:
-            self.number(e, "addr", at)
-        self.number(e, "size", at, default=0)
-        self.number(e, "stream", at, default=0)
+        self.once(_Event, e, at)
+        if e["action"] not in _WITHOUT_ADDRESS and "addr" not in e:
+            self.fail(f"{at}.addr", "it is missing")
+        e.setdefault("size", 0)
+        e.setdefault("stream", 0)
         self.frames(e, at)
 
     def frames(self, holder: Json, at: str) -> None:
         frames = holder.get("frames")
         if frames is None or id(frames) in self._stacks:
             return
-        self.of_type(list, frames, f"{at}.frames")
         self._stacks.add(id(frames))
         if self._frames.issuperset(map(id, frames)):  # As a hundred are in each of many stacks.
             return
-        for i, f in enumerate(frames):
-            if id(f) in self._frames:
-                continue
-            where = f"{at}.frames[{i}]"
-            self.of_type(dict, f, where)
-            self._frames.add(id(f))
-            for name in _TEXTS:
-                if name in f or name in _NEEDED:
-                    self.of_type(str, f.get(name), f"{where}.{name}")
-            self.number(f, "line", where)
+        for i, frame in enumerate(frames):
+            if id(frame) not in self._frames:
+                self.of_type(_Frame, frame, f"{at}.frames[{i}]")
+                self._frames.add(id(frame))
 
-    def once(self, value: Any, at: str) -> None:
-        self.of_type(dict, value, at)
+    def once(self, kind: Any, value: Any, at: str) -> None:
+        self.of_type(kind, value, at)
         if id(value) in self._seen:
-            self.fail(at, "for itself", "what stands elsewhere, too")
+            self.fail(at, "it stands elsewhere, too")
         self._seen.add(id(value))
 
-    def of_type(self, kind: type, value: Any, at: str) -> None:
-        if type(value) is not kind:
-            self.fail(at, _WORDS[kind], value)
+    def of_type(self, kind: Any, value: Any, at: str) -> None:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as e:
+            self.fail(at, str(e))
 
-    def number(self, of: Json, name: str, at: str, default: int | None = None) -> int:
-        value: Any = of.get(name, default)
-        if type(value) is not int or not 0 <= value <= MOST:
-            self.fail(f"{at}.{name}", "a number from 0 to 2**64 - 1", value)
-        of[name] = value
-        return int(value)
-
-    def fail(self, where: str, wanted: str, found: Any) -> NoReturn:
-        shown = "nothing" if found is None else f"a {type(found).__name__}"
-        if type(found) in (int, bool):
-            shown = str(found)
-        elif type(found) is str:
-            shown = f"{found[:80]!r}"
-        raise SnapshotInvalidError(
-            self._path, f"no valid snapshot: {where} must be {wanted}, and is {shown}", where
-        )
-
-
-_WORDS: dict[type, str] = {dict: "a dictionary", list: "a list", str: "text"}
+    def fail(self, where: str, what: str) -> NoReturn:
+        raise SnapshotInvalidError(self._path, f"no valid snapshot: {where}: {what}", where)
 
 
 def _settings(found: Any) -> Json:

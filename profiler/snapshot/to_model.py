@@ -41,8 +41,9 @@ from memprof.profiler.model import (
 )
 
 from ..errors import SnapshotInvalidError
+from ..model.limits import LARGEST
 from ..model.provenance import line_and_library
-from .shape import MODULE, MOST, ROLE, Json, Snapshot, is_workspace
+from .shape import MODULE, ROLE, Json, Snapshot, is_workspace
 
 NO_STACK = "(no stack was recorded)"
 """Holder of blocks that were there before the history began, or where none was on."""
@@ -224,7 +225,7 @@ def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]
             asked.add(-address)
         elif e["action"].startswith("free_") and address in blocks and address not in found:
             above = asked.last_up_to(-address - 1)
-            found[address] = MOST if above is None else -above
+            found[address] = LARGEST if above is None else -above
     return found
 
 
@@ -295,15 +296,15 @@ _NO_PYTHON = Held(Category.ALLOCATED, 0, 0)
 def _row(raw: Sequence[Mapping[str, Any]]) -> Held:
     named = next((f for f in raw if f.get("fx_node_name")), None)
     category, detail, nodes, modules = Category.ALLOCATED, "", "", ""
-    said = next((f for f in raw if f.get(ROLE)), None)
-    if said is not None:
-        category = _CATEGORIES.get(said[ROLE], Category.ALLOCATED)
-        modules = said.get(MODULE, "")
+    with_role = next((f for f in raw if f.get(ROLE)), None)
+    if with_role is not None:
+        category = _CATEGORIES.get(with_role[ROLE], Category.ALLOCATED)
+        modules = with_role.get(MODULE, "")
     if is_workspace(raw):
         category, detail = Category.WORKSPACE, "cuBLAS"
     if named is not None:
         target = named.get("fx_node_target")
         nodes = f"{named['fx_node_name']} ({target})" if target else named["fx_node_name"]
-    compiled = any(is_generated(f["filename"]) for f in raw) or said is not None
+    compiled = any(is_generated(f["filename"]) for f in raw) or with_role is not None
     line, library = _lines(raw)
     return Held(category, 0, 0, modules, line, nodes, compiled, detail, library=library)

@@ -46,35 +46,36 @@ def track(
     Raises:
         SettingsError: an argument cannot have its value, or is no setting.
     """
-    global _tracker
     given = {"output_dir": output_dir, "interval": interval, "enabled": enabled, **settings}
     found = _configured(given).settings
     with _lock:
-        former = _tracker
-        parent = former.pid if former is not None and former.pid != os.getpid() else None
-        if former is not None and parent is None and former.started:
-            log.warning(
-                "A memory tracker runs in this process already, into %s; it goes on as it is. Call "
-                "stop_tracking() first to start another",
-                former.path,
-            )
-            return former
-        if former is not None and parent is None and former._state is None:
-            former._on_use = lambda: None
-            former._configure(found)
-            current = former
+        if _tracker is None:
+            tracker, parent = _new(found, starts_by_use=False), None
         else:
-            current = _tracker = _new(found)
-            if former is not None:
-                former._successor = current
+            tracker, parent = _tracker, _tracker.pid
+            if parent == os.getpid():
+                parent = None
+                if tracker.started:
+                    log.warning(
+                        "A memory tracker runs in this process already, into %s; it goes on as it "
+                        "is. Call stop_tracking() first to start another",
+                        tracker.path,
+                    )
+                    return tracker
+            tracker.configure(found)
         if found.enabled:
-            current.start(parent_pid=parent)
-        return current
+            tracker.start(parent_pid=parent)
+        return tracker
 
 
-def _new(settings: TrackerSettings) -> MemoryTracker:
-    tracker = MemoryTracker(settings)
-    tracker._on_start = LIFECYCLE.attach
+def _new(settings: TrackerSettings, *, starts_by_use: bool) -> MemoryTracker:
+    global _tracker
+    _tracker = tracker = MemoryTracker(
+        settings,
+        starts_by_use=starts_by_use,
+        on_start=lambda: LIFECYCLE.attach(tracker),
+        on_end=LIFECYCLE.ended,
+    )
     return tracker
 
 
@@ -91,8 +92,8 @@ def _configured(arguments: Mapping[str, object]) -> Configured:
             found = configured(arguments, file=file)
             break
         except Exception as e:
-            said = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
-            wrong[said.rstrip(".")], takes = None, places
+            reason = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
+            wrong[reason.rstrip(".")], takes = None, places
     if wrong:
         log.error("%s. The tracker takes no setting from %s", "; ".join(wrong), takes)
     return found
@@ -105,14 +106,12 @@ def current_tracker() -> MemoryTracker:
     first operation, checkpoint or operator window that goes through it, if none was initialized
     until then. So code that is instrumented for good is switched on without being changed.
     """
-    global _tracker
     with _lock:
         if _tracker is None:
             found = _configured({})
-            _tracker = _new(found.settings)
-            if found.settings.enabled and "enabled" in found.origin:
-                _tracker._on_use = functools.partial(_start_by_use, _tracker)
-        elif _tracker.pid != os.getpid():
+            wanted = found.settings.enabled and "enabled" in found.origin
+            return _new(found.settings, starts_by_use=wanted)
+        if _tracker.pid != os.getpid():
             _warn_of_fork(_tracker.pid)
         return _tracker
 
@@ -124,12 +123,6 @@ def _warn_of_fork(parent: int) -> None:
         "track() here to track it",
         parent,
     )
-
-
-def _start_by_use(tracker: MemoryTracker) -> None:
-    with _lock:
-        if tracker is _tracker and tracker.pid == os.getpid():
-            tracker.start()
 
 
 def checkpoint(name: str) -> None:

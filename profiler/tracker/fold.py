@@ -30,8 +30,13 @@ from msgspec import Meta
 
 from .. import model
 from ..model.limits import LARGEST, Count, Int
-from ..model.tracker import MAX_DEVICES, MAX_LANES, MAX_NAMES
-from .settings import room
+from ..model.tracker import (
+    KEPT_OPERATIONS,
+    KEPT_SNAPSHOTS,
+    MAX_DEVICES,
+    MAX_LANES,
+    MAX_NAMES,
+)
 
 _MOST = (1 << 62) - 1
 Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
@@ -131,9 +136,13 @@ class TrackerFold:
         it had to be left out, a line each."""
         m, left_out = self._metadata, []
         self._snapshots.sort(key=lambda s: s.time_ns)
-        snapshots = thin_snapshots(self._snapshots, room("max_snapshots", m.settings))
+        snapshots = thin_snapshots(
+            self._snapshots, _limit(m.settings.get("max_snapshots"), *KEPT_SNAPSHOTS)
+        )
         ordered = sorted(self._rows.values(), key=lambda r: (r.start_ns, r.number))
-        drop = operations_to_drop(ordered, room("max_operations", m.settings))
+        drop = operations_to_drop(
+            ordered, _limit(m.settings.get("max_operations"), *KEPT_OPERATIONS)
+        )
         rows = without(self._rows, {ordered[i].number for i in drop})
         summaries = self._tree()
         named = [r for r in rows.values() if r.summary < len(summaries)]
@@ -168,6 +177,15 @@ class TrackerFold:
             s if -1 <= s.parent < i else dataclasses.replace(s, parent=-1)
             for i, s in enumerate(found)
         ]
+
+
+def _limit(stated: str | None, default: int, least: int, most: int) -> int:
+    """The number that a file states for a setting, or the nearest one that this can have."""
+    try:
+        value = int(stated or "")
+    except ValueError:
+        return default
+    return min(max(value, least), most)
 
 
 def _lanes(lanes: list[model.Lane], needed: int) -> list[model.Lane]:

@@ -56,7 +56,6 @@ class Lifecycle:
     def attach(self, tracker: MemoryTracker) -> None:
         """End ``tracker`` with the process, however that ends."""
         self.tracker = tracker
-        tracker._on_end = self._ended
         self._reason, self._waiting = "", 0
         if not self._registered:
             self._registered = True
@@ -92,7 +91,7 @@ class Lifecycle:
     def _at_exit(self) -> None:
         if self.tracker is not None and os.getpid() == self.tracker.pid:
             state = RunState.EXCEPTION if self._reason else RunState.EXIT
-            self.tracker._finish(state, self._reason or "the interpreter ended")
+            self.tracker.finish(state, self._reason or "the interpreter ended")
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -110,22 +109,22 @@ class Lifecycle:
             former(number, frame)
             return
         if tracker is not None and os.getpid() == tracker.pid:
-            if tracker._ending:
+            if tracker.ending:
                 self._waiting = number
                 return
-            tracker._finish(RunState.SIGNAL, name)
+            tracker.finish(RunState.SIGNAL, name)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    def _ended(self) -> None:
-        """Let the signal that came meanwhile do what it does."""
+    def ended(self) -> None:
+        """Let the signal that came while the file was written do what it does."""
         number, self._waiting = self._waiting, 0
         if number:
             os.kill(os.getpid(), number)
 
     def _in_child(self) -> None:
         if self.tracker is not None:
-            self.tracker._forked()
+            self.tracker.forked()
             self.detach()
 
 

@@ -28,7 +28,7 @@ class TensorOrigin:
 Namer = Callable[[Any], TensorOrigin | None]
 Compiled = Callable[[], tuple[Profile, dict[int, int]]]
 
-_told: tuple[Namer, Compiled, Callable[[], bool]] | None = None
+_registered: tuple[Namer, Compiled, Callable[[], bool]] | None = None
 
 
 def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
@@ -41,19 +41,19 @@ def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> 
             calls use for threads, by ``threading.get_ident()``.
         anything: whether anything was compiled; asked with each snapshot.
     """
-    global _told
-    _told = namer, compiled, anything
+    global _registered
+    _registered = namer, compiled, anything
 
 
 def anything_compiled() -> bool:
-    return _told is not None and _told[2]()
+    return _registered is not None and _registered[2]()
 
 
 def origin(tensor: Any) -> TensorOrigin:
-    return (_told and _told[0](tensor)) or TensorOrigin()
+    return (_registered and _registered[0](tensor)) or TensorOrigin()
 
 
 def compiled() -> tuple[Profile, dict[int, int]] | None:
     """The profile of what was compiled, None if nothing was."""
-    found = _told[1]() if _told is not None else None
+    found = _registered[1]() if _registered is not None else None
     return found if found and (found[0].graphs or found[0].ledger) else None

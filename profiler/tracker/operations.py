@@ -6,9 +6,7 @@ Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are
 bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
 lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
 operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
-and sums say how many invocations are in them. Edges with hardly anything in between (a parent
-begins and its first child, one ends and the next begins) share a reading of resident bytes, which
-change with pages that are touched, no faster than some hundred KiB in ``_SAME_INSTANT_NS``.
+and sums say how many invocations are in them.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
 resetting it would change what the user's own code reads from it. If the mark rises inside an
@@ -17,14 +15,6 @@ the edges, by snapshots, by operations inside) and the mark, and what was seen i
 
 The operation in which a tensor was made is known where exactly one operation was the innermost
 one all the time from one look for tensors to the next.
-
-Note [Edges are cold]
-~~~~~~~~~~~~~~~~~~~~~
-The user's kernels run between two edges and leave nothing of ours in the processor's caches: Python
-code that takes 7 µs in a loop of its own took 100 µs between steps of 40 ms. So an edge only looks
-and appends to a queue. What follows (places in the tree, sums, rows) is done by ``_digest`` for
-many edges together: when something is asked, which the tracker's thread does at each snapshot, or
-by the edge that finds ``MAX_WAITING`` others waiting.
 """
 
 from __future__ import annotations
@@ -40,18 +30,12 @@ from memprof.profiler.model.tracker import path_of
 
 from .fold import OperationRow, operations_to_drop
 from .places import Counted, Lanes, OperationTree, current_task
-from .ration import Allowance
+from .ration import LONGEST_NS, Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 
 LOCK_WAIT_S = 0.05
 """Longest that an edge waits for the thread that takes a snapshot."""
-_SAME_INSTANT_NS = 20_000
-"""Time outside of edges."""
-_READING_LASTS_NS = 200_000
-"""Edges included."""
-MAX_WAITING = 512
-"""Edges that wait to be digested."""
 
 _UNKNOWN: Counted = (-1, -1)
 
@@ -65,12 +49,12 @@ class Operation:
 
     Attributes:
         owner: who ends it, None when that is done.
-        number, summary: in order of start, and its place in the tree; -1 until it is digested.
+        number, summary: in order of start, and its place in the tree.
         lane, task: where it runs; identity of its asyncio task, 0 for none.
         cost_ns: time that looking at it took.
-        before, after: what was in use at the edges; None where that is not known.
+        looked: whether what was in use when it began is known.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
-            before; from ``before`` and ``after`` when these are digested.
+            before.
     """
 
     log: OperationLog
@@ -78,17 +62,16 @@ class Operation:
     name: str
     parent: Operation | None
     start_ns: int
+    number: int
+    summary: int
+    lane: int
+    task: int
     end_ns: int = -1
-    number: int = -1
-    summary: int = -1
-    lane: int = 0
-    task: int = 0
     failed: bool = False
     cost_ns: int = 0
     tensors_before: Counted = _UNKNOWN
     tensors_after: Counted = _UNKNOWN
-    before: Reading | None = None
-    after: Reading | None = None
+    looked: bool = False
     memory: dict[str, list[int]] = field(default_factory=dict)
 
     def saw(self, device: str, nbytes: int) -> None:
@@ -126,7 +109,7 @@ class OperationLog:
 
     Attributes:
         enabled: whether operations that begin are tracked.
-        dropped: invocations that are no longer kept.
+        seen, dropped: invocations, and those of them that are no longer kept.
         cost_ns: time that the edges took.
     """
 
@@ -145,15 +128,11 @@ class OperationLog:
         self.dropped = 0
         self.cost_ns = 0
         self._limit = limit = settings.max_operations
-        # An operation is appended when it begins and again when it ends, by any thread.
-        self._waiting: deque[Operation] = deque()
         self._allowance = Allowance(settings.operation_share)
-        self._resident: tuple[int, int] | None = None  # as last read, with the highest mark
-        self._read_at = self._left_at = 0
         # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
         self._tree = OperationTree()
-        self._seen = 0
+        self.seen = 0
         self._rows: list[Operation] = []
         self._running: dict[int, Operation] = {}
         self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
@@ -188,17 +167,36 @@ class OperationLog:
         parent = CURRENT.get()
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
-        operation = Operation(self, owner, name, parent, entered)
-        task = operation.task = current_task()
-        if task and parent is not None and parent.task == task:
-            operation.lane = parent.lane
-        else:
-            operation.lane = self._take_lane(task)
-        if self._allowance.allows(name, entered):
-            operation.tensors_before, operation.before = self._look(operation, entered)
-        self._waiting.append(operation)
+        task = current_task()
+        tensors, reading, cost = _UNKNOWN, None, 0
+        if self._allowance.allows(name):
+            tensors, reading, cost = self._look()
+        with self._lock:
+            inside = task and parent is not None and parent.task == task
+            operation = Operation(
+                log=self,
+                owner=owner,
+                name=name,
+                parent=parent,
+                start_ns=entered,
+                number=self.seen,
+                summary=self._tree.place(parent.summary if parent is not None else -1, name),
+                lane=parent.lane if inside and parent is not None else self.lanes.take(task),
+                task=task,
+                cost_ns=cost,
+                tensors_before=tensors,
+                looked=reading is not None,
+            )
+            for device, (now, mark) in (reading or {}).items():
+                operation.memory[device] = [now, now, now, 0, mark]
+            self.seen += 1
+            self._running[operation.number] = operation
+            self._rows.append(operation)
+            if len(self._rows) > self._limit + self._limit // 4 + 64:
+                self.thin()
+            self._count_edge(tensors)
         CURRENT.set(operation)
-        self._left_at = operation.start_ns = self.clock()
+        operation.start_ns = self.clock()
         self.cost_ns += operation.start_ns - entered
         return operation
 
@@ -208,57 +206,33 @@ class OperationLog:
             return
         operation.owner = None
         operation.failed = failed
-        if operation.before is not None:
-            counted, operation.after = self._look(operation, entered)
+        reading = None
+        if operation.looked:
+            counted, reading, cost = self._look()
+            operation.cost_ns += cost
             if operation.tensors_before != _UNKNOWN:
                 operation.tensors_after = counted
         self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
-        parent = operation.parent
-        if operation.task and (parent is None or parent.task != operation.task):
-            with self._lock:
-                self.lanes.give_back(operation.lane)
-        operation.task = 0
-        operation.end_ns = entered
-        self._waiting.append(operation)
-        CURRENT.set(parent)
-        if len(self._waiting) > MAX_WAITING and self._lock.acquire(blocking=False):
-            try:
-                self._digest()
-            finally:
-                self._lock.release()
-        self._left_at = self.clock()
-        self.cost_ns += self._left_at - entered
+        CURRENT.set(operation.parent)
+        with self._lock:
+            operation.end_ns = entered
+            self._has_ended(operation, reading)
+        self.cost_ns += self.clock() - entered
 
-    def _take_lane(self, task: int) -> int:
-        lane = None if task else self.lanes.of_thread()
-        if lane is None:
-            with self._lock:
-                lane = self.lanes.take(task)
-        return lane
-
-    def _look(self, operation: Operation, entered: int) -> tuple[Counted, Reading | None]:
-        """Returns what is alive and in use now; what it takes is charged to ``operation``."""
+    def _look(self) -> tuple[Counted, Reading | None, int]:
+        """Returns what is alive and in use now, and how long it took to look, ns."""
         begin = self.clock()
+        counted, reading = _UNKNOWN, None
         try:
-            return self._count_tensors(), self._in_use(entered)
+            counted, reading = self._count_tensors(), self._in_use()
         except Exception as e:
             self._failed(e)
-            return _UNKNOWN, None
-        finally:
-            operation.cost_ns += self._allowance.spend(begin, self.clock())
+        return counted, reading, min(self.clock() - begin, LONGEST_NS)
 
-    def _in_use(self, entered: int) -> Reading:
+    def _in_use(self) -> Reading:
         found = self.sources.accelerators.brief()
-        if (
-            entered - self._left_at > _SAME_INSTANT_NS
-            or entered - self._read_at > _READING_LASTS_NS
-        ):
-            process = self.sources.process
-            now = process.resident()
-            self._resident = None if now is None else (now, process.highest() or now)
-            self._read_at = entered
-        if self._resident is not None:
-            found["cpu"] = self._resident
+        if (resident := self.sources.process.resident()) is not None:
+            found["cpu"] = resident
         return found
 
     def _count_tensors(self) -> Counted:
@@ -274,35 +248,10 @@ class OperationLog:
                 self._edges_at_look = -1
             tensors.lock.release()
 
-    # --- what follows from them -----------------------------------------------------------
-
-    def _digest(self) -> None:
-        """Work through what waits; see Note [Edges are cold]. To be called with the lock."""
-        while self._waiting:
-            operation = self._waiting.popleft()
-            if operation.number < 0:
-                self._has_begun(operation)
-            else:
-                self._has_ended(operation)
-        if len(self._rows) > self._limit + self._limit // 4 + 64:
-            self._thin()
-
-    def _has_begun(self, operation: Operation) -> None:
-        operation.number = self._seen
-        self._seen += 1
-        parent = operation.parent
-        around = parent.summary if parent is not None else -1
-        operation.summary = self._tree.place(around, operation.name)
-        for device, (now, mark) in (operation.before or {}).items():
-            operation.memory[device] = [now, now, now, 0, mark]
-        self._running[operation.number] = operation
-        self._rows.append(operation)
-        self._count_edge(operation.tensors_before)
-
-    def _has_ended(self, operation: Operation) -> None:
-        if operation.after is None:
+    def _has_ended(self, operation: Operation, reading: Reading | None) -> None:
+        if reading is None:
             operation.memory = {}
-        for device, (now, mark) in (operation.after or {}).items():
+        for device, (now, mark) in (reading or {}).items():
             figures = operation.memory.get(device)
             if figures is None:  # it was not in use before
                 figures = operation.memory[device] = [0, 0, 0, 0, 0]
@@ -312,8 +261,10 @@ class OperationLog:
                 figures[2], figures[3] = max(mark, figures[2]), 1
             elif mark == figures[4]:
                 figures[3] = int(figures[2] >= mark)
-        operation.before = operation.after = None
         parent = operation.parent
+        if operation.task and (parent is None or parent.task != operation.task):
+            self.lanes.give_back(operation.lane)
+        operation.task = 0
         if parent is not None and parent.number in self._running:
             for device, figures in operation.memory.items():
                 parent.saw(device, figures[2])
@@ -339,7 +290,6 @@ class OperationLog:
         """Summary of the operation in which what is found now was made, -1 if that is not known. To
         be called right before a look."""
         with self._lock:
-            self._digest()
             known = self._edges == self._edges_at_look
             self._edges_at_look = self._edges
             lanes = {o.lane for o in self._running.values()}
@@ -355,21 +305,11 @@ class OperationLog:
     def thin(self) -> None:
         """Drop what is more than is to be kept."""
         with self._lock:
-            self._digest()
-            self._thin()
-
-    def _thin(self) -> None:
-        drop = operations_to_drop(self._rows, self._limit)
-        self.dropped += len(drop)
-        self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+            drop = operations_to_drop(self._rows, self._limit)
+            self.dropped += len(drop)
+            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
 
     # --- asking ---------------------------------------------------------------------------
-
-    @property
-    def seen(self) -> int:
-        with self._lock:
-            self._digest()
-            return self._seen
 
     def path(self, summary: int) -> str:
         return path_of(self._tree.sums, summary)
@@ -377,12 +317,10 @@ class OperationLog:
     def running(self) -> list[Operation]:
         """Operations that have not ended, oldest first."""
         with self._lock:
-            self._digest()
             return list(self._running.values())
 
     def rows(self) -> list[OperationRow]:
         with self._lock:
-            self._digest()
             operations = list(self._rows)
         kept = {o.number for o in operations}
         rows: list[OperationRow] = []
@@ -394,14 +332,12 @@ class OperationLog:
 
     def summaries(self) -> list[OperationSummary]:
         with self._lock:
-            self._digest()
             return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
         """Returns what changed since it was last asked: at most ``limit`` rows of those that have
         ended, and summaries. Ask again until there is nothing more."""
         with self._lock:
-            self._digest()
             rows: list[OperationRow] = []
             while self._ended and len(rows) < limit:
                 rows.append(self._ended.popleft().row())

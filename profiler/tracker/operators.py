@@ -1,33 +1,18 @@
 """Statistics of PyTorch operators: ``with tracker.track_pytorch_ops():``.
 
 ``torch.profiler`` is underneath: it keeps an event for each operator until the window ends, and
-then they are added up. It follows the thread that opened the window and the autograd threads that
-work for it.
-
-Note [Figures of operator calls]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The same figures as ``torch.profiler``'s ``key_averages()``, from its raw events, in a tenth of the
-time: torch makes a Python object with forty attributes of each event first.
-
-* An event is inside another of its thread if its interval is; what is *self* excludes the events
-  directly inside.
-* An event that is the only one inside another of its name is the same call, recorded twice.
-* Bytes are those of all allocations and releases between its start and its end, of any thread.
-* Device time is that of the kernels it and what is inside it launched.
-* An asynchronous event (it ends on another thread) has no inside, and nothing is its own.
-
-One difference: ``key_averages()`` lists device kernels as entries beside the operators that
-launched them; ours are operators only.
+then its own statistics (``key_averages()``) are added up. It follows the thread that opened the
+window and the autograd threads that work for it. ``key_averages()`` lists device kernels beside the
+operators that launched them; here are operators only.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,98 +20,36 @@ from memprof.profiler.model import OperatorRecord, OperatorShapes, OperatorStati
 from memprof.profiler.process_hooks import ForkSafeLock
 
 from . import _torch_compat
-from ._torch_compat import HostEvent, MemoryEvent, Shapes
 
 MAX_OPERATORS = 5_000
 MAX_SHAPES = 16
-"""Combinations of input shapes that are kept of each operator."""
+"""Combinations of input shapes that a record has of each operator."""
+_COUNTED_SHAPES = 256
+"""Combinations of input shapes that are counted; further ones are counted together."""
 MAX_WINDOWS = 1_000
 OTHER = "(other operators)"
 _NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
+_TIMES = ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total")
+_BYTES = (
+    "cpu_memory_usage",
+    "self_cpu_memory_usage",
+    "device_memory_usage",
+    "self_device_memory_usage",
+)
+_FIGURES = (
+    "count",
+    "cpu_ns",
+    "self_cpu_ns",
+    "device_ns",
+    "self_device_ns",
+    "cpu_bytes",
+    "self_cpu_bytes",
+    "device_bytes",
+    "self_device_bytes",
+)
+"""Fields of ``OperatorStatistics`` for the calls, _TIMES and _BYTES."""
 
-
-class Figures(NamedTuple):
-    """Describes what one call took, what is inside it included; ``self_``: excluded."""
-
-    cpu_ns: int
-    self_cpu_ns: int
-    device_ns: int
-    self_device_ns: int
-    cpu_bytes: int
-    self_cpu_bytes: int
-    device_bytes: int
-    self_device_bytes: int
-
-
-def calls(
-    events: Sequence[HostEvent], memory: Sequence[MemoryEvent]
-) -> Iterator[tuple[HostEvent, Figures]]:
-    """Each call with its figures, in order of thread and start, asynchronous ones last; ``memory``
-    is in order of time. See Note [Figures of operator calls]."""
-    nested = sorted(
-        (e for e in events if not e.asynchronous), key=lambda e: (e.thread, e.start_ns, -e.end_ns)
-    )
-    around, call = _nesting(nested)
-    taken = _Bytes(memory)
-    totals = [[e.end_ns - e.start_ns, 0, *taken.between(e.start_ns, e.end_ns)] for e in nested]
-    own = [list(t) for t in totals]
-    for i in reversed(range(len(nested))):  # what is inside comes after what it is inside of
-        totals[call[i]][1] += nested[i].kernels_ns
-        own[call[i]][1] += nested[i].kernels_ns
-        if call[i] == i and around[i] >= 0:
-            outer = call[around[i]]
-            totals[outer][1] += totals[i][1]
-            for k in (0, 2, 3):
-                own[outer][k] -= totals[i][k]
-    for i, event in enumerate(nested):
-        if call[i] == i:
-            (cpu, device, host_bytes, device_bytes), mine = totals[i], own[i]
-            times = cpu, mine[0], device, mine[1]
-            yield event, Figures(*times, host_bytes, mine[2], device_bytes, mine[3])
-    for event in events:
-        if event.asynchronous:
-            host_bytes, device_bytes = taken.between(event.start_ns, event.end_ns)
-            took = event.end_ns - event.start_ns
-            yield event, Figures(took, 0, 0, 0, host_bytes, 0, device_bytes, 0)
-
-
-def _nesting(events: list[HostEvent]) -> tuple[list[int], list[int]]:
-    """Of each event the position of the one directly around it, -1 if there is none, and of the
-    one that stands for its call."""
-    around, inside = [-1] * len(events), [0] * len(events)
-    open_: list[int] = []
-    thread = None
-    for i, event in enumerate(events):
-        if event.thread != thread:
-            thread = event.thread
-            open_.clear()
-        while open_:
-            end_ns = events[open_[-1]].end_ns
-            if event.start_ns < end_ns and event.end_ns <= end_ns:
-                break
-            open_.pop()
-        if open_:
-            around[i] = open_[-1]
-            inside[open_[-1]] += 1
-        open_.append(i)
-    call = list(range(len(events)))
-    for i, outer in enumerate(around):
-        if outer >= 0 and inside[outer] == 1 and events[outer].name == events[i].name:
-            call[i] = call[outer]
-    return around, call
-
-
-class _Bytes:
-    def __init__(self, memory: Sequence[MemoryEvent]) -> None:
-        self._times = [m.time_ns for m in memory]
-        self._host = list(accumulate((m.nbytes if m.on_host else 0 for m in memory), initial=0))
-        self._device = list(accumulate((0 if m.on_host else m.nbytes for m in memory), initial=0))
-
-    def between(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Bytes on the host and on devices, both ends included."""
-        first = bisect_left(self._times, start_ns)
-        last = bisect_right(self._times, end_ns, first)
-        return self._host[last] - self._host[first], self._device[last] - self._device[first]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class OperatorTable:
@@ -139,54 +62,64 @@ class OperatorTable:
         self.peak_cpu_bytes: int | None = None
         # A signal's handler can write the record while this thread adds a window.
         self._lock = ForkSafeLock()
-        # By operator: calls, and the sums of their figures; and by input shapes as well: calls,
-        # host and device time.
-        self._sums: dict[str, list[int]] = {}
-        self._shapes: dict[str, dict[Shapes, list[int]]] = {}
+        # By operator and input shapes: calls, _TIMES in ns, and _BYTES.
+        self._sums: dict[str, dict[Shapes, list[int]]] = {}
 
-    def add(self, events: Sequence[HostEvent], memory: Sequence[MemoryEvent], window: Span) -> None:
+    def add(self, averages: Sequence[Any], allocations: Sequence[int], window: Span) -> None:
+        """Add a window.
+
+        Args:
+            averages: ``key_averages()`` of the profiler.
+            allocations: bytes that the CPU's allocator handed out (negative: took back), in order
+                of time.
+        """
         with self._lock:
-            for event, figures in calls(events, memory):
-                if is_operator(event.name):
-                    self._add(event, figures)
-            live = accumulate((m.nbytes for m in memory if m.on_host), initial=0)
-            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, max(live))
+            for a in averages:
+                if is_operator(a.key) and _torch_compat.ran_on_host(a):
+                    times = [round(1000 * getattr(a, name)) for name in _TIMES]
+                    figures = [a.count, *times, *(getattr(a, name) for name in _BYTES)]
+                    self._add(a.key, as_shapes(a.input_shapes), figures)
+            highest = max(accumulate(allocations, initial=0))
+            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, highest)
             self.added += 1
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
 
-    def _add(self, event: HostEvent, figures: Figures) -> None:
-        name = event.name
+    def _add(self, name: str, shapes: Shapes, figures: list[int]) -> None:
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
             name = OTHER
-        sums = self._sums.setdefault(name, [0] * (1 + len(figures)))
-        for i, value in enumerate((1, *figures)):
+        by_shapes = self._sums.setdefault(name, {})
+        if shapes not in by_shapes and len(by_shapes) >= _COUNTED_SHAPES:
+            shapes = ()
+        sums = by_shapes.setdefault(shapes, [0] * len(figures))
+        for i, value in enumerate(figures):
             sums[i] += value
-        if event.shapes:
-            shapes = self._shapes.setdefault(name, {})
-            of_shapes = shapes.setdefault(event.shapes, [0, 0, 0])
-            of_shapes[0] += 1
-            of_shapes[1] += figures.self_cpu_ns
-            of_shapes[2] += figures.self_device_ns
-            if len(shapes) > 16 * MAX_SHAPES:
-                ranked = sorted(shapes.items(), key=lambda item: -item[1][0])
-                self._shapes[name] = dict(ranked[: 4 * MAX_SHAPES])
 
     def record(self) -> OperatorRecord:
         """The statistics, highest self host time first."""
         with self._lock:
-            found = []
-            for name, (count, *sums) in self._sums.items():
-                shapes = self._shapes.get(name, {})
-                ranked = sorted(shapes.items(), key=lambda item: (-item[1][0], item[0]))
-                kept = tuple(OperatorShapes(s, *times) for s, times in ranked[:MAX_SHAPES])
-                others = count - sum(s.count for s in kept) if shapes else 0
-                figures = Figures(*sums)._asdict()
-                found.append(
-                    OperatorStatistics(name, count, **figures, shapes=kept, other_shapes=others)
-                )
+            found = [_statistics(name, by_shapes) for name, by_shapes in self._sums.items()]
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
             return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)
+
+
+def _statistics(name: str, by_shapes: dict[Shapes, list[int]]) -> OperatorStatistics:
+    ranked = sorted(by_shapes.items(), key=lambda item: (-item[1][0], item[0]))
+    kept = [OperatorShapes(shapes, n[0], n[2], n[4]) for shapes, n in ranked if shapes]
+    kept = kept[:MAX_SHAPES]
+    sums = [sum(column) for column in zip(*by_shapes.values(), strict=True)]
+    others = sums[0] - sum(s.count for s in kept) if kept else 0
+    figures: dict[str, Any] = dict(zip(_FIGURES, sums, strict=True))
+    return OperatorStatistics(name, **figures, shapes=tuple(kept), other_shapes=others)
+
+
+def as_shapes(shapes: Any) -> Shapes:
+    """Input shapes as tuples; () for an input that has none, or that is a list of tensors."""
+    return tuple(
+        tuple(s) if all(isinstance(n, int) for n in s) else ()
+        for s in shapes or ()
+        if s is not None
+    )
 
 
 def is_operator(name: str) -> bool:
@@ -210,7 +143,8 @@ class OperatorWindow:
     ) -> None:
         self._table = table
         self._report = report
-        self._wanted = {"shapes": shapes, "memory": memory}
+        self._shapes = shapes
+        self._memory = memory
         self._profile: Any = None
         self._start = 0
 
@@ -221,9 +155,15 @@ class OperatorWindow:
             self._report("track_pytorch_ops: another profiler is on, so nothing was measured")
             return self
         try:
-            cuda = _torch_compat.cuda_in_use()
-            profile = _torch_compat.kineto_profile(device=cuda, **self._wanted)
-            profile.__enter__()
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if _torch_compat.cuda_in_use():
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            profile = torch.profiler.profile(
+                activities=kinds,
+                record_shapes=self._shapes,
+                profile_memory=self._memory,
+            )
+            profile.start()
         except Exception as e:
             _ONE_WINDOW.release()
             self._report(f"track_pytorch_ops: torch.profiler did not start: {e}")
@@ -238,9 +178,10 @@ class OperatorWindow:
             return
         window = Span(self._start, time.perf_counter_ns())
         try:
-            profile.__exit__(None, None, None)
+            profile.stop()
             if (table := self._table()) is not None:
-                table.add(*_torch_compat.operator_events(profile), window)
+                averages = profile.key_averages(group_by_input_shape=self._shapes)
+                table.add(averages, _torch_compat.host_allocations(profile), window)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")
         finally:

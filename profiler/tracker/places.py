@@ -50,7 +50,6 @@ class OperationTree:
         highest seen, and maybe more."""
         sums = self.sums[place]
         self._changed.add(place)
-        sums.min_ns = min(sums.min_ns, took_ns) if sums.count else took_ns
         sums.max_ns = max(sums.max_ns, took_ns)
         sums.total_ns += took_ns
         sums.count += 1
@@ -94,19 +93,16 @@ class Lanes:
         # By a thread's name, or the lane of a task's thread.
         self._free: defaultdict[str | int, set[int]] = defaultdict(set)
 
-    def of_thread(self) -> int | None:
-        """The lane of this thread, None if it has none yet. To be called at any time."""
-        holder = getattr(self._local, "holder", None)
-        return holder.lane if holder is not None else None
-
     def take(self, task: int) -> int:
         """The lane for an operation on this thread and, unless it is 0, in this task. To be
         called by one thread at a time."""
-        if (thread := self.of_thread()) is None:
+        holder: _Holder | None = getattr(self._local, "holder", None)
+        if holder is None:
             name = threading.current_thread().name
-            thread = self._lane(LaneKind.THREAD, name, name, len(self.all))
-            self.threads.setdefault(thread, threading.get_ident())
-            self._local.holder = _Holder(self._free[self.all[thread].name], thread)
+            lane = self._lane(LaneKind.THREAD, name, name, len(self.all))
+            self.threads.setdefault(lane, threading.get_ident())
+            self._local.holder = holder = _Holder(self._free[self.all[lane].name], lane)
+        thread = holder.lane
         return self._lane(LaneKind.TASK, thread, "", thread) if task else thread
 
     def give_back(self, lane: int) -> None:

@@ -40,7 +40,7 @@ _ROWS = 500
 _METADATA_EVERY_NS = 60_000_000_000
 
 
-class Recorder:
+class TrackerRecorder:
     """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
@@ -80,10 +80,6 @@ class Recorder:
             interval_ns=round(self.settings.interval * 1e9),
             settings={k: toml_value(v) for k, v in dataclasses.asdict(self.settings).items()},
         )
-        if self.settings.cpu_allocator:
-            self.sources.no_cpu_count = why = self.sources.cpu_count.start()
-            if why:
-                self.problem(f"cpu_allocator: {why}")
         self.recording = True
         self._open()
         self._look()
@@ -126,10 +122,8 @@ class Recorder:
         self.sources.tensors.unwatch()
 
     def finish(self, state: model.RunState, reason: str) -> None:
-        self.guard(self.sources.cpu_count.stop)
         self._metadata.state, self._metadata.reason = state, reason
         self.guard(self.write_file)
-        self.sources.process.close()
 
     def write_file(self) -> None:
         """Write the file, whole; where that is not possible it stays as far as it has come."""
@@ -155,7 +149,6 @@ class Recorder:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        self.sources.process.close()
 
     def guard(self, action: Callable[..., object], *args: object) -> None:
         """``action(*args)``, with failures noted: they must not take the user's job down."""

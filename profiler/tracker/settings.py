@@ -5,18 +5,18 @@ Later wins: defaults < file < environment < arguments of a call or flags of the 
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
-import math
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from memprof.profiler.model.tracker import KEPT_OPERATIONS, KEPT_SNAPSHOTS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,41 +33,39 @@ class SettingsError(ValueError):
     what is allowed, and the nearest name."""
 
 
-def _setting(default: Any, help: str, least: float = -math.inf, most: float = math.inf) -> Any:
-    """``help`` is that of the flag of ``memprof run``; the bounds, of numbers, are so that no value
-    is beyond what waiting, counting or memory can take."""
-    return field(default=default, metadata={"help": help, "bounds": (least, most)})
+def _setting(default: Any, help: str) -> Any:
+    """``help`` is that of the flag of ``memprof run``."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Settings of a tracker. Each operation that lasts ``1 / operation_share`` times as long as
-    looking at it has figures, of shorter ones as many as fit; docs/tracker.md says more."""
+    """Settings of a tracker, with bounds beyond which nothing can wait, count or remember. Each
+    operation that lasts ``1 / operation_share`` times as long as looking at it has figures, of
+    shorter ones as many as fit; docs/tracker.md says more."""
 
     enabled: bool = True
-    output_dir: str = _setting(".", "Folder of the file.")
-    interval: float = _setting(
-        5.0, "Seconds between snapshots, 0.01 to 1,000,000.", 0.01, 1_000_000
+    output_dir: Annotated[str, Meta(pattern="^[^\0]+$")] = _setting(".", "Folder of the file.")
+    interval: Annotated[float, Meta(ge=0.01, le=1_000_000)] = _setting(
+        5.0, "Seconds between snapshots, 0.01 to 1,000,000."
     )
-    largest: int = _setting(10, "How many of the largest tensors a snapshot describes.", 0, 10_000)
-    max_snapshots: int = _setting(
-        1_000, "How many snapshots are kept; older ones are merged.", 10, 100_000
+    largest: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
+        10, "How many of the largest tensors a snapshot describes."
     )
-    max_operations: int = _setting(20_000, "How many operations are kept one by one.", 0, 1_000_000)
-    operation_share: float = _setting(
-        0.05, "Part of the time for memory at the edges of operations, 0 to 1.", 0, 1
+    max_snapshots: Annotated[int, Meta(ge=KEPT_SNAPSHOTS[1], le=KEPT_SNAPSHOTS[2])] = _setting(
+        KEPT_SNAPSHOTS[0], "How many snapshots are kept; older ones are merged."
+    )
+    max_operations: Annotated[int, Meta(ge=KEPT_OPERATIONS[1], le=KEPT_OPERATIONS[2])] = _setting(
+        KEPT_OPERATIONS[0], "How many operations are kept one by one."
+    )
+    operation_share: Annotated[float, Meta(ge=0, le=1)] = _setting(
+        0.05, "Part of the time for memory at the edges of operations, 0 to 1."
     )
     scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
-    cpu_allocator: bool = _setting(False, "Count all CPU allocations, for 1.6 us each.")
 
 
-_FIELDS = {f.name: f for f in dataclasses.fields(TrackerSettings)}
+_TYPES = get_type_hints(TrackerSettings, include_extras=True)
 MAX_FILE_BYTES = 256 << 10
-_MAX_SEARCHED = 16 << 20
-"""Bytes of somebody's project file in which our name is looked for."""
-_MAX_DEPTH = 200
-"""Of brackets, and dots in a line: ``tomllib`` takes time with the square of a key's parts, and
-calls itself for each bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def find_file() -> Path | None:
                 continue
             # Most projects' files are not ours to judge, nor to wait for.
             with project.open("rb") as file:
-                ours = b"memprof" in file.read(_MAX_SEARCHED)
+                ours = b"memprof" in file.read()
             if ours and table_in(read_toml(project), project) is not None:
                 return project
         except OSError:  # a folder, or a file, that may not be looked into
@@ -148,12 +146,7 @@ def read_toml(path: Path) -> str:
 
 def table_in(text: str, path: Path) -> dict[str, Any] | None:
     """Our table in ``text``, which is that of ``path``; None if it has none. Raises
-    ``SettingsError`` if it is no TOML (and says the line), is nested too deeply, or ours is no
-    table."""
-    if _depth(text) > _MAX_DEPTH:
-        raise SettingsError(
-            f"{path}: not read: more than {_MAX_DEPTH} brackets in each other or dots in a line"
-        )
+    ``SettingsError`` if it is no TOML (and says the line), or ours is no table."""
     found: Any
     try:
         found = tomllib.loads(text)
@@ -165,7 +158,7 @@ def table_in(text: str, path: Path) -> dict[str, Any] | None:
             return None
         found = found[part]
     if not isinstance(found, dict):
-        given = _short(_repr(found), 60)
+        given = _short(repr(found), 60)
         raise SettingsError(f"{path}: `{table_name(path)}` is {given}, it must be a table")
     return found
 
@@ -175,89 +168,31 @@ def table_name(path: Path) -> str:
     return "tool.memprof" if path.name == "pyproject.toml" else "memprof"
 
 
-def _depth(text: str) -> int:
-    """The most brackets that are open at once, and dots in a line; those in strings count too."""
-    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
-    depths = accumulate(steps, lambda depth, step: max(0, depth + step), initial=0)
-    return max(*depths, *(line.count(".") for line in text.split("\n")))
-
-
 def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
-
-
-_WORDS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def parse(name: str, text: str, where: str) -> Any:
     """The value of setting ``name`` that ``text`` stands for, as in an environment variable; raises
     ``SettingsError`` if it stands for none."""
-    kind = _kind(name, where)
-    word = text.strip().replace("_", "")
-    try:
-        value = _WORDS[word.lower()] if kind is bool else text if kind is str else kind(word)
-    except (KeyError, ValueError) as e:
-        raise SettingsError(
-            f"{where}{name} is {_short(repr(text))}, it must be {_KINDS[kind]}"
-        ) from e
-    return check(name, value, where)
+    return check(name, text.strip(), where, strict=False)
 
 
-def check(name: str, value: Any, where: str) -> Any:
+def check(name: str, value: Any, where: str, *, strict: bool = True) -> Any:
     """``value`` if setting ``name`` can have it; else raises ``SettingsError``, which begins with
-    ``where``."""
-    kind = _kind(name, where)
-    if kind is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            value = float(value)
-    if kind is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    given = f"{where}{name} is {_short(_repr(value))}"
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise SettingsError(f"{given}, it must be {_KINDS[kind]}")
-    if kind in (int, float):
-        least, most = _FIELDS[name].metadata["bounds"]
-        if not value >= least:  # nor is NaN
-            raise SettingsError(f"{given}, it must be {least:g} or more")
-        if not value <= most:
-            raise SettingsError(f"{given}, it must be {most:,} at most")
-    if value == "":
-        raise SettingsError(f"{where}{name} is empty")
-    if isinstance(value, str) and "\0" in value:
-        raise SettingsError(f"{given}, it must not have a null character")
-    return value
-
-
-def room(name: str, stated: Mapping[str, str]) -> int:
-    """The whole number that a file states for setting ``name``, or the nearest one that this can
-    have; its default where none is stated."""
-    least, most = _FIELDS[name].metadata["bounds"]
-    try:
-        value = int(stated[name])
-    except (KeyError, ValueError):
-        value = int(getattr(TrackerSettings(), name))
-    return int(min(max(value, least), most))
-
-
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except (ValueError, RecursionError) as e:  # a number of too many digits, a deep table
-        return f"a {type(value).__name__} ({e})"
-
-
-def _kind(name: str, where: str) -> type:
-    if name not in _FIELDS:
-        near = difflib.get_close_matches(name[:40], _FIELDS, 1)
+    ``where``. Unless ``strict`` a text may stand for it."""
+    if name not in _TYPES:
+        near = difflib.get_close_matches(name[:40], _TYPES, 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise SettingsError(
-            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_FIELDS)}"
+            f"{where}there is no setting {_short(repr(name))}{hint} There are: {', '.join(_TYPES)}"
         )
-    return type(_FIELDS[name].default)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=strict)
+    except msgspec.ValidationError as e:
+        raise SettingsError(f"{where}{name} is {_short(repr(value))}: {e}") from e
 
 
 def configured(
@@ -280,7 +215,7 @@ def configured(
         for name, value in (table_in(read_toml(path), path) or {}).items():
             values[name] = check(name, value, f"{path}: [{table_name(path)}]: ")
             origin[name] = str(path)
-    for name in _FIELDS:
+    for name in _TYPES:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environment:
             values[name] = parse(name, environment[variable], f"{variable}: ")

@@ -6,12 +6,12 @@ import dataclasses
 import time
 
 from memprof.profiler.device.referrers import Referrers
-from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind, TensorInfo
+from memprof.profiler.model import MemorySnapshot, SnapshotKind, TensorInfo, TrackedDevice
 
 from . import naming
 from .operations import OperationLog
 from .sources import Sources
-from .tensors import KnownStorage, Pause
+from .tensors import Pause, TensorStorage
 
 
 def take_snapshot(
@@ -40,7 +40,7 @@ def take_snapshot(
         name=name,
         total_bytes=nbytes,
         total_tensors=tensors,
-        resident_bytes=resident,
+        resident_bytes=resident[0] if resident is not None else None,
         children=sources.process.children(),
         pinned=sources.accelerators.pinned(),
         devices=devices,
@@ -57,7 +57,7 @@ one piece, which nobody wants at each of the others."""
 
 
 def _find_holders(
-    largest: list[TensorInfo], storages: list[KnownStorage], operations: OperationLog
+    largest: list[TensorInfo], storages: list[TensorStorage], operations: OperationLog
 ) -> None:
     """Say of each that has no name who refers to it."""
     asked = [
@@ -74,28 +74,26 @@ def _find_holders(
         largest[i] = dataclasses.replace(largest[i], holder=chain)
 
 
-def _devices(sources: Sources, resident: int | None) -> dict[str, DeviceMemory]:
-    if (allocated := sources.cpu_count.allocated()) is None:
-        allocated = sources.process.allocated()
-    totals = dict(sources.tensors.totals)
-    sources.accelerators.mps = any(name.startswith("mps") for name in totals)
+def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, TrackedDevice]:
+    now, highest = resident if resident is not None else (None, None)
+    nbytes, tensors = dict(sources.tensors.nbytes), dict(sources.tensors.tensors)
     found = {
-        "cpu": DeviceMemory(
-            allocated_bytes=allocated,
-            reserved_bytes=resident,
-            peak_bytes=sources.process.highest(),
+        "cpu": TrackedDevice(
+            allocated_bytes=sources.process.allocated(),
+            reserved_bytes=now,
+            peak_bytes=highest,
             total_bytes=sources.process.total,
-            highest_bytes=resident,
+            highest_bytes=now,
         ),
         **sources.accelerators.full(),
     }
-    for name, total in totals.items():
-        memory = found.get(name, DeviceMemory())
-        found[name] = dataclasses.replace(memory, tensor_bytes=total.nbytes, tensors=total.tensors)
+    for name, count in tensors.items():
+        memory = found.get(name, TrackedDevice())
+        found[name] = dataclasses.replace(memory, tensor_bytes=nbytes.get(name, 0), tensors=count)
     return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
 
 
-def _described(storage: KnownStorage, operations: OperationLog) -> TensorInfo:
+def _described(storage: TensorStorage, operations: OperationLog) -> TensorInfo:
     made_in = operations.path(storage.operation)
     found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=made_in)
     tensor = storage.tensor()

@@ -11,23 +11,14 @@ reason, and because of forked children, a device that is not in use yet is not t
 Note [Costly questions]
 ~~~~~~~~~~~~~~~~~~~~~~~
 glibc's ``mallinfo2`` takes 0.3 µs, or 6 ms where 100 000 chunks are free, and holds the lock of
-malloc meanwhile; the snapshot of the CUDA allocator, which has the pools, holds the GIL for each
-block. ``Seldom`` asks such a thing again only when 1000 times its last cost has gone by. In between
-the last answer is given for pools, which change slowly, and none for malloc.
-
-Note [The highest resident size]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-``getrusage`` has it for 0.8 µs, but Linux keeps that mark over ``exec``: a worker that is started
-by a process that has loaded a model begins with the model's bytes in it. ``VmHWM`` of
-``/proc/self/status`` is this program's own and takes 20 µs. So the first is asked where it says no
-more than the second at first.
+malloc meanwhile. It is asked again only when 1000 times its last cost has gone by; in between the
+answer is not known.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import os
 import re
@@ -40,41 +31,14 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.host import physical_memory
-from memprof.profiler.model import DeviceMemory, PoolMemory, Source
+from memprof.profiler.host import physical_memory, resident_bytes
+from memprof.profiler.model import FigureSource, PinnedMemory, TrackedDevice
 
 from . import _torch_compat
-from ._torch_compat import CpuAllocatorCount
 from .tensors import LiveTensors
 
 if sys.platform != "win32":
     import resource
-
-MAX_BLOCKS = 200
-"""Blocks of the CUDA allocator beyond which pools are not read: it holds the GIL for 12 µs each
-(measured on the simulated device)."""
-
-
-class Seldom:
-    """Ask ``question`` no more often than its cost allows, see Note [Costly questions]."""
-
-    def __init__(
-        self, question: Callable[[], Any], clock: Callable[[], int] = time.perf_counter_ns
-    ) -> None:
-        self._question = question
-        self._clock = clock
-        self._next = 0
-        self.last: Any = None
-
-    def ask(self) -> Any:
-        begin = self._clock()
-        if begin < self._next:
-            return None
-        self.last = self._question()
-        end = self._clock()
-        self._next = end + 1000 * (end - begin)
-        return self.last
-
 
 _MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -99,52 +63,28 @@ def _mallinfo2() -> Callable[[], int] | None:
 
 
 class ProcessMemory:
+    """The physical memory of this process, as the system counts it, and what malloc counts."""
+
     def __init__(self) -> None:
-        self._page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-        self._statm: int | None = None
-        question = _mallinfo2()
-        self._malloc = Seldom(question) if question is not None else None
+        self._malloc = _mallinfo2()
+        self._malloc_next_ns = 0
         self.total = physical_memory()
 
-    def close(self) -> None:
-        """Give back the file; after a fork it is still the parent's that it reads."""
-        file, self._statm = self._statm, -1
-        if file is not None and file >= 0:
-            with contextlib.suppress(OSError):  # A program that becomes a daemon has closed it.
-                os.close(file)
-
-    def resident(self) -> int | None:
-        """Resident bytes, 1.4 µs; None where there is no /proc, and after ``close``."""
-        try:
-            if self._statm is None:
-                self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-            return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
-        except (OSError, ValueError, IndexError):
+    def resident(self) -> tuple[int, int] | None:
+        """Resident bytes now, and the highest ever of this program; None where there is no
+        /proc."""
+        now = resident_bytes()
+        if now is None:
             return None
-
-    def highest(self) -> int | None:
-        """The highest that ``resident`` ever was, see Note [The highest resident size]; None where
-        the system cannot say."""
-        return self._own_highest() if self._inherited else self._rusage_highest()
+        highest = _own_highest() if self._inherited else _rusage_highest()
+        return now, max(now, highest)
 
     @functools.cached_property
     def _inherited(self) -> bool:
-        rusage, own = self._rusage_highest(), self._own_highest()
-        return rusage is not None and own is not None and rusage > own
-
-    def _own_highest(self) -> int | None:
-        try:
-            status = Path("/proc/self/status").read_bytes()
-        except OSError:
-            return None
-        found = re.search(rb"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
-        return int(found[1]) * 1024 if found else None
-
-    def _rusage_highest(self) -> int | None:
-        if sys.platform == "win32":
-            return None
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        """Tells whether ``getrusage`` has more than this program ever had: Linux keeps that over
+        ``exec``, so a worker begins with that of the process that started it. ``_own_highest`` is
+        right, and takes forty times as long."""
+        return _rusage_highest() > _own_highest()
 
     def children(self) -> tuple[int, ...]:
         """Resident bytes of each process that this one has started; () where there is no /proc."""
@@ -153,20 +93,32 @@ class ProcessMemory:
             with contextlib.suppress(OSError):  # It has just ended.
                 for child in thread.read_text().split():
                     statm = Path(f"/proc/{child}/statm").read_text()
-                    found.append(int(statm.split()[1]) * self._page)
+                    found.append(int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE"))
         return tuple(found)
 
     def allocated(self) -> int | None:
-        return self._malloc.ask() if self._malloc is not None else None
+        """Bytes that malloc has handed out, see Note [Costly questions]; None where that is not
+        known."""
+        begin = time.perf_counter_ns()
+        if self._malloc is None or begin < self._malloc_next_ns:
+            return None
+        found = self._malloc()
+        end = time.perf_counter_ns()
+        self._malloc_next_ns = end + 1000 * (end - begin)
+        return found
+
+
+def _rusage_highest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _own_highest() -> int:
+    found = re.search(rb"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_bytes(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 class Accelerators:
-    """The allocators of the accelerators that are in use. ``mps`` says whether tensors on MPS were
-    seen: torch cannot say whether it is in use, and asking for its memory would initialise it."""
-
-    def __init__(self) -> None:
-        self.mps = False
-        self._pools = Seldom(_cuda_pools)
+    """The allocators of the CUDA devices that are in use."""
 
     def brief(self) -> dict[str, tuple[int, int]]:
         """By device: bytes handed out and the highest ever; for the edges of operations."""
@@ -174,44 +126,28 @@ class Accelerators:
         for i, counters in _cuda_counters():
             allocated = counters["allocated_bytes"]["all"]
             found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
-        if self.mps:
-            now = torch.mps.current_allocated_memory()
-            found["mps:0"] = (now, now)
         return found
 
-    def pinned(self) -> PoolMemory | None:
+    def pinned(self) -> PinnedMemory | None:
         """Pinned host memory that torch has from the system; None where it has asked for none."""
         counters = torch.cuda.memory.host_memory_stats_as_nested_dict()  # None before CUDA starts.
         if not counters.get("num_host_alloc"):
             return None
         has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
-        return PoolMemory("pinned", has, uses if _torch_compat.PINNED_COMES_BACK else None)
+        return PinnedMemory(has, uses if _torch_compat.PINNED_COMES_BACK else None)
 
-    def full(self) -> dict[str, DeviceMemory]:
+    def full(self) -> dict[str, TrackedDevice]:
+        """By device: all that a snapshot has of its allocator."""
         found = {}
-        blocks = 0
         for i, counters in _cuda_counters():
             allocated = counters["allocated_bytes"]["all"]
-            blocks += sum(counters[k]["all"]["current"] for k in ("active", "inactive_split"))
-            found[f"cuda:{i}"] = DeviceMemory(
+            found[f"cuda:{i}"] = TrackedDevice(
                 allocated_bytes=allocated["current"],
                 reserved_bytes=counters["reserved_bytes"]["all"]["current"],
                 peak_bytes=allocated["peak"],
                 # torch has read the properties when it initialised the device.
                 total_bytes=torch.cuda.get_device_properties(i).total_memory,
                 highest_bytes=allocated["current"],
-            )
-        if found and blocks <= MAX_BLOCKS:
-            self._pools.ask()
-        for name, pools in (self._pools.last or {}).items():
-            if name in found:
-                found[name] = dataclasses.replace(found[name], pools=tuple(pools))
-        if self.mps:
-            now = torch.mps.current_allocated_memory()
-            found["mps:0"] = DeviceMemory(
-                allocated_bytes=now,
-                reserved_bytes=torch.mps.driver_allocated_memory(),
-                highest_bytes=now,
             )
         return found
 
@@ -225,36 +161,18 @@ def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
                 yield i, counters
 
 
-def _cuda_pools() -> dict[str, list[PoolMemory]]:
-    sums: dict[tuple[int, tuple[Any, ...]], list[int]] = {}
-    for segment in _torch_compat.cuda_segments():
-        pool = tuple(segment["segment_pool_id"])
-        if pool == (0, 0):
-            continue  # the common pool
-        reserved_allocated = sums.setdefault((segment["device"], pool), [0, 0])
-        reserved_allocated[0] += segment["total_size"]
-        reserved_allocated[1] += segment["allocated_size"]
-    found: dict[str, list[PoolMemory]] = {}
-    for (device, pool), (reserved, allocated) in sorted(sums.items()):
-        name = f"({', '.join(map(str, pool))})"
-        found.setdefault(f"cuda:{device}", []).append(PoolMemory(name, reserved, allocated))
-    return found
-
-
 @dataclass(slots=True)
 class Sources:
-    """All that a tracker asks. ``no_cpu_count`` is why torch's CPU allocations are not counted;
-    ``scanned``, whether tensors of before the tracker's start were looked for."""
+    """All that a tracker asks; ``scanned`` says whether tensors of before its start were looked
+    for."""
 
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
     accelerators: Accelerators = field(default_factory=Accelerators)
-    cpu_count: CpuAllocatorCount = field(default_factory=CpuAllocatorCount)
-    no_cpu_count: str = "off; the setting cpu_allocator switches it on"
     scanned: bool = True
 
 
-def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
+def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
     """The sources as every record says them."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
@@ -292,16 +210,9 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             "glibc only",
         ),
         (
-            "torch CPU allocator",
-            not sources.no_cpu_count,
-            "every CPU tensor's bytes, those that only autograd holds included, since the start",
-            "what was allocated before the tracker started",
-            sources.no_cpu_count,
-        ),
-        (
             "CUDA allocator",
             _torch_compat.cuda_in_use(),
-            "bytes handed out and reserved, the highest mark, private pools",
+            "bytes handed out and reserved, the highest mark",
             "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
             "CUDA was not in use",
         ),
@@ -314,13 +225,6 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
             "CUDA was not in use",
         ),
         (
-            "MPS allocator",
-            sources.accelerators.mps,
-            "bytes handed out and reserved",
-            "a highest mark",
-            "no tensor on MPS was seen",
-        ),
-        (
             "compiled graphs",
             compiled,
             "node, category and name of tensors that memprof compiled; every byte inside calls",
@@ -329,5 +233,6 @@ def described(sources: Sources, *, compiled: bool) -> tuple[Source, ...]:
         ),
     )
     return tuple(
-        Source(name, used, sees, misses if used else why) for name, used, sees, misses, why in found
+        FigureSource(name, used, sees, misses if used else why)
+        for name, used, sees, misses, why in found
     )

@@ -21,8 +21,7 @@ that stay, the worst case, takes 2 % longer. The alternatives:
 * ``TorchDispatchMode``, ``__torch_function__`` modes: microseconds an operator, and the first
   silently turns ``torch.compile`` off.
 * global module hooks, ``saved_tensors_hooks``: Dynamo compiles them into the user's graphs.
-* ``torch.profiler``'s memory events, the CPU allocator's count: 1.6 µs or more an allocation. The
-  count can be switched on (``cpu_allocator``).
+* ``torch.profiler``'s memory events: 1.6 µs or more an allocation.
 
 What this does not see is in ``docs/tracker.md``. With the collector off (``gc.disable()``) the
 youngest generation grows without bound. Beyond ``MAX_YOUNG`` objects a snapshot does not look
@@ -37,7 +36,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -75,7 +74,7 @@ _YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
 
 
 @dataclass(slots=True, eq=False)
-class KnownStorage:
+class TensorStorage:
     """A storage that known tensors refer to, by the address of torch's StorageImpl.
 
     Attributes:
@@ -89,7 +88,7 @@ class KnownStorage:
     device: str
     operation: int
     tensors: int = 0
-    sample: KnownTensor | None = None
+    sample: TensorRef | None = None
 
     def tensor(self) -> torch.Tensor | None:
         """A tensor that refers to it, if one is at hand. Whoever holds it delays the release of
@@ -97,32 +96,28 @@ class KnownStorage:
         return self.sample() if self.sample is not None else None
 
 
-class KnownTensor(weakref.ref):  # type: ignore[type-arg]
+class TensorRef(weakref.ref):  # type: ignore[type-arg]
     __slots__ = ("key", "storage")
     key: int
-    storage: KnownStorage
-
-
-@dataclass(slots=True)
-class Total:
-    nbytes: int = 0
-    tensors: int = 0
+    storage: TensorStorage
 
 
 class LiveTensors:
-    """The live Python tensors of this process, the ``top`` largest at hand."""
+    """The live Python tensors of this process, the ``top`` largest at hand; ``nbytes`` of their
+    storages, and how many ``tensors`` there are, by device."""
 
     def __init__(self, top: int = 10) -> None:
-        self.totals: dict[str, Total] = defaultdict(Total)
+        self.nbytes: Counter[str] = Counter()
+        self.tensors: Counter[str] = Counter()
         self.lock = threading.RLock()
         self._top = top
-        self._known: dict[int, KnownTensor] = {}
-        self._storages: dict[int, KnownStorage] = {}
-        self._largest: dict[int, KnownStorage] = {}
+        self._known: dict[int, TensorRef] = {}
+        self._storages: dict[int, TensorStorage] = {}
+        self._largest: dict[int, TensorStorage] = {}
         self._cutoff = 0
-        self._to_recheck: list[KnownTensor] = []
+        self._to_recheck: list[TensorRef] = []
         # Both are filled at any instant, from any thread: only atomic operations on them.
-        self._died: deque[KnownTensor] = deque()
+        self._died: deque[TensorRef] = deque()
         # References, and the operation in which they were made if that is known by now.
         self._found: deque[tuple[_Refs, int | None]] = deque()
         self._on_death = self._died.append  # one object for all references
@@ -197,14 +192,14 @@ class LiveTensors:
         return without_lock
 
     def _find_young(self, pause: Pause) -> None:
-        self._bury(pause)
+        self._forget_dead(pause)
         for _ in range(MAX_TRIES):
             collections = self._collections
             generations = _YOUNG if collections != self._collections_seen else _YOUNG[:1]
             young = [gc.get_objects(g) for g in generations]
             # Whoever is in these lists lives. So an identity in ``_known`` is this very tensor's,
             # once those that died before are forgotten.
-            self._bury()
+            self._forget_dead()
             for objects in young:
                 if found := _tensors(objects, self._known):
                     self._found.append((found, None))
@@ -235,13 +230,13 @@ class LiveTensors:
                         del tensor
                 pause()
                 # Here, where it may take several pieces and no tensor is held meanwhile.
-                self._bury(pause)
-            self._bury(pause)
+                self._forget_dead(pause)
+            self._forget_dead(pause)
 
     def _add(self, tensor: torch.Tensor, operation: int) -> None:
         # A new tensor can have the identity, and its storage the address, of one that died.
         if self._died:
-            self._bury()
+            self._forget_dead()
         key = id(tensor)
         if key in self._known:
             return
@@ -256,29 +251,29 @@ class LiveTensors:
             return
         if found[2].type == "meta":
             return
-        known = KnownTensor(tensor, self._on_death)
+        known = TensorRef(tensor, self._on_death)
         known.key = key
         self._known[key] = known
         self._attach(known, found, operation)
 
     def _attach(
-        self, known: KnownTensor, found: tuple[int, int, torch.device], operation: int
+        self, known: TensorRef, found: tuple[int, int, torch.device], operation: int
     ) -> None:
         address, nbytes, device = found
         storage = self._storages.get(address)
         if storage is None:
-            storage = KnownStorage(address, 0, _name(device), operation)
+            storage = TensorStorage(address, 0, _name(device), operation)
             self._storages[address] = storage
         known.storage = storage
         storage.tensors += 1
         if storage.sample is None:
             storage.sample = known
-        self.totals[storage.device].tensors += 1
+        self.tensors[storage.device] += 1
         if storage.nbytes != nbytes:
             self._resize(storage, nbytes)
 
-    def _resize(self, storage: KnownStorage, nbytes: int) -> None:
-        self.totals[storage.device].nbytes += nbytes - storage.nbytes
+    def _resize(self, storage: TensorStorage, nbytes: int) -> None:
+        self.nbytes[storage.device] += nbytes - storage.nbytes
         storage.nbytes = nbytes
         room = len(self._largest) < 16 * self._top
         if nbytes > self._cutoff or (room and nbytes == self._cutoff > 0):
@@ -286,10 +281,10 @@ class LiveTensors:
         else:
             self._largest.pop(storage.address, None)
 
-    def _detach(self, known: KnownTensor) -> None:
+    def _detach(self, known: TensorRef) -> None:
         storage = known.storage
         storage.tensors -= 1
-        self.totals[storage.device].tensors -= 1
+        self.tensors[storage.device] -= 1
         if storage.sample is known:
             storage.sample = None
         if not storage.tensors:
@@ -297,16 +292,16 @@ class LiveTensors:
             if self._storages.get(storage.address) is storage:
                 del self._storages[storage.address]
 
-    def _bury(self, pause: Pause = no_pause) -> None:
+    def _forget_dead(self, pause: Pause = no_pause) -> None:
         known_tensors, died = self._known, self._died
-        done = 0
+        count = 0
         while died:
             known = died.popleft()
             if known_tensors.get(known.key) is known:
                 del known_tensors[known.key]
                 self._detach(known)
-            done += 1
-            if done % SLICE == 0:
+            count += 1
+            if count % SLICE == 0:
                 pause()
 
     # --- reading again --------------------------------------------------------------------
@@ -328,7 +323,7 @@ class LiveTensors:
                 if done % SLICE == 0:
                     pause()
 
-    def _read_again(self, known: KnownTensor, tensor: torch.Tensor) -> None:
+    def _read_again(self, known: TensorRef, tensor: torch.Tensor) -> None:
         try:
             address, nbytes, device = found = _storage(tensor)
         except Exception:
@@ -345,10 +340,10 @@ class LiveTensors:
     # --- asking ---------------------------------------------------------------------------
 
     def sums(self) -> tuple[int, int]:
-        totals = list(self.totals.values())
-        return sum(t.nbytes for t in totals), sum(t.tensors for t in totals)
+        """Bytes and number of all devices' tensors."""
+        return self.nbytes.total(), self.tensors.total()
 
-    def largest(self, pause: Pause = no_pause) -> list[KnownStorage]:
+    def largest(self, pause: Pause = no_pause) -> list[TensorStorage]:
         pause = self._letting_go(pause)
         with self.lock:
             wanted = min(self._top, len(self._storages))
@@ -361,7 +356,7 @@ class LiveTensors:
         as are asked for: they may die."""
         storages = list(self._storages.values())
         self._largest = {}  # what comes at a pause
-        best: list[KnownStorage] = []
+        best: list[TensorStorage] = []
         for start in range(0, len(storages), 10 * SLICE):
             part = best + storages[start : start + 10 * SLICE]
             best = nlargest(4 * self._top, part, key=lambda s: s.nbytes)

@@ -22,7 +22,7 @@ from memprof.profiler.model import Profile, RunState, SnapshotKind, TrackerRecor
 
 from .operations import CURRENT, Operation, OperationLog
 from .operators import OperatorTable, OperatorWindow
-from .recorder import Recorder
+from .recorder import TrackerRecorder
 from .settings import TrackerSettings
 
 log = logging.getLogger("memprof")
@@ -115,28 +115,37 @@ class MemoryTracker:
         settings: TrackerSettings | None = None,
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
+        starts_by_use: bool = False,
+        on_start: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self.pid = os.getpid()
-        # Called when it starts, from the thread that starts it; when its file is written; and
-        # once, when it is used for the first time without having been started.
-        self._on_start: Callable[[MemoryTracker], None] = lambda tracker: None
-        self._on_end: Callable[[], None] = lambda: None
-        self._on_use: Callable[[], None] = lambda: None
-        self._ending = False
-        """Whether it is just ending: its file is not written yet."""
-        self._successor: MemoryTracker | None = None
-        """The tracker after this one, which takes operations that were named through this one."""
+        """
+        Args:
+            settings: the defaults where none are given.
+            clock: the time in ns, in place of ``time.perf_counter_ns``.
+            starts_by_use: start with the first operation, checkpoint or operator window.
+            on_start: called when it starts, by the thread that starts it.
+            on_end: called when its file is written.
+        """
+        self.ending = False
+        """True while it ends, until its file is written."""
+        self._on_start = on_start
+        self._on_end = on_end
         self._clock = clock
+        self._wake = threading.Event()
+        self._hears_no_more: Callable[[], None] = lambda: None
+        self.configure(settings or TrackerSettings())
+        self._starts_by_use = starts_by_use
+
+    def configure(self, settings: TrackerSettings) -> None:
+        """Take settings before it starts, for the first time or again: with an empty record."""
+        self.pid = os.getpid()
+        self._starts_by_use = False
         self._state: RunState | None = None
         self._paused = False
-        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._out_of_memory_next = 0
-        self._hears_no_more: Callable[[], None] = lambda: None
-        self._configure(settings or TrackerSettings())
-
-    def _configure(self, settings: TrackerSettings) -> None:
-        self._recorder = Recorder(settings, self._clock)
+        self._recorder = TrackerRecorder(settings, self._clock)
 
     @property
     def settings(self) -> TrackerSettings:
@@ -188,7 +197,7 @@ class MemoryTracker:
             self._state = RunState.RUNNING
             self.pid = os.getpid()
             self._recorder.begin(parent_pid)
-        self._on_start(self)
+        self._on_start()
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
         out_of_memory = weakref.WeakMethod(self._out_of_memory)
 
@@ -207,7 +216,7 @@ class MemoryTracker:
         """Record again after ``disable``; start if the tracker was made disabled."""
         with self._recorder.lock:
             if self._state is None:
-                self._configure(dataclasses.replace(self.settings, enabled=True))
+                self.configure(dataclasses.replace(self.settings, enabled=True))
                 self.start()
             elif self.started and self._paused:
                 self._paused = False
@@ -223,15 +232,15 @@ class MemoryTracker:
 
     def stop(self) -> None:
         """Take a last snapshot and write the file. Later calls do nothing."""
-        self._finish(RunState.STOPPED, "stop_tracking()")
+        self.finish(RunState.STOPPED, "stop_tracking()")
 
-    def _finish(self, state: RunState, reason: str) -> None:
+    def finish(self, state: RunState, reason: str) -> None:
         """End in this state; never raises. What cannot be written is logged."""
         recorder, thread = self._recorder, self._thread
         with recorder.lock:
-            if not self.started or self._ending:
+            if not self.started or self.ending:
                 return
-            self._ending = True
+            self.ending = True
         try:
             with recorder.lock:
                 if not self._paused:
@@ -245,10 +254,11 @@ class MemoryTracker:
                 thread.join(timeout=2)
             recorder.finish(state, reason)
         finally:
-            self._ending = False
+            self.ending = False
         self._on_end()
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
+        """Let go of everything that belongs to the parent, in a forked child."""
         self._state = RunState.STOPPED
         self._recorder.forked()
         self._thread = None
@@ -258,7 +268,8 @@ class MemoryTracker:
     def _take_snapshots(self) -> None:
         interval = round(self.settings.interval * 1e9)
         due = self._clock() + interval
-        while self.started:
+        recorder = self._recorder
+        while recorder.recording and self._recorder is recorder:
             self._wake.wait(max(due - self._clock(), 0) / 1e9)
             self._wake.clear()
             if self._clock() < due:
@@ -294,26 +305,25 @@ class MemoryTracker:
         return TrackedOperation(self._operation_log, name)
 
     def _used(self) -> None:
-        start, self._on_use = self._on_use, lambda: None
-        start()
+        if self._starts_by_use and self.pid == os.getpid():
+            self._starts_by_use = False
+            self.start()
 
     def _operation_log(self) -> OperationLog | None:
-        if not self.started:
-            self._used()
-        if self.started:
-            return self._recorder.operations
-        return self._successor._operation_log() if self._successor is not None else None
+        self._used()
+        return self._recorder.operations if self.started else None
 
     def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
         """Context manager: statistics of the operators that run inside, with ``shapes`` also by
         input shapes, with ``memory`` also the bytes they allocate and the highest sum of them."""
-        return OperatorWindow(self._operator_table, self._recorder.problem, shapes, memory)
+        return OperatorWindow(self._operator_table, self._problem, shapes, memory)
+
+    def _problem(self, text: str) -> None:
+        self._recorder.problem(text)
 
     def _operator_table(self) -> OperatorTable | None:
         self._used()
-        if self.enabled:
-            return self._recorder.operators
-        return self._successor._operator_table() if self._successor is not None else None
+        return self._recorder.operators if self.enabled else None
 
     def scan(self) -> None:
         """Look through all Python objects for tensors: after ``gc.freeze()``, or where the

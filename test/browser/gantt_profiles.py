@@ -18,12 +18,12 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.model.tracker import (
-    DeviceMemory,
     MemoryColumns,
     OperationColumns,
     OperationSummary,
     Span,
     TensorInfo,
+    TrackedDevice,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "profiler"))
@@ -131,7 +131,7 @@ def training_run(steps: int = 12) -> Profile:
             t,
             total_tensors=40,
             resident_bytes=400 * MIB + (t // MS) * 20_000,
-            devices={"cpu": DeviceMemory(14 * MIB + (t // MS % 7) * MIB, 40, 300 * MIB)},
+            devices={"cpu": TrackedDevice(14 * MIB + (t // MS % 7) * MIB, 40, 300 * MIB)},
             largest=(TensorInfo((1024, 1024), "torch.float32", "cpu", 4 * MIB, name="l1.weight"),),
         )
         for t in range(0, end, 7 * MS)
@@ -180,7 +180,7 @@ def server(requests: int = 5000, at_once: int = 8) -> Profile:
         MemorySnapshot(
             end * k // 200,
             resident_bytes=(900 + k // 3) * MIB,
-            devices={"cpu": DeviceMemory((600 + k % 9) * MIB, 300, 800 * MIB)},
+            devices={"cpu": TrackedDevice((600 + k % 9) * MIB, 300, 800 * MIB)},
         )
         for k in range(201)
     ]

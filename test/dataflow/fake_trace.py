@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +27,6 @@ class Allocation:
 class PyCall:
     def __init__(self, module: Any = None, optimizer: Any = None) -> None:
         self.module, self.optimizer = module, optimizer
-
-
-class OutOfMemory:
-    pass
 
 
 _CPU = torch.device("cpu")
@@ -88,20 +83,6 @@ class Result:
 
     def __init__(self, *roots: Event) -> None:
         self.roots = list(roots)
-        self.failures: list[tuple[int, str, int]] = []
-        """Time, type and index of the device of each allocation that failed."""
-
-    def events(self) -> list[Any]:
-        """Kineto's, of which only failed allocations are looked at."""
-        return [
-            SimpleNamespace(
-                name=lambda: "[OutOfMemory]",
-                start_ns=lambda time=time: time,
-                device_type=lambda kind=kind: kind,
-                device_index=lambda index=index: index,
-            )
-            for time, kind, index in self.failures
-        ]
 
     def experimental_event_tree(self) -> list[Event]:
         return self.roots
@@ -110,6 +91,6 @@ class Result:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the analysis take the classes of this module for the profiler's."""
-    for cls in (TorchOp, Allocation, PyCall, OutOfMemory):
+    for cls in (TorchOp, Allocation, PyCall):
         monkeypatch.setattr(compat, cls.__name__, cls)
     monkeypatch.setattr(compat, "TensorMetadata", Tensor)

@@ -148,7 +148,7 @@ def judge(
             number = 0
             if keyed:
                 first = int(profile.graph.first_value[s])
-                number = int(profile.torch_categories.of_value[first + version])
+                number = int(profile.by_torch[first + version])
             category = CATEGORIES[number]
         right = truth.right(*profile.storages.life(s), ptr)
         out.total += size

@@ -17,16 +17,12 @@ from memprof.profiler.model import (
     GraphKind,
     GraphRecord,
     GraphValue,
-    LedgerEntry,
-    LedgerKind,
     NodeProvenance,
     Origin,
     Profile,
     Role,
     Storage,
-    TreeDetail,
 )
-from memprof.profiler.process_hooks import ReplayMemory
 
 from . import fake_trace
 from .fake_trace import PyCall, Result, alloc, fakes  # noqa: F401
@@ -104,18 +100,9 @@ def backward() -> GraphRecord:
     )
 
 
-def ledger(*graphs: int, at: int = 0) -> list[LedgerEntry]:
-    return [LedgerEntry(at, LedgerKind.REPLAY, g, "ran", 1, TreeDetail("cpu", "f")) for g in graphs]
-
-
-def profile(
-    trace: list[fake_trace.Event], replayed: tuple[int, ...] = (), at: int = 0
-) -> DataFlowProfile:
-    known = Profile(
-        graphs=[forward(), backward()], ledger=ledger(*replayed, at=at), calls=CallColumns()
-    )
-    memory = [ReplayMemory("cpu", 4096, [(0, 4096)])] if replayed else []
-    return DataFlowProfile(read_events(Result(*trace)), memprof_profile=known, memory=memory)
+def profile(trace: list[fake_trace.Event]) -> DataFlowProfile:
+    known = Profile(graphs=[forward(), backward()], calls=CallColumns())
+    return DataFlowProfile(read_events(Result(*trace)), memprof_profile=known)
 
 
 def lives(p: DataFlowProfile) -> list[tuple[int, int, int, str | None]]:
@@ -147,7 +134,7 @@ def observed() -> list[fake_trace.Event]:
 def test_a_call_that_allocates_what_its_program_says() -> None:
     p = profile(observed())
     assert p.compiled is not None
-    assert (p.compiled.calls, p.compiled.matched, p.compiled.replayed) == (1, 1, 0)
+    assert (p.compiled.calls, p.compiled.matched) == (1, 1)
     assert p.compiled.unmatched == {}
     assert [(n, c) for n, _, _, c in lives(p)] == [
         (400, "ACTIVATION"),
@@ -205,7 +192,7 @@ def test_calls_alike_are_put_against_their_program_once(monkeypatch: pytest.Monk
 
 
 def test_what_a_call_lacks_is_named() -> None:
-    # GIVEN a call that allocates two of three buffers, of a graph that is not replayed
+    # GIVEN a call that allocates two of three buffers
     trace = observed()
     del trace[0].children[1:]
     p = profile(trace)
@@ -224,62 +211,10 @@ def test_a_graph_without_a_program_says_so() -> None:
     assert p.compiled.unmatched == {"no program was observed of 0/0 forward: cpp_wrapper": 1}
 
 
-def step(at: int) -> list[fake_trace.Event]:
-    """A forward and a backward without allocations."""
-    return [
-        call(FORWARD_FILE, at, length=600),
-        fake_trace.node(
-            "torch::autograd::Compiled",
-            [],
-            call(BACKWARD_FILE, at + 2000, length=500),
-            start=at + 1900,
-        ),
-    ]
-
-
-def test_a_replayed_call_has_the_memory_of_its_program() -> None:
-    p = profile([*step(10_000), *step(20_000)], replayed=(0, 1))
+def test_a_replayed_call_says_that_its_memory_is_not_in_the_trace() -> None:
+    p = profile([call(FORWARD_FILE, 10_000, length=600)])
     assert p.compiled is not None
-    assert (p.compiled.calls, p.compiled.matched, p.compiled.replayed) == (4, 4, 4)
-    # THEN five events lie evenly in the forward's 600 ns, four in the backward's 500,
-    assert lives(p) == [
-        # saved: up to its release in the backward
-        (400, 10_100, 12_200, "ACTIVATION"),
-        # temporary: up to its release in the same call
-        (300, 10_200, 10_500, "TEMPORARY"),
-        # output: up to the next call of the graph
-        (200, 10_400, 20_000, "ACTIVATION"),
-        (100, 12_100, 22_000, "GRADIENT"),
-        (50, 12_300, 12_400, "TEMPORARY"),
-        (400, 20_100, 22_200, "ACTIVATION"),
-        (300, 20_200, 20_500, "TEMPORARY"),
-        (200, 20_400, -1, "ACTIVATION"),
-        (100, 22_100, -1, "GRADIENT"),
-        (50, 22_300, 22_400, "TEMPORARY"),
-    ]
-    # and each its owner.
-    assert {p.operator(s) for s in range(len(p.storages)) if p.storages.size[s] == 400} == {
-        "aten.tanh.default"
+    assert p.compiled.unmatched == {
+        "it allocates nothing of its program, as a replayed CUDA graph does": 1
     }
-
-
-def test_calls_before_the_graph_was_recorded_are_not_replays() -> None:
-    p = profile([*step(10_000), *step(20_000)], replayed=(0, 1), at=15_000)
-    assert p.compiled is not None
-    assert p.compiled.replayed == 2
-    assert p.compiled.unmatched == {"it allocates nothing of its program": 2}
-    assert min(born for _, born, _, _ in lives(p)) == 20_100
-
-
-def test_a_replays_output_is_not_counted_again_as_memory_that_was_there() -> None:
-    # GIVEN an operator that reads the output of a replay, at an address in its pool, and
-    # another tensor that was there before
-    output = fake_trace.Tensor(7, 7, 1024, sizes=(50,))
-    other = fake_trace.Tensor(8, 8, 8192, sizes=(50,))
-    reads = fake_trace.op("aten::mul", [output, other], alloc(640, 200, 9, 9))
-    p = profile([call(FORWARD_FILE, 10_000, length=600), reads], replayed=(0,))
-    keys = {int(p.columns.keys.ptr[k]): k for k in range(len(p.columns.keys))}
-    present = p.torch_categories.present
-    assert not present[keys[1024]]
-    assert present[keys[8192]]
-    assert present[keys[640]]
+    assert lives(p) == []

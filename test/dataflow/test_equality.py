@@ -11,7 +11,8 @@ import torch
 from torch.profiler import _memory_profiler as theirs
 
 import memprof.profiler as ours
-from memprof.profiler import Rule
+from memprof.profiler import Rule, torch_names
+from memprof.profiler.dataflow.graph import FREED
 
 from .models import MODELS, profile_training, profiled
 
@@ -32,15 +33,28 @@ def timeline(profile: Any) -> list[Any]:
 
 def nodes(profile: Any) -> list[Any]:
     return [
-        (
-            n.start_time,
-            {plain(k): (e.input_version, e.mutated) for k, e in n._edges.items()},
-            {plain(k): v for k, v in n.inputs.items()},
-            {plain(k): v for k, v in n.outputs.items()},
-            tuple(plain(k) for k in n.intermediates),
-        )
+        (n.start_time, {plain(k): (e.input_version, e.mutated) for k, e in n._edges.items()})
         for n in profile._data_flow_graph.flow_nodes
     ]
+
+
+def nodes_of_columns(profile: ours.MemoryProfile) -> list[Any]:
+    """``nodes`` of memprof's own graph."""
+    graph, leaves = profile.profile.graph, profile.profile.columns.leaves
+    found = []
+    for node in range(len(graph)):
+        edges = {}
+        for e in range(int(graph.bounds[node]), int(graph.bounds[node + 1])):
+            version = int(graph.version[e]) if graph.version[e] >= 0 else None
+            mutated = None if graph.flags[e] & FREED else bool(graph.mutated[e])
+            edges[plain(profile.keys[int(graph.edge_key[e])])] = version, mutated
+        found.append((int(leaves.start[graph.leaf[node]]), edges))
+    return found
+
+
+def sizes(profile: ours.MemoryProfile) -> dict[Any, int]:
+    columns = profile.profile.columns
+    return dict(zip(map(plain, profile.keys), columns.keys.size.tolist(), strict=True))
 
 
 def categories(profile: Any) -> dict[Any, Any]:
@@ -59,8 +73,6 @@ EXPECTED = {
     (Rule.OPTIMIZER_STEP, "ACTIVATION", "OPTIMIZER_STATE"),
     (Rule.OPTIMIZER_STEP, "INPUT", "OPTIMIZER_STATE"),
     (Rule.OPTIMIZER_STEP, "PARAMETER", "OPTIMIZER_STATE"),
-    (Rule.MODULE_STATE, "INPUT", "PARAMETER"),
-    (Rule.MODULE_STATE, None, "PARAMETER"),
     (Rule.BACKWARD_PASS, None, "AUTOGRAD_DETAIL"),
     (Rule.FORWARD_CALL, None, "TEMPORARY"),
     (Rule.FORWARD_CALL, None, "ACTIVATION"),
@@ -79,12 +91,11 @@ def test_without_corrections_everything_is_torchs_and_with_them_differences_are_
     our = ours.MemoryProfile(prof.profiler.kineto_results, rules=())
 
     # THEN versions, edges, categories, sizes and the timeline agree element by element,
-    assert nodes(our) == nodes(their)
+    assert nodes_of_columns(our) == nodes(their)
     assert categories(our) == categories(their)
     assert timeline(our) == timeline(their)
-    sizes = {plain(k): n for k, n in our._size_map._values.items()}
-    assert {plain(k): n for k, n in their._size_map._values.items()}.items() <= sizes.items()
-    our._data_flow_graph.validate()
+    theirs_by_key = {plain(k): n for k, n in their._size_map._values.items()}
+    assert theirs_by_key.items() <= sizes(our).items()
 
     # and so do the files.
     a, b = theirs.MemoryProfileTimeline(their), ours.MemoryProfileTimeline(our)
@@ -97,9 +108,10 @@ def test_without_corrections_everything_is_torchs_and_with_them_differences_are_
     differences = set()
     corrected = ours.MemoryProfile(prof.profiler.kineto_results)
     was_of = categories(their)
+    row_of = {key: row for row, key in enumerate(corrected.keys)}
     for (key, version), category in corrected._category_snapshot().items():
         was = was_of[plain(key), version]
-        rule = corrected.profile.rule(corrected._op_tree.row_of[key], version)
+        rule = corrected.profile.rule(row_of[key], version)
         now = category and category.name
         if (was and was[0]) != now:
             differences.add((rule, was and was[0], now))
@@ -108,8 +120,6 @@ def test_without_corrections_everything_is_torchs_and_with_them_differences_are_
     assert differences <= EXPECTED
     if opt == "adam":
         assert any(rule is Rule.OPTIMIZER_STEP for rule, _, _ in differences)
-    if model == "convnet":
-        assert any(rule is Rule.MODULE_STATE for rule, _, _ in differences)
 
 
 def test_sizes_differ_where_torchs_extent_is_wrong() -> None:
@@ -124,64 +134,28 @@ def test_sizes_differ_where_torchs_extent_is_wrong() -> None:
     our = ours.MemoryProfile(prof.profiler.kineto_results, rules=())
 
     # THEN torch counts the expanded scalar as nothing and the windows short
-    def size(profile: Any, t: torch.Tensor) -> int:
-        ptr = t.untyped_storage().data_ptr()
-        return next(n for k, n in profile._size_map._values.items() if k.storage.ptr == ptr)
-
-    assert (size(their, expanded), size(our, expanded)) == (0, 4)
-    assert (size(their, windows), size(our, windows)) == (6 * 4, 7 * 4)
-
-
-def test_drop_in_names_read_events_like_torchs() -> None:
-    prof, _, _ = profile_training("mlp", "adam", 2)
-    result = prof.profiler.kineto_results
-    tree, their_tree = ours.OpTree(result), theirs.OpTree(result)
-
-    assert [e.id for e in tree.dfs()] == [e.id for e in their_tree.dfs()]
-    assert [e.id for e in tree.sorted_nodes] == [e.id for e in their_tree.sorted_nodes]
-    graph = theirs.DataFlowGraph(their_tree)
-    assert [e.id for e in ours.DataFlowGraph(tree).leaf_events] == [e.id for e in graph.leaf_events]
-    # THEN names of single things are torch's own
-    for name in ("Action", "Category", "TensorKey", "SchemaMatcher", "extract_gradients"):
-        assert getattr(ours, name) is getattr(theirs, name)
-
-
-def test_categories_set_by_hand_come_before_a_profiles_own() -> None:
-    with profiled() as prof:
-        torch.ones(64) + 1
-    found = ours.MemoryProfile(prof.profiler.kineto_results)
-    first, *others = found._op_tree.keys
-    categories_ = found._categories
-    before = {key: categories_.get(key, 0) for key in others}
-    categories_.setdefault_by_version(first, 0, ours.Category.INPUT)
-    assert categories_.get(first, 0) is ours.Category.INPUT
-    categories_.set_by_id(first, ours.Category.GRADIENT)
-    assert categories_.get(first, 7) is ours.Category.GRADIENT
-    # THEN the others have what they had, and asking has set nothing
-    assert {key: categories_.get(key, 0) for key in others} == before
-    assert set(categories_._values) == {first.id}
-    assert categories_.get(ours.Key(torch.device("cpu")), 0) is None
+    their_sizes = {k.storage.ptr: n for k, n in their._size_map._values.items()}
+    our_sizes = {k.storage.ptr: sizes(our)[plain(k)] for k in our.keys}
+    for tensor, by_torch, nbytes in ((expanded, 0, 4), (windows, 6 * 4, 7 * 4)):
+        ptr = tensor.untyped_storage().data_ptr()
+        assert (their_sizes[ptr], our_sizes[ptr]) == (by_torch, nbytes)
 
 
 def test_the_names_that_are_offered_are_torchs_and_are_there() -> None:
-    from memprof.profiler import dataflow
-    from memprof.profiler.dataflow import vocabulary
-
-    # GIVEN the list that `import memprof.profiler` has, without torch, and the modules' own
-    names = set(vocabulary.__all__) - {"export_timeline"}
-    assert set(ours.__all__) - names <= set(dataflow.__all__)
-    assert names <= set(ours.__all__) <= set(dir(ours))
-    # THEN each is the object of its home, and torch has one of the name
-    for name in ours.__all__:
-        assert getattr(ours, name) is getattr(vocabulary if name in names else dataflow, name)
-        assert name not in names or hasattr(theirs, name), name
-    # and torch has no public class that is not among them.
+    # GIVEN the list that `import memprof.profiler` has, without torch, and the module's own
+    assert sorted(ours.__all__) == sorted(torch_names.__all__)
+    # THEN each is the object of its home; torch has no public class that is not among them,
     classes = {
-        name
+        name: value
         for name, value in vars(theirs).items()
         if isinstance(value, type) and value.__module__ == theirs.__name__ and name[0] != "_"
     }
-    assert classes <= names
+    for name in ours.__all__:
+        assert getattr(ours, name) is getattr(torch_names, name)
+    assert classes.keys() <= set(ours.__all__)
+    # and all but two of these are torch's own.
+    own = {name for name, value in classes.items() if getattr(ours, name) is not value}
+    assert own == {"MemoryProfile", "MemoryProfileTimeline"}
 
 
 def test_importing_the_profiler_does_not_import_torch() -> None:

@@ -16,14 +16,14 @@ from browser.fixtures import open_file
 
 from memprof.profiler import (
     DataFlowProfile,
+    MemoryProfile,
+    MemoryProfileTimeline,
     export_timeline,
     peak_report,
     profile_memory,
-    timeline_to_pandas,
 )
 from memprof.profiler.dataflow.live import by_category
 from memprof.profiler.dataflow.to_model import data_flow_columns
-from memprof.profiler.dataflow.vocabulary import MemoryProfile, MemoryProfileTimeline
 from memprof.profiler.errors import ProfileNotWritableError
 
 from .models import profile_training, profiled
@@ -89,34 +89,6 @@ def test_what_cannot_be_written_is_said(
 ) -> None:
     with pytest.raises(ProfileNotWritableError, match="cannot write"):
         export_timeline(profile, tmp_path / "nowhere" / name, "cpu")
-
-
-def test_changes_as_a_pandas_table(profile: DataFlowProfile) -> None:
-    pytest.importorskip("pandas")
-    table = timeline_to_pandas(profile).to_dict("list")
-    assert len(table["time_ns"]) == len(profile.changes)
-    # THEN bytes by category, computed from the table alone, are the peak's
-    report = peak_report(profile, "cpu")
-    live: dict[str, int] = dict.fromkeys({*table["category"], *table["category_after"]}, 0)
-    rows = zip(
-        table["time_ns"], table["action"], table["bytes"],
-        table["category"], table["category_after"], strict=True,
-    )  # fmt: skip
-    for time, action, size, category, after in rows:
-        if time > report.time_ns:
-            break
-        if action == "destroy":
-            live[category] -= size
-        elif action == "increment_version":
-            live[category] -= size
-            live[after] += size
-        else:
-            live[category] += size
-    assert {k: v for k, v in live.items() if v} == {
-        s.key: s.nbytes for s in report.categories.parts
-    }
-    assert {"0.layers.0.linear1", "0.layers.1.norm2"} <= set(table["module"])
-    assert "0.layers.0.self_attn.in_proj_weight" in set(table["name"])
 
 
 def test_counters_follow_the_trace_event_format(profile: DataFlowProfile, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,22 +21,18 @@ from rendering import render_text
 import memprof.profiler as ours
 from memprof.profiler.dataflow import peak_report, profile_memory
 from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
-from memprof.profiler.dataflow.corrections import ALL_RULES
-from memprof.profiler.dataflow.graph import InvalidDataFlow
 from memprof.profiler.dataflow.live import by_category, live_rows
-from memprof.profiler.dataflow.storages import Action
 from memprof.profiler.dataflow.to_model import (
     data_flow_columns,
-    failures,
     frames,
     storages_at,
 )
-from memprof.profiler.model import Category, DataFlowFailure, Profile
+from memprof.profiler.model import Category, Profile
 from memprof.profiler.report import summarize
+from memprof.profiler.torch_names import Action
 
 from .fake_trace import (
     Event,
-    OutOfMemory,
     PyCall,
     Result,
     Tensor,
@@ -207,27 +205,29 @@ def test_several_threads() -> None:
 
 @pytest.mark.usefixtures("fakes")
 class TestContradictions:
-    def test_a_double_free_is_a_problem_not_an_error(self) -> None:
-        profile = profile_memory(
-            Result(
-                op("aten::empty", [], alloc(64, 16, 1, 1)),
-                op("aten::relu", [Tensor(1, 1, 64)], alloc(64, -16, 1, 1), alloc(64, -16, 1, 1)),
-            )
-        )
-        assert [p.kind for p in profile.graph.problems] == ["double_free"]
-        with pytest.raises(InvalidDataFlow, match="tensor id 1 and allocation 1 is released twice"):
-            profile.graph.validate()
-        assert entries(profile)[0] == ("CREATE", 0, 16)
-
-    def test_written_to_before_it_is_allocated(self) -> None:
-        t = Tensor(1, 1, 64)
-        profile = profile_memory(Result(op("aten::zero_", [t]), alloc(64, 16, 1, 1)))
-        assert [p.kind for p in profile.graph.problems] == ["version_mismatch"]
-        assert len(profile.changes) == 2
-
-    def test_allocated_twice_under_one_name(self) -> None:
-        profile = profile_memory(Result(alloc(64, 16, 1, 1), alloc(64, 16, 1, 1)))
-        assert [p.kind for p in profile.graph.problems] == ["duplicate_version"]
+    @pytest.mark.parametrize(
+        ("trace", "changes"),
+        [
+            (
+                lambda: (
+                    op("aten::empty", [], alloc(64, 16, 1, 1)),
+                    op("aten::relu", [Tensor(1, 1, 64)], *(alloc(64, -16, 1, 1) for _ in range(2))),
+                ),
+                ["CREATE", "DESTROY"],
+            ),
+            (
+                lambda: (op("aten::zero_", [Tensor(1, 1, 64)]), alloc(64, 16, 1, 1)),
+                ["CREATE", "INCREMENT_VERSION"],
+            ),
+            (lambda: (alloc(64, 16, 1, 1), alloc(64, 16, 1, 1)), ["CREATE"]),
+        ],
+        ids=["released twice", "written to before it is allocated", "allocated twice"],
+    )
+    def test_a_contradiction_is_no_error(
+        self, trace: Callable[[], Any], changes: list[str]
+    ) -> None:
+        profile = profile_memory(Result(*trace()))
+        assert [action for action, _, _ in entries(profile)] == changes
 
     def test_several_devices_with_a_caching_allocator(self) -> None:
         # GIVEN one storage on each of three devices, the largest on the second GPU
@@ -288,7 +288,6 @@ class TestContradictions:
         assert table.time.tolist() == [10, 20, 30]
         assert table.bytes.sum(axis=1).tolist() == [16, 0, 32]
         for time, nbytes in ((10, 16), (20, 0), (30, 32)):
-            assert table.total_at(time) == nbytes
             assert profile.storages.size[live_rows(profile, 0, time)].sum() == nbytes
 
     def test_an_address_used_again_without_a_release(self) -> None:
@@ -348,7 +347,7 @@ class TestContradictions:
         (cpu, _) = data_flow_columns(profile, begin).devices
         assert (cpu.time_ns, cpu.live[0].created_ns) == ([0], None)
 
-    def test_the_line_of_an_allocation_also_after_compiler_frames_that_were_looked_at(self) -> None:
+    def test_the_line_of_an_allocation_after_compiler_frames_that_were_not_looked_at(self) -> None:
         def call(line: int, *below: Event, name: str = "user.py(1): f") -> Event:
             payload = PyCall()
             payload.caller = SimpleNamespace(  # type: ignore[attr-defined]
@@ -357,40 +356,14 @@ class TestContradictions:
             return Event(payload, *below, name=name)
 
         compiler = "torch/_inductor/compile_fx.py(1): compile_fx"
-        for skip in (True, False):
-            inside = [op("aten::empty", []) for _ in range(3)]
-            roots = [call(1, *inside, name=compiler), call(2, alloc(64, 16)), call(3)]
-            profile = profile_memory(Result(*roots), skip_compiler=skip)
-            assert [f.line for f in frames(profile, [0]).values()] == [2]
+        inside = [op("aten::empty", []) for _ in range(3)]
+        roots = [call(1, *inside, name=compiler), call(2, alloc(64, 16)), call(3)]
+        profile = profile_memory(Result(*roots))
+        assert [f.line for f in frames(profile, [0]).values()] == [2]
 
     def test_addresses_and_threads_of_64_bits(self) -> None:
         profile = profile_memory(Result(alloc((1 << 63) + 5, 16, 1, 1, thread=(1 << 64) - 1)))
         assert int(profile.columns.keys.ptr[0]) % (1 << 64) == (1 << 63) + 5
-
-    def test_out_of_memory_is_noted(self) -> None:
-        # GIVEN two failures that the program caught, the first in an operator on a known device
-        failed = Event(OutOfMemory(), start=27, name="[OutOfMemory]")
-        result = Result(
-            alloc(64, 512, 2, 2, "cuda:0", start=10),
-            op("aten::empty", [], failed, start=25),
-            alloc(64, -512, 2, 2, "cuda:0", start=30),
-            Event(OutOfMemory(), start=7),
-        )
-        result.failures = [(27, "DeviceType.CUDA", 0)]
-        profile = profile_memory(result)
-        # THEN it is known when, where and beside how many live bytes
-        assert failures(profile) == [
-            DataFlowFailure(7),
-            DataFlowFailure(27, "cuda:0", 512, "aten::empty"),
-        ]
-        assert peak_report(profile, "cuda:0").failures == failures(profile)
-        # AND a profile says so
-        kept = data_flow_columns(profile, 5)
-        assert [f.time_ns for f in kept.failures] == [2, 22]
-        text = render_text(summarize(Profile(dataflow=kept, perf_origin_ns=10**18)))
-        assert "Out of memory: 2 times" in text
-        said = "aten::empty · cuda:0 · 512 B live · 2001-09-09 01:46:40.000 · torch.profiler"
-        assert said in text
 
     @pytest.mark.parametrize("seed", range(60))
     def test_every_view_of_a_contradictory_trace_has_the_same_bytes(self, seed: int) -> None:
@@ -430,27 +403,6 @@ class TestContradictions:
                 for s in found:
                     sums[ORDER.index(CATEGORIES.index(s.category))] += s.nbytes
                 assert [sums[i] for i in range(len(ORDER))] == row
-
-    def test_another_profile_of_the_same_columns_is_as_good(self) -> None:
-        # GIVEN a profile
-        t = Tensor(1, 1, 64)
-        trace = [
-            op("aten::empty", [], alloc(64, 16, 1, 1)),
-            op("aten::relu_", [t]),
-            op("aten::add", [t, Tensor(2, 2, 128)], alloc(192, 16, 3, 3)),
-            alloc(64, -16, 1, 1),
-        ]
-        first = profile_memory(Result(*trace))
-        # WHEN others are made of its columns
-        for rules in ((), ALL_RULES):
-            again = ours.DataFlowProfile(first.columns, rules=rules)
-            fresh = profile_memory(Result(*trace), rules=rules)
-            # THEN they are what the run itself would have given
-            for name in ("edge_key", "flags", "version", "bounds", "first_value"):
-                found, expected = (getattr(p.graph, name).tolist() for p in (again, fresh))
-                assert found == expected, name
-            assert again.corrected.category.tolist() == fresh.corrected.category.tolist()
-            assert entries(again) == entries(fresh)
 
     def test_work_is_in_proportion_to_events(self) -> None:
         def lines(n: int) -> int:
@@ -493,5 +445,6 @@ def test_tensors_without_a_storage_of_their_own() -> None:
         words(torch.tensor([1, 2])).sum().backward()
         opt.step()
     profile = profile_memory(prof, modules=model, optimizers=opt)
-    named = {profile.name(s): profile.category(s, 0) for s in range(profile.storages.keys)}
-    assert named["words.weight"] is Category.PARAMETER
+    ptr = words.weight.untyped_storage().data_ptr()
+    (key,) = [k for k, p in enumerate(profile.columns.keys.ptr.tolist()) if p == ptr]
+    assert profile.category(key) is Category.PARAMETER

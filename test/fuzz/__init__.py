@@ -1,4 +1,4 @@
-"""Fuzzers of what reads other people's files; see ``readers``."""
+"""Files that nobody should hand to a reader."""
 
 import sys
 from pathlib import Path

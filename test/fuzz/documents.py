@@ -11,12 +11,11 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowFailure,
     DataFlowStorage,
     DeviceAccount,
-    DeviceMemory,
     DeviceSummary,
     FailedRequest,
+    FigureSource,
     Growth,
     GrowthSource,
     Held,
@@ -35,17 +34,16 @@ from memprof.profiler.model import (
     Outside,
     PlacedBlock,
     Placement,
-    PoolMemory,
     PoolShare,
     Process,
     Profile,
     Relief,
     RunState,
     SnapshotKind,
-    Source,
     SourceFrame,
     Span,
     TensorInfo,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
@@ -87,7 +85,6 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
             ),
             DataFlowDevice("cuda:0"),
         ],
-        [DataFlowFailure(25, "cpu", 12, "aten::mm", "l1", frame)],
     )  # fmt: skip
     profile.tracker = _tracker()
     profile.accounts = [_account(frame), _failed(frame)]
@@ -137,8 +134,8 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
 
 def _tracker() -> TrackerRecord:
     memory = {
-        "cpu": DeviceMemory(10, 2, 100, 200, 300, 400, (), 250),
-        "cuda:0": DeviceMemory(5, 1, 50, 60, 70, 80, (PoolMemory("(0, 1)", 8, 4),), 55),
+        "cpu": TrackedDevice(10, 2, 100, 200, 300, 400, 250),
+        "cuda:0": TrackedDevice(5, 1, 50, 60, 70, 80, 55),
     }
     tensors = (
         TensorInfo((2, 3), "torch.float32", "cpu", 24, 2, True, "step/forward", "l1.weight"),
@@ -150,7 +147,10 @@ def _tracker() -> TrackerRecord:
         TrackerMetadata(
             1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
             3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
-            (Source("python tensors", True, "tensors", "C++"), Source("x", False, "", "no")),
+            (
+                FigureSource("python tensors", True, "tensors", "C++"),
+                FigureSource("x", False, "", "no"),
+            ),
             [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
             [Span(10, 20)], 5, 1, 4, 1, 9, ["a problem"],
         ),
@@ -165,9 +165,9 @@ def _tracker() -> TrackerRecord:
             [False, True, False],
         ),
         [
-            OperationSummary("step", -1, 1, 0, 10, 10, 10, 5, 1, 1,
+            OperationSummary("step", -1, 1, 0, 10, 10, 5, 1, 1,
                              {"cpu": DeviceSummary(1, 1, 9, 1)}),
-            OperationSummary("forward", 0, 2, 1, 1, 1, 0),
+            OperationSummary("forward", 0, 2, 1, 1, 1),
         ],
         OperatorRecord(
             [Span(30, 40)],

@@ -1,7 +1,7 @@
 """Files that nobody should hand to a reader, by name. Each once stood for a hang, a traceback, an
 escape sequence in a terminal or memory without end, or could.
 
-``CORPUS`` is what the tests show with every command; the fuzzer begins with them.
+``CORPUS`` is what the tests show with every command.
 """
 
 from __future__ import annotations
@@ -35,14 +35,6 @@ CONTROLS = "".join(
 )  # fmt: skip
 """What a terminal obeys, or does not show."""
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b]52;c;aGk=\x1b\\\x9b31m\r\n\u202eevil\u2066" + CONTROLS
-
-NUMBERS = [
-    -1, 0, 1, 7, 255, (1 << 31) - 1, 1 << 31, 1 << 53, (1 << 63) - 1, 1 << 63, -(1 << 63),
-    1 << 64, 10**30, int("9" * 4000), -(10**19), 1.5, -0.0, 1e300,
-]  # fmt: skip
-TEXTS = ["", "(input)", ESCAPES, "a" * 20_000, "a." * 5_000, "../../etc/passwd", "\U0001f600",
-         "<script>", "%s{0}", "[bold]x[/bold]", "cuda:0", "cuda:99999999999", "cuda:²", "None",
-         "/"]  # fmt: skip
 
 
 def document(profile: Profile | None = None) -> dict[str, Any]:

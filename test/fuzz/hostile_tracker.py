@@ -1,8 +1,5 @@
-"""Files of trackers that nobody should hand to a reader, and settings that nobody should hand to a
-tracker, by name. Each once stood for a hang, an error raised into the training, memory without end
-or a record lost, or could.
-
-Tests show every one of them; ``fuzz.readers`` and ``fuzz.tracker`` begin with them.
+"""Files of trackers that nobody should hand to a reader, by name. Each once stood for a hang,
+memory without end or a record lost, or could.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from framing import header, packed
 
 from memprof.profiler.frames import Kind
 from memprof.profiler.model import (
-    DeviceMemory,
     DeviceSummary,
     Lane,
     LaneKind,
@@ -25,6 +21,7 @@ from memprof.profiler.model import (
     SnapshotKind,
     Span,
     TensorInfo,
+    TrackedDevice,
     TrackerMetadata,
 )
 from memprof.profiler.tracker.fold import Entry, OperationRow
@@ -32,7 +29,7 @@ from memprof.profiler.tracker.fold import Entry, OperationRow
 
 def entries() -> list[Entry]:
     """Of an ordinary file, with everything that one can have."""
-    cpu = DeviceMemory(100, 2, 90, 200, 300, 1 << 30, (), 200)
+    cpu = TrackedDevice(100, 2, 90, 200, 300, 1 << 30, 200)
     rows = [
         OperationRow(i, i % 2, 0, i - 1 if i % 2 else -1, 10 + i, 40 - i, 1, 2, 3, 4,
                      {"cpu": (1, 2, 3, True)}) for i in range(6)
@@ -140,43 +137,3 @@ TRACKER_FILES: dict[str, Callable[[], bytes]] = {
     ),
     "empty entries": lambda: grown(*[b"{}"] * 100_000),
 }
-
-TOML: dict[str, str | bytes] = {
-    "deep arrays": "x = " + "[" * 100_000,
-    "arrays as deep as they are read": "x = " + "[" * 190 + "]" * 190,
-    "deep inline tables": "x = " + "{a=" * 50_000,
-    "a long dotted key": "[memprof]\n" + "a." * 20_000 + "b = 1",
-    "many long dotted keys": "".join(f"{'a.' * 150}b{i} = 1\n" for i in range(500)),
-    "a null character": '[memprof]\noutput_dir = "a\\u0000b"',
-    "an interval that nobody waits": "[memprof]\ninterval = 1e300",
-    "an interval of 10^400": f"[memprof]\ninterval = 1{'0' * 400}",
-    "a negative interval": "[memprof]\ninterval = -1",
-    "no number": "[memprof]\ninterval = nan",
-    "more digits than Python reads": f"[memprof]\nlargest = {'9' * 5_000}",
-    "a count beyond a deque": "[memprof]\nmax_operations = 9223372036854775808",
-    "a share beyond all": "[memprof]\noperation_share = 1e9",
-    "a long name": f"[memprof]\n{'x' * 100_000} = 1",
-    "a table for a value": "[memprof.interval]\na = 1",
-    "a date for a value": "[memprof]\ninterval = 1979-05-27T07:32:00Z",
-    "an impossible date": "[memprof]\ninterval = 2023-02-31",
-    "a value for the table": "memprof = 3",
-    "an array of tables": "[[memprof]]\ninterval = 1",
-    "too long": "#" * 300_000,
-    "no UTF-8": b"[memprof]\nx = '\xff'\n",
-    "a null byte": b"[memprof]\n\x00 = 1\n",
-    "an escape in a name": '[memprof]\n"\\u001b[2J" = 1',
-    "lone line breaks": b"[memprof]\rinterval = 1\r",
-    "empty": "",
-}
-
-VARIABLES: dict[str, str] = {
-    "MEMPROF_INTERVAL": "1e300",
-    "MEMPROF_LARGEST": "9" * 5_000,
-    "MEMPROF_MAX_SNAPSHOTS": "-1",
-    "MEMPROF_MAX_OPERATIONS": "9223372036854775808",
-    "MEMPROF_OPERATION_SHARE": "nan",
-    "MEMPROF_ENABLED": "\x1b[2J",
-    "MEMPROF_OUTPUT_DIR": "/nowhere/\udcff",
-    "MEMPROF_CONFIG": "/dev/zero",
-}
-"""Each wrong by itself."""

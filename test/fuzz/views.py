@@ -70,24 +70,6 @@ def read_and_show(path: Path) -> str | None:
     return type(error).__name__
 
 
-def read_and_name(path: Path) -> str | None:
-    """Read a snapshot, print it, name it and write it; as ``read_and_show``."""
-    error: ProfileError | None = None
-    try:
-        (profile,) = read_profiles(path)
-    except ProfileError as e:
-        error = e
-    if error is not None:
-        check_text(str(error))
-        assert "\n" not in str(error)
-        return type(error).__name__
-    assert not findings(profile), findings(profile)[0]
-    check_text(render_accounts(profile.accounts))
-    if is_pickle(path.read_bytes()):
-        enriched(path)
-    return None
-
-
 def show(profiles: list[Profile]) -> None:
     """All views of some profiles; what reaches a terminal is looked at, too."""
     for profile in profiles:

@@ -28,10 +28,10 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
-    DeviceMemory,
     MemorySnapshot,
     Process,
     Profile,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -411,7 +411,7 @@ def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -
     tracked = Profile(
         tracker=TrackerRecord(
             TrackerMetadata(end_ns=5),
-            [MemorySnapshot(3, devices={"cuda:0": DeviceMemory(allocated_bytes=7)})],
+            [MemorySnapshot(3, devices={"cuda:0": TrackedDevice(allocated_bytes=7)})],
         )
     )
     flowing = Profile(

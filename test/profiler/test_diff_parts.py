@@ -24,13 +24,13 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
-    DeviceMemory,
     DeviceSummary,
     MemorySnapshot,
     OperationSummary,
     Profile,
     RunState,
     SourceFrame,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -42,8 +42,8 @@ def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> M
         time_ns,
         resident_bytes=cpu,
         devices={
-            "cpu": DeviceMemory(MIB, 3, cpu // 2, cpu, cpu + MIB, highest_bytes=cpu),
-            "cuda:0": DeviceMemory(
+            "cpu": TrackedDevice(MIB, 3, cpu // 2, cpu, cpu + MIB, highest_bytes=cpu),
+            "cuda:0": TrackedDevice(
                 cuda // 2, 5, cuda, 2 * cuda, highest, highest_bytes=max(cuda, highest or 0)
             ),
         },
@@ -231,7 +231,7 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
 
     def snapshots(profile: Profile) -> None:
         for s in record_of(profile).snapshots:
-            s.devices[name] = DeviceMemory(nbytes, 1, nbytes, nbytes, nbytes, highest_bytes=nbytes)
+            s.devices[name] = TrackedDevice(nbytes, 1, nbytes, nbytes, nbytes, highest_bytes=nbytes)
 
     def operation(profile: Profile) -> None:
         step = record_of(profile).operation_summary[0]

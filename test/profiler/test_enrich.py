@@ -11,24 +11,20 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fuzz.hostile_snapshots import CODE, MIB, OTHER_CODE, block, event, frame, segment, snapshot
+from fuzz.hostile_snapshots import CODE, MIB, OTHER_CODE, event, frame, snapshot
 from profile_builder import training
 
 import memprof
 from memprof.cli import main
 from memprof.profiler.errors import SnapshotRefusedError
 from memprof.profiler.file import write_profile
-from memprof.profiler.model import (
-    Category,
+from memprof.profiler.model import Category, (
     Event,
-    PlacedBlock,
-    Placement,
     Profile,
     Statement,
     StatementKind,
 )
 from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, enrich
-from memprof.profiler.snapshot.named import replayed
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.shape import Snapshot
 
@@ -180,31 +176,6 @@ def test_the_account_of_a_named_snapshot(tmp_path: Path) -> None:
     assert (row.modules, row.nbytes) == ("l1", 2 * MIB - 100)
     with pytest.raises(SnapshotRefusedError, match="no snapshot of torch's allocator"):
         memprof.load(tmp_path / "p.memprof", profile=tmp_path / "p.memprof")
-
-
-def test_pools_that_replays_write_to() -> None:
-    value = {
-        "segments": [
-            segment(8 * MIB, [block(8 * MIB, 4 * MIB)], segment_pool_id=(0, 1)),
-            segment(32 * MIB, [block(32 * MIB, 4 * MIB)]),
-        ]
-    }
-    blocks = (
-        PlacedBlock(8 * MIB, MIB, 0, 2, Category.ACTIVATION, 0),
-        PlacedBlock(8 * MIB, 2 * MIB, 2, 4, Category.TEMPORARY, 0),
-    )
-    profile = known()
-    placement = Placement("cuda:0", (), 1, ((8 * MIB, 4 * MIB),), (0,), blocks)
-    profile.graphs[0].placements = [placement]
-    said = (
-        "pool private 0,1: replays of 0/0 forward write to 2.00 MiB of its 4.00 MiB; 4.00 MiB are "
-        "free by the allocator"
-    )
-    assert replayed(Snapshot(value, None), [profile]) == [("cuda:0", said)]
-    # Of another process: its pool lies elsewhere.
-    elsewhere = replace(placement, segments=((9 * MIB, 4 * MIB),))
-    profile.graphs[0].placements = [elsewhere]
-    assert replayed(Snapshot(value, None), [profile]) == []
 
 
 # The command

@@ -45,10 +45,10 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.model.tracker import (
-    DeviceMemory,
     MemoryColumns,
     OperationColumns,
     OperationSummary,
+    TrackedDevice,
 )
 
 SECOND = 1_000_000_000
@@ -87,7 +87,7 @@ def everything() -> Profile:
                 Lane(LaneKind.TASK, "Task-1", 0),
             ],
         ),
-        [MemorySnapshot(1_000_000, devices={"cpu": DeviceMemory(10, 1, None, 30)})],
+        [MemorySnapshot(1_000_000, devices={"cpu": TrackedDevice(10, 1, None, 30)})],
         OperationColumns(
             summary=[0, 1, 2],
             lane=[0, 0, 1],

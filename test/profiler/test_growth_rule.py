@@ -20,7 +20,6 @@ from memprof.profiler.model import (
     DataFlowLeak,
     DataFlowStorage,
     DeviceAccount,
-    DeviceMemory,
     Growth,
     GrowthSource,
     Held,
@@ -29,6 +28,7 @@ from memprof.profiler.model import (
     SnapshotKind,
     SourceFrame,
     TensorInfo,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -122,7 +122,7 @@ def tracked(sizes: list[int]) -> TrackerRecord:
         return MemorySnapshot(
             i * 10**9,
             SnapshotKind.PERIODIC,
-            devices={"cuda:0": DeviceMemory(tensor_bytes=nbytes)},
+            devices={"cuda:0": TrackedDevice(tensor_bytes=nbytes)},
             largest=tensors[:10],
         )
 

@@ -17,12 +17,12 @@ from rendering import render_ledger, render_text, render_tracker_record
 
 from memprof.profiler.attribution import View
 from memprof.profiler.model import (
-    DeviceMemory,
     LedgerEntry,
     LedgerKind,
     MemorySnapshot,
     Profile,
     SourceFrame,
+    TrackedDevice,
     TrackerRecord,
     TreeCause,
     TreeDetail,
@@ -526,7 +526,7 @@ def test_every_line_fits(make: object, width: int, ascii_only: bool) -> None:
 
 def test_numbers_are_whole_also_where_they_are_wider_than_the_page() -> None:
     # GIVEN a process with eight GPUs, so a table of twelve columns of numbers
-    memory = {f"cuda:{i}": DeviceMemory(allocated_bytes=(100 + i) << 30) for i in range(8)}
+    memory = {f"cuda:{i}": TrackedDevice(allocated_bytes=(100 + i) << 30) for i in range(8)}
     snapshot = MemorySnapshot(
         3_000_000_000, total_bytes=900 << 30, resident_bytes=200 << 30, devices=memory
     )

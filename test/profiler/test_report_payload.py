@@ -16,7 +16,6 @@ from memprof.profiler.file import decode_profile, encode_profile
 from memprof.profiler.live import Hold, LiveItem
 from memprof.profiler.model import (
     Category,
-    DeviceMemory,
     GraphKind,
     GraphRecord,
     LedgerEntry,
@@ -26,6 +25,7 @@ from memprof.profiler.model import (
     Placement,
     Process,
     Profile,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
     TreeDetail,
@@ -245,12 +245,12 @@ def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> Non
     # that is nothing special to the process
     snapshots = [
         MemorySnapshot(
-            k, resident_bytes=1000 + k, devices={"cuda:0": DeviceMemory(allocated_bytes=7)}
+            k, resident_bytes=1000 + k, devices={"cuda:0": TrackedDevice(allocated_bytes=7)}
         )
         for k in range(3 * MAX_POINTS)
     ]
     snapshots[1234] = MemorySnapshot(
-        1234, resident_bytes=2234, devices={"cuda:0": DeviceMemory(allocated_bytes=99)}
+        1234, resident_bytes=2234, devices={"cuda:0": TrackedDevice(allocated_bytes=99)}
     )
     profile = Profile(tracker=TrackerRecord(snapshots=snapshots))
     tracker = report_payload(profile)["curves"]["tracker"]

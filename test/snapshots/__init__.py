@@ -1,12 +1,18 @@
-"""Stable texts of graphs and allocation programs, and inline snapshots of them.
+"""A test case for inline snapshots of text."""
 
-``graph_text`` and ``program_text`` print what a test wants to hold fixed and leave out what
-differs between torch versions, devices and machines. ``TestCase`` compares such texts with
-snapshots inside the test's source, which ``EXPECTTEST_ACCEPT=1`` rewrites.
-"""
+from __future__ import annotations
 
-from .case import TestCase
-from .graphs import graph_text
-from .programs import program_text
+import expecttest
+import torch
 
-__all__ = ["TestCase", "graph_text", "program_text"]
+
+class TestCase(expecttest.TestCase):
+    """``unittest.TestCase`` with snapshots, on a Dynamo that remembers nothing.
+
+    Run the tests with ``EXPECTTEST_ACCEPT=1`` to have a snapshot that no longer matches
+    rewritten in the test's source; read the difference before you commit it.
+    """
+
+    def setUp(self) -> None:
+        super().setUp()
+        torch._dynamo.reset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.profiler.model import DeviceMemory, MemorySnapshot, SnapshotKind
+from memprof.profiler.model import MemorySnapshot, SnapshotKind, TrackedDevice
 from memprof.profiler.tracker.fold import OperationRow
 
 
@@ -18,7 +18,7 @@ def snapshot(
         kind,
         name,
         total_bytes=highest,
-        devices={"cpu": DeviceMemory(tensor_bytes=highest, highest_bytes=highest)},
+        devices={"cpu": TrackedDevice(tensor_bytes=highest, highest_bytes=highest)},
         merged=merged,
     )
 

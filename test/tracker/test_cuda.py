@@ -115,22 +115,6 @@ def test_peaks_of_operations(tracker: MemoryTracker) -> None:
     del kept
 
 
-def test_pools(tracker: MemoryTracker) -> None:
-    torch.empty(1, device="cuda")
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-    tracker._recorder.sources.accelerators._pools._next = 0
-    tracker.snapshot(SnapshotKind.PERIODIC)
-    pools = tracker.record().snapshots[-1].devices["cuda:0"].pools
-    found = {p.id: p for p in pools}
-    mine = found[f"({', '.join(map(str, pool.id))})"]
-    assert mine.allocated_bytes == 4 * MIB
-    assert mine.reserved_bytes >= 4 * MIB
-    tracker.stop()
-    del kept
-
-
 def test_a_snapshot_where_there_is_no_more_memory(tracker: MemoryTracker) -> None:
     kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     tracker.snapshot(SnapshotKind.PERIODIC)

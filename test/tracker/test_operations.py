@@ -61,7 +61,7 @@ def test_nested(tracker: MemoryTracker) -> None:
     forward = record.operation_summary[1]
     assert (forward.name, forward.parent, forward.count) == ("forward", 0, 2)
     assert forward.total_ns >= 4_000_000
-    assert forward.min_ns <= forward.mean_ns <= forward.max_ns <= forward.total_ns
+    assert forward.mean_ns <= forward.max_ns <= forward.total_ns
     assert columns.lane == [0] * 6
     assert record.metadata.lanes[0] == Lane(LaneKind.THREAD, threading.current_thread().name, 0)
 
@@ -252,12 +252,9 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     mib = 1 << 20
     # GIVEN an operation that sets a new highest mark, whatever other tests have left it at,
     # and one that stays below it
-    highest, resident = (
-        tracker._recorder.sources.process.highest(),
-        tracker._recorder.sources.process.resident(),
-    )
-    assert highest is not None
-    assert resident is not None
+    reading = tracker._recorder.sources.process.resident()
+    assert reading is not None
+    resident, highest = reading
     size = 400 * mib + highest - resident
     with tracker.track_operation("high"):
         touched(size).close()
@@ -276,8 +273,6 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
 class Devices:
     """Allocators as a device would have them."""
 
-    mps = False
-
     def __init__(self) -> None:
         self.now = self.mark = 0
 
@@ -290,8 +285,6 @@ class Devices:
 
 
 def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
-    # However little time is between two edges.
-    monkeypatch.setattr(operations_module, "_SAME_INSTANT_NS", 1 << 62)
     devices = Devices()
     sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
     log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
@@ -365,9 +358,11 @@ US, MS = 1_000, 1_000_000
 def test_every_operation_that_lasts_has_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN looks of 100 us, and what leaves nothing of everybody's share of the time
+    # GIVEN looks of 100 us, and short operations that have used up what each name begins with
     timed = Timed(tmp_path, monkeypatch, 100 * US)
-    monkeypatch.setattr(timed.tracker._recorder.operations._allowance, "next_ns", 1 << 62)
+    for _ in range(110):
+        with timed.operation("short", 10 * US):
+            pass
     # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
     kept = []
     for _ in range(60):
@@ -376,13 +371,13 @@ def test_every_operation_that_lasts_has_figures(
         for _ in range(100):
             with timed.operation("short", 10 * US):
                 pass
-    step, short = timed.tracker.record().operation_summary
+    short, step = timed.tracker.record().operation_summary
     # THEN all of the first have figures, which add up
     assert (step.count, step.tensors_measured) == (60, 60)
     assert (step.tensor_bytes_delta, step.tensors_delta) == (24_000_000, 60)
     # AND of the others as many as their own share pays for
-    assert short.count == 6_000
-    assert 1 <= short.tensors_measured <= 0.05 * 6_000 * 10 / 200 + 2
+    assert short.count == 6_110
+    assert 100 <= short.tensors_measured <= 100 + 0.05 * 6_110 * 10 / 200 + 2
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 1.0])
@@ -391,37 +386,16 @@ def test_how_long_is_long_enough_follows_from_the_share(
 ) -> None:
     # GIVEN operations that last as long as the setting asks for, and a little less than half
     timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    monkeypatch.setattr(timed.tracker._recorder.operations._allowance, "next_ns", 1 << 62)
     enough = round(100 * US / share) + 1
-    for _ in range(200):
+    for _ in range(1_000):
         with timed.operation("long enough", enough):
             pass
         with timed.operation("not", enough * 2 // 5):
             pass
     long, short = timed.tracker.record().operation_summary
-    assert long.tensors_measured == 200
-    assert 50 <= short.tensors_measured <= 110
-
-
-def test_short_operations_take_no_more_than_the_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = Timed(tmp_path, monkeypatch, 100 * US, operation_share=0.05)
-    # GIVEN that what was saved is spent
-    while timed.tracker._recorder.operations._allowance.next_ns <= timed.clock.now:
-        with timed.operation("a", 10 * US):
-            pass
-    # WHEN a loop does nothing else for a second
-    begin, looks = timed.clock.now, timed.looks
-    while timed.clock.now - begin < 1_000 * MS:
-        for name in ("b", "c"):
-            with timed.operation(name, 10 * US):
-                pass
-    spent = (timed.looks - looks) * 100 * US
-    assert 0.02 < spent / (timed.clock.now - begin) <= 0.05 * 1.1
-    # THEN both have some of it
-    _, b, c = timed.tracker.record().operation_summary
-    assert 0.5 < b.tensors_measured / c.tensors_measured < 2
+    assert long.tensors_measured == 1_000
+    # 20 ms to begin with pay for the first, the share for two fifths of all.
+    assert 590 <= short.tensors_measured <= 610
 
 
 def test_a_share_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,8 +422,7 @@ def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.Mon
     log = timed.tracker._recorder.operations
     with timed.operation("a", MS):
         # GIVEN that everything is used up while an operation runs whose beginning was read
-        monkeypatch.setattr(log._allowance, "next_ns", 1 << 62)
-        log._allowance._own["a"] = -(1 << 62)
+        log._allowance.settle("a", 0, 1 << 62)
     with timed.operation("a", MS):
         pass
     record = timed.tracker.record()
@@ -511,14 +484,6 @@ def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
     thread.join()
     (a,) = tracker.record().operation_summary
     assert (a.count, a.tensors_measured) == (1, 0)
-
-
-def test_edges_that_nobody_asks_for_do_not_pile_up(tracker: MemoryTracker) -> None:
-    for _ in range(3 * operations_module.MAX_WAITING):
-        with tracker.track_operation("a"):
-            pass
-        assert len(tracker._recorder.operations._waiting) <= operations_module.MAX_WAITING + 1
-    assert tracker.record().operation_summary[0].count == 3 * operations_module.MAX_WAITING
 
 
 def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
@@ -594,25 +559,6 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     assert [s.count for s in record.operation_summary] == [3_000, 3_000]
     tracker.stop()
     assert len(tracker._recorder.operations._rows) <= 100 + 100 // 8 + 8
-
-
-def test_what_waits_is_thinned_without_recursion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN many edges that wait, as where another thread holds the lock, of more than are kept
-    monkeypatch.setattr(operations_module, "MAX_WAITING", 10_000)
-    few = TrackerSettings(output_dir=str(tmp_path), max_operations=10, operation_share=0.0)
-    tracker = MemoryTracker(few)
-    tracker.start(thread=False)
-    for _ in range(2_000):
-        with tracker.track_operation("step"):
-            pass
-    # WHEN they are worked through in one go THEN each of them is counted, and nothing failed
-    record = tracker.record()
-    assert [s.count for s in record.operation_summary] == [2_000]
-    assert not record.metadata.problems
-    assert len(record.operation_allocations) == 10
-    tracker.stop()
 
 
 def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:
@@ -695,7 +641,7 @@ def test_an_operation_that_was_open_at_a_fork_ends_in_the_child(tracker: MemoryT
     held.wait(30)
     try:
         # WHEN the child leaves it
-        tracker._forked()
+        tracker.forked()
         child = threading.Thread(target=operation.__exit__, args=(None, None, None), daemon=True)
         child.start()
         child.join(10)

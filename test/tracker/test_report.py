@@ -13,8 +13,8 @@ from memprof.cli import main
 from memprof.profiler.file import encode_profile
 from memprof.profiler.model import (
     Category,
-    DeviceMemory,
     DeviceSummary,
+    FigureSource,
     Lane,
     LaneKind,
     MemorySnapshot,
@@ -25,9 +25,9 @@ from memprof.profiler.model import (
     Profile,
     RunState,
     SnapshotKind,
-    Source,
     Span,
     TensorInfo,
+    TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -40,7 +40,7 @@ SECOND = 10**9
 def taken(
     at: int, mib: int, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = ""
 ) -> MemorySnapshot:
-    cuda = DeviceMemory(mib * MIB, mib, mib * MIB, 2 * mib * MIB, highest_bytes=mib * MIB)
+    cuda = TrackedDevice(mib * MIB, mib, mib * MIB, 2 * mib * MIB, highest_bytes=mib * MIB)
     return MemorySnapshot(
         at * SECOND,
         kind,
@@ -48,7 +48,7 @@ def taken(
         total_bytes=mib * MIB,
         total_tensors=mib,
         resident_bytes=500 * MIB,
-        devices={"cpu": DeviceMemory(reserved_bytes=500 * MIB), "cuda:0": cuda},
+        devices={"cpu": TrackedDevice(reserved_bytes=500 * MIB), "cuda:0": cuda},
         largest=(
             TensorInfo(
                 (512, 1024), "torch.float32", "cuda:0", 2 * MIB, 1, True,
@@ -75,8 +75,8 @@ def full() -> TrackerRecord:
             python="3.11.7",
             interval_ns=5 * SECOND,
             sources=(
-                Source("python tensors", True, "what Python holds", "activations"),
-                Source("malloc", False, "", "glibc only"),
+                FigureSource("python tensors", True, "what Python holds", "activations"),
+                FigureSource("malloc", False, "", "glibc only"),
             ),
             lanes=[Lane(LaneKind.THREAD, "MainThread", 0)],
             pauses=[Span(10 * SECOND, 12 * SECOND)],
@@ -95,13 +95,13 @@ def full() -> TrackerRecord:
         ],
         operation_summary=[
             OperationSummary(
-                "step", -1, 10, 1, 10 * SECOND, 2 * SECOND, SECOND // 2, 4 * MIB, 4, 3,
+                "step", -1, 10, 1, 10 * SECOND, 2 * SECOND, 4 * MIB, 4, 3,
                 {
                     "cpu": DeviceSummary(MIB, MIB, MIB, 10),
                     "cuda:0": DeviceSummary(8 * MIB, MIB, 96 * MIB, 10),
                 },
             ),
-            OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, SECOND // 4, 0, 0, 0, {}),
+            OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, 0, 0, 0, {}),
         ],
         pytorch_operations=OperatorRecord(
             [Span(0, 2 * SECOND)],

@@ -48,11 +48,6 @@ def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
     if p.reserved is not None and p.allocated is not None:
         idle = show(p.reserved - p.allocated)
         yield Note(f"The allocator held {show(p.reserved)} then, {idle} of it idle.")
-    if p.replay_reserved:
-        yield Note(
-            f"Pools of CUDA graphs hold {show(p.replay_reserved)} from the system; "
-            "what is live in them is counted here."
-        )
     for note in p.notes:
         yield Note(f"{note}.", detail=True)
 

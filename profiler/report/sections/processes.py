@@ -110,18 +110,18 @@ def _name(p: Present) -> str:
 def _state(p: Present) -> str:
     age = "" if p.age_ns is None else f"{format_ns(p.age_ns)} ago"
     if p.writer is Writer.ENDED:
-        said = f"ended{', ' * bool(age)}{age}"
+        state = f"ended{', ' * bool(age)}{age}"
     elif p.writer is Writer.DIED:
-        said = f"died: nobody writes its file, which has no end; the last is from {age or '?'}"
+        state = f"died: nobody writes its file, which has no end; the last is from {age or '?'}"
     elif p.stalled:
-        said = f"stalled? nothing new since {age.removesuffix(' ago')}"
+        state = f"stalled? nothing new since {age.removesuffix(' ago')}"
     else:
-        said = f"running; written {age}" if age else "running"
+        state = f"running; written {age}" if age else "running"
     if p.writer is Writer.UNKNOWN:
-        said += "; whether it still runs cannot be told from here"
+        state += "; whether it still runs cannot be told from here"
     rate = f"{p.rate:.3g} {p.steps}/s" if p.rate is not None else ""
     calls = f"{p.calls:,} calls of compiled code" if p.calls else ""
-    return " · ".join(text for text in (said, rate, calls) if text)
+    return " · ".join(text for text in (state, rate, calls) if text)
 
 
 def _devices(p: Present) -> Section:

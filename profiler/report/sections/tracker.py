@@ -57,8 +57,8 @@ def _about(record: model.TrackerRecord) -> Section:
         notes.append(Note(f"forked from process {m.parent_pid}, which was tracked too"))
     for pause in m.pauses:
         after = format_ns(pause.start_ns - m.start_ns)
-        said = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
-        notes.append(Note(said, detail=True))
+        text = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
+        notes.append(Note(text, detail=True))
     notes += [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
     return Section("", "", tuple(notes))
 
@@ -94,14 +94,14 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         figures += (uses, None if uses is None else has - uses, has) * pins
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
-    said = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
-    notes = [Note(said)] if hidden else []
+    text = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
+    notes = [Note(text)] if hidden else []
     most = max((s.children for s in record.snapshots), key=sum)
     if most:
-        said = (
+        text = (
             f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
         )
-        notes.append(Note(said + "no figure of this process has it"))
+        notes.append(Note(text + "no figure of this process has it"))
     return Section("", "Memory over time", tuple(notes), (Table(columns, rows, least=len(rows)),))
 
 
@@ -238,8 +238,8 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
         figures: col.Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
         if device:
             figures += (s.self_device_ns, s.self_device_bytes)
-        said = f"{shapes} ({common.count:,})" if common and shapes else "-"
-        rows.append((s.name, *figures, said))
+        text = f"{shapes} ({common.count:,})" if common and shapes else "-"
+        rows.append((s.name, *figures, text))
     table = Table((*columns, col.Text("most frequent shapes")), rows)
     return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
 

@@ -27,7 +27,7 @@ from memprof.profiler.process_hooks import ForkSafeLock
 
 from .environment import new_profile, perf_origin_ns, process
 from .ledger import Counter, Ledger, LedgerKey
-from .observation.recorder import StorageIdentities
+from .storage_identities import StorageIdentities
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 

@@ -17,11 +17,20 @@ the program, and scratch memory is missing from it: ``internal_observed`` is Fal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memprof.profiler.model import AllocationProgram, Category, Event, EventKind, Origin, Storage
+from memprof.profiler.model import (
+    AllocationProgram,
+    Category,
+    Event,
+    EventKind,
+    GraphValue,
+    Origin,
+    Role,
+    Storage,
+)
 
 Categorize = Callable[[Origin, tuple[int, ...], tuple[int, ...], bool], Category]
 """(origin, input indices, output indices, survives the call) → category."""
@@ -294,3 +303,60 @@ def _fits(bound: Bound, allocated: int, device: str) -> bool:
     if device == "cpu":
         return False
     return 0 < bound.nbytes < allocated <= bound.nbytes + _MAX_ROUNDING
+
+
+# --- the category of each storage --------------------------------------------------------
+
+# Where several values share a storage, the one that decides how long it lives wins.
+_PRECEDENCE = (
+    Category.PARAMETER,
+    Category.PERSISTENT_STATE,
+    Category.OPTIMIZER_STATE,
+    Category.CONSTANT,
+    Category.GRADIENT,
+    Category.CHECKPOINTED_INPUT,
+    Category.ACTIVATION,
+    Category.INPUT,
+    Category.OUTPUT,
+    Category.AUTOGRAD_DETAIL,
+    Category.TEMPORARY,
+    Category.UNKNOWN,
+)
+
+
+# Memory that no graph makes for itself.
+_OF_OTHERS = (*_PRECEDENCE[:4], Category.INPUT)
+
+
+def _made_for(value: GraphValue) -> Category:
+    """Category of memory that the graph made for an output. Its value may be an input's where the
+    memory is not: a convolution's backward gets the weight in another memory format, a copy."""
+    if value.category not in _OF_OTHERS:
+        return value.category
+    return Category.ACTIVATION if value.role is Role.SAVED_FOR_BACKWARD else Category.OUTPUT
+
+
+def categorizer(inputs: Sequence[GraphValue], outputs: Sequence[GraphValue]) -> Categorize:
+    """The rule for one graph, in the form that ``build_program`` takes."""
+
+    from_inputs = [v.category for v in inputs]
+    from_outputs = [_made_for(v) for v in outputs]
+
+    def strongest(categories: Sequence[Category], indices: tuple[int, ...]) -> Category:
+        found = [categories[i] for i in indices if i < len(categories)]
+        return min(found, key=_PRECEDENCE.index, default=Category.UNKNOWN)
+
+    def categorize(
+        origin: Origin, ins: tuple[int, ...], outs: tuple[int, ...], survives: bool
+    ) -> Category:
+        if origin is Origin.INPUT:
+            return strongest(from_inputs, ins)
+        if origin is Origin.EXTERNAL:
+            return Category.CONSTANT
+        if outs:
+            return strongest(from_outputs, outs)
+        # What outlives the call without being returned is held by a library, for a
+        # purpose that nothing at hand can tell.
+        return Category.UNKNOWN if survives else Category.TEMPORARY
+
+    return categorize

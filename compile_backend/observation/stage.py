@@ -33,9 +33,8 @@ from ..ledger import Counter as Ticks
 from ..options import Options
 from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
-from ..roles.graph_value import categorizer
 from ..runtime import RUNTIME, LiveGraph
-from .program_builder import build_program
+from .program_builder import build_program, categorizer
 from .recorder import InstrumentedCall, Recorder, instrument
 
 BoxedCall = Callable[[list[Any]], Any]

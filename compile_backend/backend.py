@@ -15,18 +15,19 @@ from torch.fx import GraphModule
 from memprof.cudagraph_trees.container import ask_for_pool
 from memprof.profiler import process_hooks
 
-from . import _torch_compat, bridge
-from .bridge import report_out_of_memory
+from . import _torch_compat
 from .captured_backward import BackwardCompiler, without_own_option
 from .captured_backward_io import CapturedGraph, CapturedIO, note_names
-from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
 from .inner_compile import InnerCompile
 from .options import split_options
-from .roles.dynamo_input import DynamoInput, dynamo_inputs
-from .runtime import RUNTIME
+from .session import profiler_callbacks
+from .session.profiler_callbacks import report_out_of_memory
+from .session.runtime import RUNTIME
+from .stages.describe.dynamo_input import DynamoInput, dynamo_inputs
+from .stages.graphs import runs_on_cuda, why_not_graphed
 from .straight_calls.calls import straight_calls
 
-bridge.register()
+profiler_callbacks.register()
 report_out_of_memory()
 
 
@@ -71,7 +72,7 @@ def _compile(
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
         ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
-    # Graph trees are memprof's own: Note [Whose decision it is to wrap] in cuda_graphs_stage.py.
+    # Graph trees are memprof's own: Note [Whose decision it is to wrap] in stages/graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
     not_graphed = "nothing of it is on a CUDA device" if own.graphs and not graphs else ""

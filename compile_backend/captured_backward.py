@@ -26,7 +26,7 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
 from .captured_backward_io import FORWARDS, CapturedIO
-from .runtime import RUNTIME
+from .session.runtime import RUNTIME
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
 

@@ -44,9 +44,9 @@ from memprof.compiled_autograd.nodes import (
 from memprof.profiler.model import GraphRecord, NodeProvenance, Role
 
 from . import _torch_compat
-from .provenance import aot_nodes
-from .roles.dynamo_input import CATEGORIES, DynamoInput
-from .roles.graph_value import RoleInfo
+from .stages.describe.dynamo_input import CATEGORIES, DynamoInput
+from .stages.describe.graph_value import RoleInfo
+from .stages.provenance import aot_nodes
 
 
 class Forward(NamedTuple):

@@ -22,16 +22,16 @@ from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cuda_graphs_stage import GraphsStage, ObservableModel, what_stays_outside
-from .observation.stage import ObserveStage
 from .options import Options
-from .pipeline import CompileStage, compile_through
-from .provenance.stage import AttributeStage
-from .roles.dynamo_input import DynamoInput
-from .roles.graph_io import GraphIO, describe_graph, undescribed
-from .runtime import RUNTIME, LiveGraph
+from .session.runtime import RUNTIME, LiveGraph
+from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
+from .stages.describe.dynamo_input import DynamoInput
+from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
+from .stages.graphs import GraphsStage, ObservableModel, what_stays_outside
+from .stages.observe.stage import ObserveStage
+from .stages.pipeline import CompileStage, compile_through
+from .stages.provenance.stage import AttributeStage
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from .._torch_compat import is_backward_state
-from ..aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
-from ..ledger import Ledger
+from ..session.ledger import Ledger
+from ..stages.describe.aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from . import _torch_compat as compat
 
 Call = Callable[[list[Any]], Any]

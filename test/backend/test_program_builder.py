@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.compile_backend.observation.program_builder import (
+from memprof.compile_backend.stages.observe.program_builder import (
     Block,
     Bound,
     Delta,

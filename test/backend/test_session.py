@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.compile_backend.ledger import Counter
-from memprof.compile_backend.runtime import RUNTIME, CallLog, CallRecord, columns
+from memprof.compile_backend.session.ledger import Counter
+from memprof.compile_backend.session.runtime import RUNTIME, CallLog, CallRecord, columns
 from memprof.profiler.errors import ProfileNotWritableError
 from memprof.profiler.file import read_profile
 from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role
@@ -410,7 +410,7 @@ def test_whatever_is_imported_first_ledgers_of_managers_outlive_the_reset_that_e
     code = """
 import memprof.session
 from memprof.compile_backend.backend import memprof as backend
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.cudagraph_trees import container
 from memprof.cudagraph_trees.account import history
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.compile_backend.straight_calls import calls
 from memprof.profiler.model import LedgerKind
 

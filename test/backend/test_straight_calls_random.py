@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
-from memprof.compile_backend.ledger import Ledger
+from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.straight_calls import calls
 
 PROGRAMS = 25

@@ -19,7 +19,7 @@ from torch import nn
 
 import memprof
 import memprof.streaming
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.model import Profile

@@ -35,7 +35,7 @@ def made_in_compiled_code(profile: DataFlowProfile) -> Made:
 def compiled_profile(
     case: Case, graphs: bool, steps: int = 2
 ) -> tuple[DataFlowProfile, ground_truth.Truth]:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_writing_to_the_pools_buffers_moves_no_bytes() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).square().mean()
 
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     model = Loss(64, 64, device="cuda")
     compiled = torch.compile(model, backend="memprof")

@@ -59,7 +59,7 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
 
 
 def test_compiled_training_on_cuda() -> None:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     case = mlp()
     case.model.cuda()

@@ -22,6 +22,7 @@ import torch
 
 from memprof.profiler.model import Origin
 
+from ...session.storage_identities import StorageIdentities
 from ..provenance.generated_code import (
     Clone,
     call_function,
@@ -29,7 +30,6 @@ from ..provenance.generated_code import (
     target_names,
     wrapper_functions,
 )
-from ..storage_identities import StorageIdentities
 from ._torch_compat import AllocatorEvents
 from .program_builder import Block, Bound, Delta, Dropped, Freed, Segment, Trace
 

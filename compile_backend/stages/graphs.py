@@ -43,11 +43,11 @@ from memprof.cudagraph_trees.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
-from . import _torch_compat
+from .. import _torch_compat
+from ..session.runtime import RUNTIME
+from .describe.dynamo_input import DynamoInput
+from .describe.graph_io import user_frame
 from .pipeline import CompileStage
-from .roles.dynamo_input import DynamoInput
-from .roles.graph_io import user_frame
-from .runtime import RUNTIME
 
 Model = Callable[[list[Any]], Any]
 

@@ -22,9 +22,9 @@ from torch.fx import Node
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 from memprof.profiler.stack_text import parse_stack_trace
 
-from .. import _torch_compat as compat
-from ..aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor
-from ..aot_metadata import DescriptorKind as _K
+from ... import _torch_compat as compat
+from .aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor
+from .aot_metadata import DescriptorKind as _K
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     DETAIL,

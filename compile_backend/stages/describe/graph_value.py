@@ -11,8 +11,8 @@ import torch
 
 from memprof.profiler.model import Category, GraphValue, Role
 
-from .. import _torch_compat as compat
-from ..aot_metadata import Descriptor, DescriptorKind
+from ... import _torch_compat as compat
+from .aot_metadata import Descriptor, DescriptorKind
 
 
 class RoleInfo(NamedTuple):

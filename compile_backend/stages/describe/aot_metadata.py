@@ -1,7 +1,7 @@
 """AOTAutograd's metadata as immutable data of our own: what somebody reads of it, and no more.
 
-``roles/`` and ``straight_calls/`` read it for every compiled graph. Outputs of a compiled forward
-graph stand in this order::
+``graph_io.py`` and ``straight_calls`` read it for every compiled graph. Outputs of a compiled
+forward graph stand in this order::
 
     mutated inputs | user outputs | intermediate bases | rng offset |
     saved tensors | saved opaque objects | saved symints

@@ -27,13 +27,13 @@ import torch
 from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
-from .. import _torch_compat as compat
-from ..cuda_graphs_stage import ObservableModel, running
-from ..ledger import Counter as Ticks
-from ..options import Options
+from ... import _torch_compat as compat
+from ...options import Options
+from ...session.ledger import Counter as Ticks
+from ...session.runtime import RUNTIME, LiveGraph
+from ..graphs import ObservableModel, running
 from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
-from ..runtime import RUNTIME, LiveGraph
 from .program_builder import build_program, categorizer
 from .recorder import InstrumentedCall, Recorder, instrument
 

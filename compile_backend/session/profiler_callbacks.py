@@ -19,7 +19,7 @@ from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
 from memprof.profiler.tracker.naming import register as tell_tracker
 
-from . import _torch_compat
+from .. import _torch_compat
 from .runtime import RUNTIME
 
 

@@ -23,9 +23,9 @@ from memprof.profiler.model import (
     StatementKind,
 )
 
-from .. import _torch_compat
+from ... import _torch_compat
+from ...session.runtime import RUNTIME
 from ..pipeline import CompileStage
-from ..runtime import RUNTIME
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings

@@ -25,7 +25,7 @@ from .session.profiler_callbacks import report_out_of_memory
 from .session.runtime import RUNTIME
 from .stages.describe.dynamo_input import DynamoInput, dynamo_inputs
 from .stages.graphs import runs_on_cuda, why_not_graphed
-from .straight_calls.calls import straight_calls
+from .straight_calls import straight_calls
 
 profiler_callbacks.register()
 report_out_of_memory()

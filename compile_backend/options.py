@@ -41,8 +41,8 @@ class Options:
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, in the whole process (``compile_backend/captured_backward.py``).
-        straight_calls: where a graph needs nothing of AOTAutograd's run-time wrapper, calls go
-            past it (``compile_backend/straight_calls``).
+        straight_calls: where a graph with a backward needs nothing of AOTAutograd's run-time
+            wrapper, calls go past it (``compile_backend/straight_calls.py``).
     """
 
     observe_runs: int = 2

@@ -61,11 +61,23 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
 
 def what_stays_outside(gm: GraphModule) -> str:
     """The first operator that no CUDA graph can have, with its line; "" if there is none."""
-    found = _torch_compat.first_outside_of_graphs(gm)
-    if found is None:
-        return ""
-    node, why = found
-    return f"{node.name}: {why} ({user_frame(node.meta.get('stack_trace')) or 'no line is known'})"
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and (why := _why_outside(node)):
+            frame = user_frame(node.meta.get("stack_trace"))
+            return f"{node.name}: {why} ({frame or 'no line is known'})"
+    return ""
+
+
+def _why_outside(node: torch.fx.Node) -> str:
+    if node.meta.get("unbacked_bindings"):
+        return "sizes that depend on data"
+    if _torch_compat.is_unsafe_in_graphs(node):
+        return "no operator for CUDA graphs"
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    # Numbers of the host Inductor takes to the device.
+    if any(isinstance(x, torch.Tensor) and x.is_cpu and x.dim() for x in values):
+        return "a tensor on the CPU"
+    return ""
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:

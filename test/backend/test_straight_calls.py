@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.runtime import RUNTIME
-from memprof.compile_backend.straight_calls import calls
 from memprof.profiler.model import LedgerKind
 
 from .features import FEATURES
@@ -60,7 +60,8 @@ def test_most_graphs_are_straight(made: list[str]) -> None:
     for name in ("static_shapes", "dynamic_true", "graph_breaks"):
         torch._dynamo.reset()
         FEATURES[name](functools.partial(torch.compile, backend="memprof"))
-    assert set(made) == {"straight"}
+    assert "straight" in made
+    assert set(made) <= {"straight", "has no backward"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_off_by_an_option(made: list[str]) -> None:
 def test_with_another_torch_nothing_is_replaced(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls.compat, "KNOWN_TORCH", ("1.0.",))
+    monkeypatch.setattr(calls.compat, "has_known_wrapper", lambda: False)
     w = torch.ones(3, requires_grad=True)
     torch.compile(lambda x: x * w, backend="memprof")(torch.ones(3)).sum().backward()
     assert made == []

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
+from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
-from memprof.compile_backend.straight_calls import calls
 
 PROGRAMS = 25
 CALLS = 3

@@ -30,8 +30,8 @@ from ..provenance.generated_code import (
     target_names,
     wrapper_functions,
 )
-from ._torch_compat import AllocatorEvents
-from .program_builder import Block, Bound, Delta, Dropped, Freed, Segment, Trace
+from .allocator_events import AllocatorEvents
+from .program_builder import Bound, CallTrace, Delta, ObservedStorage, StatementTrace
 
 _HOOKS = "__memprof_hooks__"
 
@@ -85,12 +85,12 @@ _ASIDE = -1
 """Mark of what is not the graph's."""
 
 
-class Recorder:
+class CallRecorder:
     """The hooks of one instrumented call. None raises into the generated code: the first error is
     kept in ``error``, later reports are ignored, and the call goes on."""
 
     def __init__(self, identities: StorageIdentities, key: tuple[int, ...]) -> None:
-        self.trace = Trace(key)
+        self.trace = CallTrace(key)
         self.error: Exception | None = None
         self._identities = identities
         self._allocator = AllocatorEvents()
@@ -101,9 +101,9 @@ class Recorder:
         """Execution reached ``line``."""
         if self.error is None:
             with self._keeping_errors():
-                self.trace.segments.append(Segment(line))
+                self.trace.statements.append(StatementTrace(line))
                 if self._allocator.started:
-                    self._allocator.mark(len(self.trace.segments) - 1)
+                    self._allocator.mark(len(self.trace.statements) - 1)
 
     def aside(self) -> None:
         """Returns what is allocated until the next statement is not the graph's."""
@@ -117,17 +117,15 @@ class Recorder:
             with self._keeping_errors():
                 for storage in _storages(value):
                     number = self._identities.identity(storage)
-                    self._report(Bound(name, number, storage.nbytes(), str(storage.device)))
+                    bound = Bound(name, number, storage.nbytes(), str(storage.device))
+                    self.trace.statements[-1].bound.append(bound)
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """``names`` were deleted."""
-        self._report(Dropped(names))
+        self.trace.statements[-1].dropped.extend(names)
 
     def _freed(self, storage: int) -> None:
-        self._report(Freed(storage))
-
-    def _report(self, seen: Bound | Dropped | Freed) -> None:
-        self.trace.segments[-1].reports.append(seen)
+        self.trace.statements[-1].freed.append(storage)
 
     # --- the call -------------------------------------------------------------------------
 
@@ -169,23 +167,23 @@ class Recorder:
             self.trace.allocator = self._allocator.started
             for mark, nbytes, device in self._allocator.stop() if self._allocator.started else ():
                 if mark != _ASIDE:
-                    self.trace.segments[mark].deltas.append(Delta(nbytes, device))
+                    self.trace.statements[mark].deltas.append(Delta(nbytes, device))
 
     def _enter(
         self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
-        found: dict[int, Block] = {}
+        found: dict[int, ObservedStorage] = {}
 
-        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> Block:
+        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> ObservedStorage:
             number = self._identities.identity(storage)
-            new = Block(storage.nbytes(), str(storage.device), origin, name, number)
+            new = ObservedStorage(storage.nbytes(), str(storage.device), origin, name, number)
             return found.setdefault(number, new)
 
         for index, value in enumerate(inputs):
             name = names[index] if index < len(names) else f"input {index}"
             for storage in _storages(value):
-                block = known(storage, Origin.INPUT, name)
-                block.inputs = (*block.inputs, index)
+                found_in = known(storage, Origin.INPUT, name)
+                found_in.inputs = (*found_in.inputs, index)
         for name, tensor in constants.items():
             for storage in _storages(tensor):
                 known(storage, Origin.EXTERNAL, name)

@@ -1,17 +1,40 @@
-"""Straight calls where AOTAutograd would put its run-time wrapper: Note [Straight calls]."""
+"""Training calls that go straight from Dynamo's function to compiled code and to its backward.
+
+Note [Straight calls]
+~~~~~~~~~~~~~~~~~~~~~
+Between the two AOTAutograd's run-time wrapper takes care of everything that a graph may do: write
+to its inputs, return views of them, take subclasses apart, thread tokens and random states through.
+Most graphs do nothing of it, and pay for the questions at each call. For those this does what is
+left; a graph that does more keeps torch's wrapper, and so does each call in a situation that is not
+the common one: the first call, a profiler, a gradient of a gradient, a retained graph, functorch,
+no_grad around a graph that was compiled for training.
+
+The autograd function derives from the one that AOTAutograd made and keeps its layout of saved
+values, so that all who know that class (compiled autograd, checkpointing, memprof itself) see no
+difference, and torch's backward can run after the straight forward. What is left to do, and in
+which order, follows torch's ``RuntimeWrapper`` and ``AOTDispatchAutograd`` of 2.11 to 2.15
+(``torch/_functorch/_aot_autograd/runtime_wrappers.py``); with another torch nothing is replaced.
+
+Host's CPU time of a whole training step, torch 2.13, straight and with torch's wrapper: with 1, 50
+and 200 parameters 94, 349 and 1,106 instead of 136, 415 and 1,260 us on the CPU, 219, 411 and 1,095
+instead of 275, 485 and 1,237 us in graph trees (``benchmarks/call_budget.py``'s model). Inference
+would gain under 4 % from 50 parameters on, and keeps torch's.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .._torch_compat import is_backward_state
-from ..session.ledger import Ledger
-from ..stages.describe.aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 from . import _torch_compat as compat
+from .session.ledger import Ledger
+from .stages.describe.aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 
 Call = Callable[[list[Any]], Any]
 """What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
@@ -21,9 +44,14 @@ class NotStraight(Exception):
     """The graph needs more than a straight call does; the message says what, after "it"."""
 
 
-def straight_calls(
-    ledger: Ledger, example_inputs: Sequence[Any]
-) -> contextlib.AbstractContextManager[None]:
+_compiling = threading.local()
+"""``ledger``: this thread compiles a graph that gets straight calls, and the ledger hears of what
+memprof fails at. Not set: it does not."""
+_INSTALL = threading.Lock()
+
+
+@contextlib.contextmanager
+def straight_calls(ledger: Ledger, example_inputs: Sequence[Any]) -> Iterator[None]:
     """The graph that this thread compiles inside gets straight calls, if it can have them.
 
     Args:
@@ -31,41 +59,74 @@ def straight_calls(
         example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
             its forward hands on, torch's wrapper is kept.
     """
-    if any(map(is_backward_state, example_inputs)):
-        return contextlib.nullcontext()
+    if not compat.has_known_wrapper() or any(map(compat.is_backward_state, example_inputs)):
+        yield
+        return
+    _install()
+    outer = getattr(_compiling, "ledger", None)
+    _compiling.ledger = ledger
+    try:
+        yield
+    finally:
+        _compiling.ledger = outer
 
-    def replace(
-        wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
-    ) -> Call:
-        try:
-            call = _straight(wrapper, compiled, metadata, keep, torchs)
-        except NotStraight:
-            return torchs(compiled)
-        except Exception as error:
-            ledger.fallback(None, "a straight call in place of AOTAutograd's wrapper", error)
-            return torchs(compiled)
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
 
-    return compat.replacing(replace)
+def _install() -> None:
+    """Replace what makes AOTAutograd's run-time wrapper, once a process."""
+    wrapper: Any = compat.aot_wrappers.RuntimeWrapper
+    with _INSTALL:
+        plain = wrapper.post_compile
+        if getattr(plain, "_memprof", False):
+            return
+
+        @functools.wraps(plain)
+        def post_compile(
+            self: Any, compiled_fn: Any, aot_config: Any, *, runtime_metadata: Any
+        ) -> Any:
+            def torchs(compiled_fn: Any) -> Any:
+                return plain(self, compiled_fn, aot_config, runtime_metadata=runtime_metadata)
+
+            ledger = getattr(_compiling, "ledger", None)
+            if ledger is None:
+                return torchs(compiled_fn)
+            keep = bool(aot_config.keep_inference_input_mutations)
+            try:
+                call = _straight(self, compiled_fn, runtime_metadata, keep, torchs)
+            except NotStraight:
+                return torchs(compiled_fn)
+            except Exception as error:
+                ledger.fallback(None, "a straight call in place of AOTAutograd's wrapper", error)
+                return torchs(compiled_fn)
+            call._boxed_call = True  # type: ignore[attr-defined]
+            return call
+
+        post_compile._memprof = True  # type: ignore[attr-defined]
+        wrapper.post_compile = post_compile
 
 
 def _straight(
     wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
 ) -> Call:
-    if compat.config.debug_assert:
-        raise NotStraight("is checked by debug_assert")
-    known = view_and_mutation_meta(metadata)
-    without_autocast = bool(wrapper.disable_amp)
-    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
+    """The straight call of one graph.
+
+    Args:
+        wrapper: torch's ``RuntimeWrapper``.
+        compiled: what it is to wrap.
+        metadata: torch's, of the graph.
+        keep: whether the graph writes its mutations itself.
+        torchs: makes torch's wrapper.
+
+    Raises:
+        NotStraight: it needs more.
+    """
     if not wrapper.trace_joint:
-        if not compat.is_boxed(compiled):
-            raise NotStraight("takes its inputs one by one")
-        _check(known, training=False)
-        run = _inference(compat.steady(compiled, without_autocast), len(known.output_info))
-        return _call(run, torchs(compiled), known, written, training=False)
+        raise NotStraight("has no backward")
+    if compat.aot_config.debug_assert:
+        raise NotStraight("is checked by debug_assert")
     function: Any = getattr(compiled, "__self__", None)
-    if not isinstance(function, type) or not compat.is_boxed(getattr(function, "compiled_fw", 0)):
+    if not isinstance(function, type) or not getattr(
+        getattr(function, "compiled_fw", None), "_boxed_call", False
+    ):
         raise NotStraight("is not called through an autograd.Function")
     if function.maybe_subclass_metadata is not None:  # type: ignore[attr-defined]
         raise NotStraight("has tensor subclasses")
@@ -73,14 +134,19 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    _check(known, training=True)
-    ours = _derived(function, known, without_autocast)
+    known = view_and_mutation_meta(metadata)
+    _check(known)
+    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
+    ours = _derived(function, known, bool(wrapper.disable_amp))
     run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
-    return _call(run, torchs(ours.apply), known, written, training=True)
+    return _call(run, torchs(ours.apply), known, written)
 
 
-def _check(known: ViewAndMutationMeta, training: bool) -> None:
-    """Raises ``NotStraight`` if a call, or a training step, has more to do."""
+def _check(known: ViewAndMutationMeta) -> None:
+    """Raises ``NotStraight`` if a training step has more to do."""
+    sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
+    formats = known.subclass_tangent_meta
+    flows = sum(o.takes_gradient for o in known.output_info)
     reasons: dict[str, Any] = {
         f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
         "returns views": any(o.output_type.is_alias for o in known.output_info),
@@ -89,32 +155,21 @@ def _check(known: ViewAndMutationMeta, training: bool) -> None:
         "has effects in an order": known.tokens + known.num_backward_tokens,
         "takes a random state as an input": known.is_rng_op_functionalized,
         "changes the grad mode": known.grad_enabled_mutation is not None,
+        "takes random states as inputs": known.num_graphsafe_rng_states,
+        "saves opaque objects": known.num_opaque_objects_saved_for_bw,
+        "writes to inputs in its backward": (
+            known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        ),
+        "is not partitioned": sizes is None or unchecked is None,
+        "takes gradients that are subclasses": None in formats,
+        "takes gradients of another number than its outputs": len(formats) != flows,
     }
-    if training:
-        sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
-        written = known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        formats = known.subclass_tangent_meta
-        flows = sum(o.takes_gradient for o in known.output_info)
-        reasons |= {
-            "takes random states as inputs": known.num_graphsafe_rng_states,
-            "saves opaque objects": known.num_opaque_objects_saved_for_bw,
-            "writes to inputs in its backward": written,
-            "is not partitioned": sizes is None or unchecked is None,
-            "takes gradients that are subclasses": None in formats,
-            "takes gradients of another number than its outputs": len(formats) != flows,
-        }
     for words, holds in reasons.items():
         if holds:
             raise NotStraight(words)
 
 
-def _call(
-    run: Call,
-    torchs: Call,
-    known: ViewAndMutationMeta,
-    written: tuple[int, ...],
-    training: bool,
-) -> Call:
+def _call(run: Call, torchs: Call, known: ViewAndMutationMeta, written: tuple[int, ...]) -> Call:
     """A straight call: ``run``, unless the situation wants torch's wrapper, ``torchs``.
 
     Args:
@@ -123,7 +178,7 @@ def _call(
     # Outputs with the dimensions of each that vary, of which Dynamo is told.
     varying = [(i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims]
     # torch's wrapper looks, at its first call, for aliases that custom operators hide.
-    checks_operators = bool(compat.config.check_custom_op_aliasing)
+    checks_operators = bool(compat.aot_config.check_custom_op_aliasing)
     is_first = True
     is_common = True
 
@@ -138,40 +193,26 @@ def _call(
                 return out
             is_first = False
         if (
-            compat.profiler._is_profiler_enabled
-            or not is_common
-            or (training and (not compat.is_grad_enabled() or compat.functorch_is_active()))
+            not is_common
+            or compat.profiler._is_profiler_enabled
+            or not torch.is_grad_enabled()
+            or compat.functorch_is_active()
         ):
             return torchs(args)
         if written:
             compat.increment_version(tuple([args[i] for i in written]))
         outputs = run(args)
         for i, dims in varying:
-            compat.tell_varying(outputs[i], dims)
+            compat.mark_varying(outputs[i], dims)
         return outputs
 
     return call
 
 
-def _inference(compiled: Call, returns: int) -> Call:
-    """Compiled code without a backward, which returns so many outputs."""
-
-    def run(args: list[Any]) -> Any:
-        if not compat.is_grad_enabled():
-            return compat.listed(compiled(args), returns)
-        try:
-            compat.set_grad_enabled(False)  # an interrupt may come right after it
-            return compat.listed(compiled(args), returns)
-        finally:
-            compat.set_grad_enabled(True)
-
-    return run
-
-
 def _training(function: Any, detached: tuple[int, ...]) -> Call:
     """``apply`` of a function as ``_derived`` makes them; ``detached`` are inputs that never get a
     gradient although they ask for one."""
-    apply = compat.plain_apply(function)
+    apply = _plain_apply(function)
 
     def run(args: list[Any]) -> Any:
         if detached:
@@ -201,14 +242,74 @@ def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) 
         "__qualname__": function.__qualname__,
     }
     ours = type(function)(function.__name__, (function,), members)
-    compat.set_up_nodes(ours, backward)
+    _set_up_nodes(ours, backward)
     return ours
+
+
+def _steady(compiled: Any, without_autocast: bool) -> Call:
+    """Compiled code, as straight as it can be called.
+
+    From the second time on, and without a profiler or a record of the order of execution, past
+    Inductor's object for it, which looks for what a first call leaves: results of autotuning, and
+    metrics.
+    """
+    run: Call = compiled
+    graph = compat.compiled_fx_graph(compiled)
+    debug = compat.inductor_debug()
+    if graph is not None:
+        is_first = True
+
+        def past_it(args: list[Any]) -> Any:
+            nonlocal is_first
+            if is_first or compat.profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
+                out = compiled(args)
+                is_first = False
+                return out
+            return graph.current_callable(args)
+
+        run = past_it
+    if not without_autocast:
+        return run
+
+    def call(args: list[Any]) -> Any:
+        with compat.DisableAutocast():
+            return run(args)
+
+    return call
+
+
+def _without_disabling_dynamo(compiled: Any) -> Any:
+    """Returns what a compiled backward is without ``torch._dynamo.disable`` around it, which does
+    nothing where Dynamo is not on: see ``_backward``."""
+    if getattr(compiled, "_torchdynamo_disable", False):
+        return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    return compiled
+
+
+def _plain_apply(function: Any) -> Callable[..., Any]:
+    """``function.apply`` without what it does for functorch, which is not active, and for tensors
+    that functorch left behind, which ``is_dead_wrapper`` looks for."""
+    apply: Callable[..., Any] = compat.function_apply.__get__(None, function)
+    return apply
+
+
+def _set_up_nodes(function: Any, backward: Callable[..., Any]) -> None:
+    """Have the engine call ``backward`` for nodes of ``function`` without looking for it; what they
+    save is nothing unless a forward says otherwise."""
+    node = function._backward_cls
+    setattr(node, "apply_boxed" if _takes_gradients_boxed(function) else "apply", backward)
+    node.symints = node.opaque_objects = node._tensors_no_vc_check = ()
+
+
+def _takes_gradients_boxed(function: Any) -> bool:
+    """Tells whether the engine hands gradients over in one list (from 2.13 on)."""
+    return bool(getattr(function, "boxed_grads_call", False))
 
 
 def _forward(
     function: Any, known: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
-    run = compat.steady(function.compiled_fw, without_autocast)
+    run = _steady(function.compiled_fw, without_autocast)
     infos = list(enumerate(known.output_info))
     returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
     unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
@@ -228,7 +329,7 @@ def _forward(
             ctx._tensors_no_vc_check = _kept(outputs[saved_unchecked], kept[len(tensors) :])
         for i, dims in saved_varying:
             n = len(tensors)
-            compat.tell_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
+            compat.mark_varying(ctx.to_save[i] if i < n else ctx._tensors_no_vc_check[i - n], dims)
         if sizes:
             ctx.symints = outputs[-sizes:]
         ctx._materialize_non_diff_grads = False
@@ -237,7 +338,7 @@ def _forward(
             returned = list(returned)
             for i in unsafe_views:
                 x = returned[i]
-                returned[i] = compat.unsafe_view(x, x.shape)
+                returned[i] = torch.ops.aten._unsafe_view(x, x.shape)
         if without_gradient:
             ctx.mark_non_differentiable(*[returned[i] for i in without_gradient])
         return tuple(returned)
@@ -264,7 +365,7 @@ def _backward(
     torchs = function.backward
     flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
     in_order = known.deterministic is False
-    boxed = compat.takes_gradients_boxed(function)
+    boxed = _takes_gradients_boxed(function)
     # A format that is no strides has no size either, and is looked at by in_format.
     formats = [
         (i, expected.size, expected.stride, expected)
@@ -280,10 +381,10 @@ def _backward(
         if (
             compiled is None
             or compat.graph_is_kept()
-            or compat.is_grad_enabled()
+            or torch.is_grad_enabled()
             or compat.dynamo_callback() is not None
             or compat.functorch_stack() is not None
-            or (in_order and compat.deterministic_is_asked())
+            or (in_order and torch.are_deterministic_algorithms_enabled())
         ):
             return torchs(ctx, *given)
         grads: Any = given[0] if boxed else given
@@ -291,7 +392,7 @@ def _backward(
             if type(grads[i]) is not Tensor:
                 return torchs(ctx, *given)
         if compiled is not last:
-            run = compat.steady(compat.without_disabling_dynamo(compiled), without_autocast)
+            run = _steady(_without_disabling_dynamo(compiled), without_autocast)
             last = compiled
         # Nothing else here may hold what the compiled code is to free.
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]

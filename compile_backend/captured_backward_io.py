@@ -41,23 +41,15 @@ from memprof.compiled_autograd.nodes import (
     placeholders,
     takes_gradient,
 )
-from memprof.profiler.model import GraphRecord, NodeProvenance, Role
+from memprof.profiler.model import NodeProvenance, Role
 
 from . import _torch_compat
+from .session.runtime import LiveGraph
 from .stages.describe.dynamo_input import CATEGORIES, DynamoInput
 from .stages.describe.graph_value import RoleInfo
 from .stages.provenance import aot_nodes
 
-
-class Forward(NamedTuple):
-    """A compiled forward, and the nodes of its AOT graph by name, as its captured backward needs
-    them."""
-
-    record: GraphRecord
-    nodes: Mapping[str, NodeProvenance]
-
-
-FORWARDS: dict[int, Forward] = {}
+FORWARDS: dict[int, LiveGraph] = {}
 """The forwards of this process that were compiled with the option, by AOTAutograd's id; the latest
 of an id counts."""
 
@@ -300,7 +292,7 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
             aot_id = -1 if origin.aot_id is None else origin.aot_id
             if (forward := FORWARDS.get(aot_id)) is not None:
                 if aot_id not in by_seq:
-                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.nodes.values())
+                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.aot_nodes.values())
                 p = aot_nodes.with_forward(p, by_seq[aot_id])
             if not p.stack and p.module_path is None:
                 alone.append(node)

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.torch_options import TreeOptions
-from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
+from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
 from . import _torch_compat
-from .captured_backward_io import FORWARDS, CapturedGraph, Forward
+from .captured_backward_io import FORWARDS, CapturedGraph
 from .options import Options
 from .session.runtime import RUNTIME, LiveGraph
 from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
@@ -79,7 +79,7 @@ class InnerCompile:
     inductor: Mapping[str, Any]
     not_graphed: str
     _forward: GraphIO | None = field(default=None, init=False)
-    _forward_nodes: dict[str, NodeProvenance] | None = field(default=None, init=False)
+    _forward_graph: LiveGraph | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
 
     def __call__(
@@ -101,9 +101,10 @@ class InnerCompile:
             kind = GraphKind.BACKWARD
         try:
             graph = LiveGraph(self._described(gm, kind, kwargs))
+            forward = self._forward_graph if kind is GraphKind.BACKWARD else None
             attribute = AttributeStage(
                 graph.record,
-                self._forward_nodes if kind is GraphKind.BACKWARD else None,
+                forward.aot_nodes if forward is not None else None,
                 compile_plainly,
                 self.captured.nodes if self.captured is not None else None,
             )
@@ -134,12 +135,13 @@ class InnerCompile:
 
         compiled = compile_through(stages, compile_timed, gm, failed)
         if kind is GraphKind.FORWARD:
-            self._forward_nodes = attribute.aot_nodes
+            graph.aot_nodes = attribute.aot_nodes
+            self._forward_graph = graph
             if self.options.compiled_autograd:
                 what = "the number of a graph whose backward is captured"
                 aot_id = self._known(graph.record.id, what, _torch_compat.aot_id, None)
                 if aot_id is not None:
-                    FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
+                    FORWARDS[aot_id] = graph
         # Complete now: other threads make profiles, and write them, at any time.
         RUNTIME.add(graph)
         if self.not_graphed:

@@ -19,6 +19,7 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerEntry,
     LedgerKind,
+    NodeProvenance,
     Process,
     Profile,
     Role,
@@ -142,10 +143,15 @@ class Session:
 
 @dataclass(slots=True)
 class LiveGraph:
-    """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone."""
+    """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone.
+
+    Attributes:
+        aot_nodes: of a forward, the nodes of its AOT graph by name, which its backward needs.
+    """
 
     record: GraphRecord
     calls: Counter = field(default_factory=Counter)
+    aot_nodes: Mapping[str, NodeProvenance] = field(default_factory=dict)
 
 
 class Runtime:

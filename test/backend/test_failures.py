@@ -39,7 +39,7 @@ PLACES = [
     (provenance_stage, "statements"),
     (provenance_stage, "first_lines"),
     (stage, "instrument"),
-    (stage, "Recorder"),
+    (stage, "CallRecorder"),
     (stage, "build_program"),
     (stage, "categorizer"),
     (stage.ObserveStage, "post_compile"),

@@ -7,7 +7,7 @@ where. The allocator knows *bytes*, in exact order, but neither names nor addres
 statement both are matched by size: the last allocations of n bytes are the new storages of n bytes
 (they are still there when the statement ends, and scratch of their size is not), a release of n
 bytes is the next storage of n bytes that died. What the allocator did and no name accounts for is
-scratch memory inside a kernel: INTERNAL. Two blocks of equal size in one statement may be swapped
+scratch memory inside a kernel: INTERNAL. Two storages of equal size in one statement may be swapped
 by this; the bytes live at each instant are right all the same.
 
 Without the allocator's events (another profiler had the thread) the names alone make
@@ -47,18 +47,6 @@ class Bound(NamedTuple):
     device: str
 
 
-class Dropped(NamedTuple):
-    """Names were deleted."""
-
-    names: tuple[str, ...]
-
-
-class Freed(NamedTuple):
-    """The last reference to a storage went away."""
-
-    storage: int
-
-
 class Delta(NamedTuple):
     """An allocator event: signed bytes."""
 
@@ -67,18 +55,26 @@ class Delta(NamedTuple):
 
 
 @dataclass(slots=True)
-class Segment:
-    """One statement that was executed: what the code and storages that died reported in it, and
-    what the allocator did."""
+class StatementTrace:
+    """One statement that was executed.
+
+    Attributes:
+        bound: storages that it gave a name.
+        dropped: names that it deleted.
+        freed: numbers of storages whose last reference went away meanwhile, in order.
+        deltas: events of the allocator, in order.
+    """
 
     line: int
-    reports: list[Bound | Dropped | Freed] = field(default_factory=list)
+    bound: list[Bound] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """A storage in the making.
+class ObservedStorage:
+    """A storage that was seen, and what is known of it until now.
 
     Attributes:
         name: of the first graph input in it, of the constant, or that it was first given.
@@ -98,21 +94,21 @@ class Block:
 
 
 @dataclass(slots=True)
-class Trace:
+class CallTrace:
     """Describes what was seen during one call.
 
     Attributes:
         key: the graph's symbolic sizes.
         entry: storages live at its beginning: INPUT, or EXTERNAL for constants of the graph.
-        segments: the first is what comes before the first statement.
+        statements: the first is what comes before the first statement.
         allocator: whether the allocator's events were recorded.
         outputs: for each graph output the storage it lies in, None for what is no tensor.
         host_ns: duration in nanoseconds.
     """
 
     key: tuple[int, ...]
-    entry: list[Block] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=lambda: [Segment(0)])
+    entry: list[ObservedStorage] = field(default_factory=list)
+    statements: list[StatementTrace] = field(default_factory=lambda: [StatementTrace(0)])
     allocator: bool = False
     outputs: list[int | None] = field(default_factory=list)
     host_ns: int = 0
@@ -125,40 +121,38 @@ class Trace:
 _MAX_ROUNDING = 1 << 20
 
 
-def build_program(trace: Trace, categorize: Categorize) -> AllocationProgram:
-    """The program that ``trace`` shows; it takes the trace's blocks over."""
+def build_program(trace: CallTrace, categorize: Categorize) -> AllocationProgram:
+    """The program that ``trace`` shows; it takes the trace's storages over."""
     builder = _Builder(trace)
-    for segment in trace.segments:
-        builder.replay(segment)
+    for statement in trace.statements:
+        builder.replay(statement)
     return builder.finish(categorize)
 
 
 class _Builder:
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: CallTrace) -> None:
         self.trace = trace
-        self.blocks = list(trace.entry)
-        self.events: list[tuple[EventKind, Block, int, str | None]] = []
-        self.by_storage = {b.identity: b for b in self.blocks}
-        # name → its blocks, in order of binding
-        self.names = {b.name: [b] for b in self.blocks}
-        self.scratch: list[Block] = []  # INTERNAL blocks that are live, oldest first
-        for block in self.blocks:
-            block.owner = block.name
+        self.storages = list(trace.entry)
+        self.events: list[tuple[EventKind, ObservedStorage, int, str | None]] = []
+        self.by_storage = {b.identity: b for b in self.storages}
+        # name → its storages, in order of binding
+        self.names = {b.name: [b] for b in self.storages}
+        self.scratch: list[ObservedStorage] = []  # INTERNAL storages that are live, oldest first
+        for storage in self.storages:
+            storage.owner = storage.name
 
-    def replay(self, segment: Segment) -> None:
-        line = segment.line
+    def replay(self, statement: StatementTrace) -> None:
+        line = statement.line
         new: list[Bound] = []
-        died: list[int] = []
-        for report in segment.reports:
-            if isinstance(report, Bound) and report.storage not in self.by_storage:
-                if all(report.storage != b.storage for b in new):
-                    new.append(report)
-            elif isinstance(report, Freed):
-                died.append(report.storage)
-        deltas = segment.deltas
+        for bound in statement.bound:
+            is_known = bound.storage in self.by_storage
+            if not is_known and all(bound.storage != b.storage for b in new):
+                new.append(bound)
+        died = list(statement.freed)
+        deltas = statement.deltas
         if not self.trace.allocator:
             deltas = [Delta(b.nbytes, b.device) for b in new]
-        named: dict[int, Bound] = {}  # position in the segment's deltas → storage
+        named: dict[int, Bound] = {}  # position in the deltas → storage
         for i in reversed(range(len(deltas))):
             fitting = (b for b in reversed(new) if _fits(b, deltas[i].nbytes, deltas[i].device))
             if (match := next(fitting, None)) is not None:
@@ -170,118 +164,118 @@ class _Builder:
             elif i in named:
                 self._alloc(named[i], delta.nbytes, line)
             else:
-                block = Block(delta.nbytes, delta.device, Origin.INTERNAL)
-                self.blocks.append(block)
-                self.scratch.append(block)
-                self.events.append((EventKind.ALLOC, block, line, None))
+                storage = ObservedStorage(delta.nbytes, delta.device, Origin.INTERNAL)
+                self.storages.append(storage)
+                self.scratch.append(storage)
+                self.events.append((EventKind.ALLOC, storage, line, None))
         for bound in new:
             self._name_without_allocation(bound, line)
-        for storage in died:
-            self._free(self.by_storage.get(storage), line)
-        self._follow_names(segment)
+        for number in died:
+            self._free(self.by_storage.get(number), line)
+        self._follow_names(statement)
 
     def _alloc(self, bound: Bound, nbytes: int, line: int) -> None:
         self._new(nbytes, Origin.BUFFER, bound).owner = bound.name
-        self.events.append((EventKind.ALLOC, self.blocks[-1], line, bound.name))
+        self.events.append((EventKind.ALLOC, self.storages[-1], line, bound.name))
 
-    def _new(self, nbytes: int, origin: Origin, bound: Bound) -> Block:
-        block = Block(nbytes, bound.device, origin, bound.name, bound.storage)
-        self.blocks.append(block)
-        self.by_storage[bound.storage] = block
-        return block
+    def _new(self, nbytes: int, origin: Origin, bound: Bound) -> ObservedStorage:
+        storage = ObservedStorage(nbytes, bound.device, origin, bound.name, bound.storage)
+        self.storages.append(storage)
+        self.by_storage[bound.storage] = storage
+        return storage
 
     def _name_without_allocation(self, bound: Bound, line: int) -> None:
         """A storage is named for the first time, but its statement allocated nothing for it."""
         if not bound.nbytes:
             self._alloc(bound, 0, line)
             return
-        for block in reversed(self.scratch):
-            if _fits(bound, block.nbytes, block.device):
+        for storage in reversed(self.scratch):
+            if _fits(bound, storage.nbytes, storage.device):
                 # Made by an earlier statement that had no name for it.
-                self.scratch.remove(block)
-                block.origin, block.name, block.identity = Origin.BUFFER, bound.name, bound.storage
-                block.device = bound.device
-                self.events.append((EventKind.REUSE, block, line, bound.name))
-                self.by_storage[bound.storage] = block
+                self.scratch.remove(storage)
+                storage.origin = Origin.BUFFER
+                storage.name = bound.name
+                storage.identity = bound.storage
+                storage.device = bound.device
+                self.events.append((EventKind.REUSE, storage, line, bound.name))
+                self.by_storage[bound.storage] = storage
                 return
         # Memory that something else holds; it was there all along.
         self._new(bound.nbytes, Origin.EXTERNAL, bound)
 
     def _release(self, nbytes: int, died: list[int], line: int) -> None:
-        for storage in died:
-            block = self.by_storage.get(storage)
-            if block is not None and block.nbytes == nbytes:
-                died.remove(storage)
-                self._free(block, line)
+        for number in died:
+            storage = self.by_storage.get(number)
+            if storage is not None and storage.nbytes == nbytes:
+                died.remove(number)
+                self._free(storage, line)
                 return
         # If there is none: memory from before the call that no argument reaches.
         self._free(next((b for b in reversed(self.scratch) if b.nbytes == nbytes), None), line)
 
-    def _free(self, block: Block | None, line: int) -> None:
-        if block is None or block.freed:
+    def _free(self, storage: ObservedStorage | None, line: int) -> None:
+        if storage is None or storage.freed:
             return
-        block.freed = True
-        if block in self.scratch:
-            self.scratch.remove(block)
-        self.events.append((EventKind.FREE, block, line, None))
+        storage.freed = True
+        if storage in self.scratch:
+            self.scratch.remove(storage)
+        self.events.append((EventKind.FREE, storage, line, None))
 
-    def _follow_names(self, segment: Segment) -> None:
-        """Keep track of which name owns each block.
+    def _follow_names(self, statement: StatementTrace) -> None:
+        """Keep track of which name owns each storage.
 
-        ``buf4 = buf3; del buf3`` hands a block over; a view beside a living buffer
+        ``buf4 = buf3; del buf3`` hands a storage over; a view beside a living buffer
         (``buf31 = reinterpret_tensor(buf34, …)``) does not.
         """
         bound_here: set[str] = set()
-        for report in segment.reports:
-            if isinstance(report, Bound):
-                block = self.by_storage.get(report.storage)
-                if block is None:
-                    continue
-                if report.name not in bound_here:  # a tuple is reported once an element
-                    bound_here.add(report.name)
-                    self.names.pop(report.name, None)
-                self.names.setdefault(report.name, []).append(block)
-                block.owner = block.owner or report.name
-            elif isinstance(report, Dropped):
-                for name in report.names:
-                    for block in self.names.pop(name, ()):
-                        self._pass_on(block, name, segment.line)
+        for bound in statement.bound:
+            storage = self.by_storage.get(bound.storage)
+            if storage is None:
+                continue
+            if bound.name not in bound_here:  # a tuple is reported once an element
+                bound_here.add(bound.name)
+                self.names.pop(bound.name, None)
+            self.names.setdefault(bound.name, []).append(storage)
+            storage.owner = storage.owner or bound.name
+        for name in statement.dropped:
+            for storage in self.names.pop(name, ()):
+                self._pass_on(storage, name, statement.line)
 
-    def _pass_on(self, block: Block, name: str, line: int) -> None:
-        if block.owner == name and not block.freed:
-            heir = next((n for n in reversed(self.names) if block in self.names[n]), None)
+    def _pass_on(self, storage: ObservedStorage, name: str, line: int) -> None:
+        if storage.owner == name and not storage.freed:
+            heir = next((n for n in reversed(self.names) if storage in self.names[n]), None)
             if heir is not None:
-                block.owner = heir
-                self.events.append((EventKind.REUSE, block, line, heir))
+                storage.owner = heir
+                self.events.append((EventKind.REUSE, storage, line, heir))
 
     def finish(self, categorize: Categorize) -> AllocationProgram:
-        outputs: dict[Block | None, list[int]] = defaultdict(list)
-        for index, storage in enumerate(self.trace.outputs):
-            outputs[self.by_storage.get(storage)].append(index)
-        devices = {b.device for b in self.blocks if b.device.startswith("cuda:")}
-        ids: dict[Block, int] = {}
+        outputs: dict[ObservedStorage | None, list[int]] = defaultdict(list)
+        for index, number in enumerate(self.trace.outputs):
+            outputs[self.by_storage.get(number)].append(index)
+        devices = {b.device for b in self.storages if b.device.startswith("cuda:")}
+        ids: dict[ObservedStorage, int] = {}
         storages = []
-        for block in self.blocks:
+        for storage in self.storages:
             # What a kernel allocated and did not give back, a workspace or packed weights, it
             # keeps from a first call on: later calls, for which the program stands, do not
             # allocate it.
-            if block in self.scratch:
+            if storage in self.scratch:
                 continue
-            ids[block] = len(ids)
-            device, out = block.device, tuple(outputs.get(block, ()))
+            ids[storage] = len(ids)
+            device, out = storage.device, tuple(outputs.get(storage, ()))
             if device == "cuda" and len(devices) == 1:
                 (device,) = devices
-            outlives = block.origin in (Origin.INPUT, Origin.EXTERNAL) or bool(out)
+            outlives = storage.origin in (Origin.INPUT, Origin.EXTERNAL) or bool(out)
             storages.append(
                 Storage(
-                    id=ids[block],
-                    nbytes=block.nbytes,
+                    id=ids[storage],
+                    nbytes=storage.nbytes,
                     device=device,
-                    origin=block.origin,
-                    name=block.name,
-                    category=categorize(block.origin, block.inputs, out, not block.freed),
-                    identity=block.identity if outlives else None,
-                    inputs=block.inputs,
+                    origin=storage.origin,
+                    name=storage.name,
+                    category=categorize(storage.origin, storage.inputs, out, not storage.freed),
+                    identity=storage.identity if outlives else None,
+                    inputs=storage.inputs,
                     outputs=out,
                 )
             )

@@ -35,7 +35,7 @@ from ..graphs import ObservableModel, running
 from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
 from .program_builder import build_program, categorizer
-from .recorder import InstrumentedCall, Recorder, instrument
+from .recorder import CallRecorder, InstrumentedCall, instrument
 
 BoxedCall = Callable[[list[Any]], Any]
 
@@ -216,7 +216,7 @@ class _ObservedCall:
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
-            recorder = Recorder(RUNTIME.identities, key)
+            recorder = CallRecorder(RUNTIME.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
             constants = {n: v for n, v in self.module_globals.items() if type(v) is torch.Tensor}
@@ -243,7 +243,7 @@ class _ObservedCall:
         RUNTIME.calls.record((self.record.id, program, start, end, get_ident()))
         return out
 
-    def _keep(self, recorder: Recorder, key: tuple[int, ...]) -> int:
+    def _keep(self, recorder: CallRecorder, key: tuple[int, ...]) -> int:
         """Build the program; the last observation of a key replaces those before."""
         if recorder.error is not None:
             raise recorder.error
@@ -282,7 +282,7 @@ class _ObservedCall:
         own = partition_functions(self.module_globals)
         return [m for m in models if m.model in own] or list(models[-1:])
 
-    def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
+    def _observable(self, recorder: CallRecorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python
         wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
         if self._clone is None and self.module_globals:

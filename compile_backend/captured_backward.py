@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
-from memprof.compiled_autograd.node_meta import LAYOUT, NAMES
+from memprof.compiled_autograd.nodes import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
@@ -103,7 +103,7 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _captured(capture: compiled_autograd.Capture) -> None:
+def _captured(capture: compiled_autograd.CapturedBackward) -> None:
     RUNTIME.ledger.add(
         LedgerKind.COMPILED,
         None,
@@ -112,7 +112,7 @@ def _captured(capture: compiled_autograd.Capture) -> None:
     )
 
 
-def _ran(capture: compiled_autograd.Capture, hit: bool) -> None:
+def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:
     if hit:
         RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
 

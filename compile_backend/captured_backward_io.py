@@ -24,20 +24,18 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from memprof.compiled_autograd.node_meta import (
+from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,
     NAMES,
     TENSOR_NAME,
-    is_engine_frame,
-    origin_of,
-)
-from memprof.compiled_autograd.nodes import (
     accumulated,
     accumulated_leaf,
     is_accumulate_grad,
     is_aot_prologue,
+    is_engine_frame,
     is_getitem,
+    origin_of,
     placeholders,
     takes_gradient,
 )

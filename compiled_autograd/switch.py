@@ -39,7 +39,7 @@ Tell = Callable[[CaptureError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineSetting:
     """Says whether backwards are captured, and by whom."""
 
     factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
@@ -48,7 +48,7 @@ class Setting:
     off_on_purpose: bool | None  # torch's flag ``active_disable_ctx``; None leaves it as it is
 
 
-OFF = Setting(None, False, enabled=False, off_on_purpose=True)
+OFF = EngineSetting(None, False, enabled=False, off_on_purpose=True)
 """Inside ``disable()`` and of a captured graph that runs."""
 
 
@@ -56,7 +56,7 @@ OFF = Setting(None, False, enabled=False, off_on_purpose=True)
 class Claim:
     """A context that is open."""
 
-    below: Setting  # was in force before it, and is to be put back
+    below: EngineSetting  # was in force before it, and is to be put back
     captures: bool  # it switches on
     on_top: bool  # it stays above whatever is opened after it
     runs: bool  # a captured graph runs
@@ -85,7 +85,12 @@ class Switch:
         state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
-        self, wanted: Setting, *, on_top: bool = False, runs: bool = False, tell: Tell | None = None
+        self,
+        wanted: EngineSetting,
+        *,
+        on_top: bool = False,
+        runs: bool = False,
+        tell: Tell | None = None,
     ) -> Claim:
         """Put ``wanted`` in force, below what is to stay on top, as what runs always does."""
         with self.lock:
@@ -107,7 +112,7 @@ class Switch:
             self._claims.insert(at, claim)
             return claim
 
-    def close(self, claim: Claim) -> Setting:
+    def close(self, claim: Claim) -> EngineSetting:
         """Put back what was in force below ``claim``, at once or when those above it close."""
         with self.lock:
             at = self._claims.index(claim)
@@ -121,7 +126,7 @@ class Switch:
     def off(self) -> None:
         """Off, as long as no context that is open closes."""
         with self.lock:
-            _apply(Setting(None, False, enabled=False, off_on_purpose=None))
+            _apply(EngineSetting(None, False, enabled=False, off_on_purpose=None))
 
     @property
     def off_on_purpose(self) -> bool:
@@ -143,14 +148,14 @@ class Switch:
         return claims[-1].tell if claims else None
 
 
-def _apply(setting: Setting) -> Setting:
+def _apply(setting: EngineSetting) -> EngineSetting:
     state: Any = _torch_compat.state
     enabled, off_on_purpose = state.compiled_autograd_enabled, state.active_disable_ctx
     state.compiled_autograd_enabled = setting.enabled
     if setting.off_on_purpose is not None:
         state.active_disable_ctx = setting.off_on_purpose
     factory, dynamic = _torch_compat.set_compiler(setting.factory, setting.dynamic)
-    return Setting(factory, dynamic, enabled, off_on_purpose)
+    return EngineSetting(factory, dynamic, enabled, off_on_purpose)
 
 
 SWITCH = Switch()

@@ -15,7 +15,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.events import Signature, why_captured
+from memprof.compiled_autograd.capture import Signature, why_captured
 
 from .support import captures, clear, gradients, same
 

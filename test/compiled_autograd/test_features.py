@@ -152,8 +152,8 @@ def test_sizes_are_constants_until_they_change(model: nn.Module) -> None:
             model(batch).square().mean().backward()
             assert same(gradients(parameters), wanted)
     assert len(found) == 2, [c.reason for c in found]
-    assert len(found[0].passes.used_sizes) == 0
-    assert len(found[1].passes.used_sizes) > 0
+    assert len(found[0].used_sizes) == 0
+    assert len(found[1].used_sizes) > 0
 
 
 # --- functions and views ------------------------------------------------------------------

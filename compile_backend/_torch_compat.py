@@ -82,17 +82,17 @@ def compile_fx_inner() -> Callable[..., Any]:
     return found
 
 
-def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextManager[object]:
+def cache_keyed_by_donation(backward: bool) -> contextlib.AbstractContextManager[object]:
     """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not:
     a backward that is compiled while its graph is retained donates nothing. Only AOTAutograd's
     cache, which is not used here, tells the two apart."""
     if not backward:
         return contextlib.nullcontext()
     keys: Any = torch.compiler.config
-    told: contextlib.AbstractContextManager[object] = keys.patch(
+    patched: contextlib.AbstractContextManager[object] = keys.patch(
         cache_key_tag=f"{keys.cache_key_tag}donated={utils.get_donated_idxs()}"
     )
-    return told
+    return patched
 
 
 def no_cudagraphs() -> Any:

@@ -17,7 +17,7 @@ nodes, are described like one that AOTAutograd made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -156,42 +156,34 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
     return found
 
 
-class CapturedGraph(NamedTuple):
-    """One of the graphs that Dynamo cut a captured backward into: one, without hooks.
+class CapturedBackwardIO:
+    """Describes what is known of one captured backward, whose nodes get tags.
 
     Attributes:
-        outputs: by position, the new gradients among what it returns.
         nodes: provenance of the captured graph's nodes, by name.
     """
-
-    inputs: tuple[DynamoInput, ...]
-    outputs: Mapping[int, RoleInfo]
-    nodes: Mapping[str, NodeProvenance]
-
-
-class CapturedIO:
-    """Describes what is known of one captured backward, whose nodes get tags."""
 
     def __init__(self, captured: GraphModule) -> None:
         # By the way to each in a Dynamo graph.
         self._inputs = {_source(i): lifted for i, lifted in lifted_inputs(captured.graph).items()}
         self._taken = taken_gradients(captured.graph)
-        self._nodes = captured_nodes(captured)
+        self.nodes = captured_nodes(captured)
         aot_nodes.tag_nodes(captured.graph, aot_nodes.CAPTURED_TAG)
 
-    def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
-        """Describe a Dynamo graph of the captured backward, and finish its tags."""
+    def inputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
+        """Describe the inputs of one of the graphs that Dynamo cut the captured backward into (one,
+        without hooks), and finish its tags."""
         aot_nodes.tag_inlined_nodes(gm.graph)
         parameters = {given.source for given in inputs if given.role is Role.PARAMETER}
-        described = tuple(
+        return tuple(
             _described(given, self._inputs[given.source], parameters)
             if given.source in self._inputs
             else given
             for given in inputs
         )
-        return CapturedGraph(described, self._outputs(gm, described), self._nodes)
 
-    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
+    def outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
+        """By position, the new gradients among what such a graph returns."""
         described = {d.source: d for d in inputs}
         (output,) = gm.graph.find_nodes(op="output")
         found = {}

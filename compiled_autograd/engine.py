@@ -25,7 +25,16 @@ from . import _torch_compat
 from .capture import CapturedBackward, Listener
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
-from .switch import OFF, SWITCH, THREAD, Claim, EngineSetting, Tell, forget_captured_graphs, in_turn
+from .switch import (
+    OFF,
+    SWITCH,
+    THREAD,
+    Claim,
+    EngineSetting,
+    OnUnsupported,
+    forget_captured_graphs,
+    in_turn,
+)
 
 _AUTOGRAD: Any = torch.autograd
 
@@ -114,7 +123,7 @@ def turn_on(
     *,
     dynamic: bool = False,
     cuda_graphs: bool = False,
-    on_unsupported: Tell | None = None,
+    on_unsupported: OnUnsupported | None = None,
 ) -> bool:
     """``enable`` without an end: for every backward of the process from here on.
 
@@ -124,8 +133,8 @@ def turn_on(
     Args:
         compiler_fn, dynamic: as for ``enable``.
         cuda_graphs: as for ``AutogradCompilerInstance``.
-        on_unsupported: told of a backward that cannot be captured; that backward then runs
-            in the normal engine. None raises the error instead.
+        on_unsupported: called with the error of a backward that cannot be captured, which then
+            runs in the normal engine. None raises the error instead.
 
     Returns:
         Whether it was switched on by this call.
@@ -170,11 +179,16 @@ _on: list[contextlib.ExitStack] = []
 
 
 @_torch_compat.unseen_by_dynamo
-def _open(factory: Any, dynamic: bool, tell: Tell | None = None, depth: int = 0) -> Claim:
+def _open(
+    factory: Any, dynamic: bool, on_unsupported: OnUnsupported | None = None, depth: int = 0
+) -> Claim:
     _torch_compat.prepare_captures()
     with SWITCH.lock:
         _own_the_cache(factory.args[0], dynamic)
-        claim = SWITCH.open(EngineSetting(factory, dynamic, True, off_on_purpose=None), tell=tell)
+        claim = SWITCH.open(
+            EngineSetting(factory, dynamic, True, off_on_purpose=None),
+            on_unsupported=on_unsupported,
+        )
         _hold_entry()
         _torch_compat.state.depth += depth
     return claim
@@ -277,7 +291,7 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
         outputs: Any, grads: Any, keep: bool, create_graph: bool, inputs: Any, *a: Any, **k: Any
     ) -> Any:
         arguments = (outputs, grads, keep, create_graph, inputs, *a)
-        on, tell = SWITCH.is_on(), SWITCH.tell
+        on, on_unsupported = SWITCH.is_on(), SWITCH.on_unsupported
         with THREAD.another_backward(outputs, inputs):
             try:
                 if not (create_graph and on):  # which the engine refuses to capture
@@ -290,12 +304,12 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 if not _torch_compat.is_busy(error):
                     refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
-                    if tell is None or not refused:
+                    if on_unsupported is None or not refused:
                         raise
                     reason = str(error).partition("\n")[0]
                     if not isinstance(error, CaptureError):
                         error = CaptureError(f"{type(error).__name__}: {reason}")
-                    tell(error)
+                    on_unsupported(error)
             claim = SWITCH.open(OFF, on_top=True)
             try:
                 return as_it_was(*arguments, **k)

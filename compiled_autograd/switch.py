@@ -35,7 +35,7 @@ from memprof.profiler.process_hooks import ForkSafeLock, on_fork
 from . import _torch_compat
 from .errors import CaptureError
 
-Tell = Callable[[CaptureError], None]
+OnUnsupported = Callable[[CaptureError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Claim:
     on_top: bool  # it stays above whatever is opened after it
     runs: bool  # a captured graph runs
     thread: int  # that opened it
-    tell: Tell | None
-    """Told of a backward that cannot be captured, which then runs in the normal engine; None where
-    the error is the user's."""
+    on_unsupported: OnUnsupported | None
+    """Called with the error of a backward that cannot be captured, which then runs in the normal
+    engine; None where the error is the user's."""
 
 
 class Switch:
@@ -90,7 +90,7 @@ class Switch:
         *,
         on_top: bool = False,
         runs: bool = False,
-        tell: Tell | None = None,
+        on_unsupported: OnUnsupported | None = None,
     ) -> Claim:
         """Put ``wanted`` in force, below what is to stay on top, as what runs always does."""
         with self.lock:
@@ -107,7 +107,12 @@ class Switch:
                     wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
                 above.below = wanted
             claim = Claim(
-                below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell
+                below,
+                wanted.factory is not None,
+                on_top,
+                runs,
+                threading.get_ident(),
+                on_unsupported,
             )
             self._claims.insert(at, claim)
             return claim
@@ -143,9 +148,9 @@ class Switch:
         return bool(_torch_compat.state.compiled_autograd_enabled)
 
     @property
-    def tell(self) -> Tell | None:
+    def on_unsupported(self) -> OnUnsupported | None:
         claims = self._claims
-        return claims[-1].tell if claims else None
+        return claims[-1].on_unsupported if claims else None
 
 
 def _apply(setting: EngineSetting) -> EngineSetting:

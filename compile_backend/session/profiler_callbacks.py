@@ -17,7 +17,7 @@ from memprof.profiler.device.where import Compiled, describe_with
 from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
 from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
-from memprof.profiler.tracker.naming import register as tell_tracker
+from memprof.profiler.tracker.naming import register as register_with_tracker
 
 from .. import _torch_compat
 from .runtime import RUNTIME
@@ -98,7 +98,7 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
-    tell_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
+    register_with_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
 
 
 def describe(file: str, line: int) -> Compiled | None:
@@ -113,7 +113,7 @@ def describe(file: str, line: int) -> Compiled | None:
     return Compiled(record.label, node, found.frame if found is not None else None, again)
 
 
-def _note(account: DeviceAccount) -> str:
+def _add_to_ledger(account: DeviceAccount) -> str:
     # Reports take a quarter of a second to import, and who compiles seldom needs them.
     from memprof.profiler.report.failure import asked, asker
     from memprof.profiler.report.format import format_bytes
@@ -130,4 +130,4 @@ def report_out_of_memory() -> None:
     """Log a line for each failed allocation from now on, and note it in the ledger."""
     if REPORTS.start():
         describe_with(describe)
-        REPORTS.keep_with(_note)
+        REPORTS.keep_with(_add_to_ledger)

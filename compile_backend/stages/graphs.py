@@ -59,7 +59,7 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
-def what_stays_outside(gm: GraphModule) -> str:
+def operator_outside_of_graphs(gm: GraphModule) -> str:
     """The first operator that no CUDA graph can have, with its line; "" if there is none."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and (why := _why_outside(node)):

@@ -193,11 +193,6 @@ def test_custom_function_with_missing_gradients() -> None:
     check(lambda: TwoOutputs.apply(x, True)[1].sum().backward(), [x])
 
 
-def test_custom_function_twice(model: nn.Module) -> None:
-    x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    check(lambda: Scaled.apply(Scaled.apply(x, w), w).sum().backward(), [x, w])
-
-
 def test_copy_slices() -> None:
     x, y = torch.randn(4, 3, requires_grad=True), torch.randn(4, requires_grad=True)
 

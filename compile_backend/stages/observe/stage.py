@@ -42,8 +42,10 @@ BoxedCall = Callable[[list[Any]], Any]
 UNOBSERVED = -1
 """Program index of a call that has no program."""
 
-_NOT_SHOWN = "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
-MAX_IN_VAIN = 3
+_WHY_FRUITLESS = (
+    "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
+)
+MAX_FRUITLESS_CALLS = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
 
@@ -134,7 +136,7 @@ class _ObservedCall:
         self.settled: dict[tuple[int, ...], BoxedCall] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
-        self._in_vain: Counter[tuple[int, ...]] = Counter()
+        self._fruitless: Counter[tuple[int, ...]] = Counter()
         in_trees = stage.models is not None
         self._unseen = -1 if in_trees and not compat.skips_warm_up() else 0
         runs = stage.options.observe_runs
@@ -233,9 +235,9 @@ class _ObservedCall:
             if all(once.runs == 1 for once in armed):
                 program = self._keep(recorder, key)
             else:
-                self._in_vain[key] += 1
-                if self._in_vain[key] == MAX_IN_VAIN:
-                    self._give_up(key, _NOT_SHOWN)
+                self._fruitless[key] += 1
+                if self._fruitless[key] == MAX_FRUITLESS_CALLS:
+                    self._give_up(key, _WHY_FRUITLESS)
         except Exception as error:
             RUNTIME.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")

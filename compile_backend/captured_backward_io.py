@@ -213,20 +213,20 @@ class CapturedBackwardIO:
 def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) -> DynamoInput:
     link, fact = _in_forward(lifted)
     name = lifted.name or (fact.fqn if fact is not None else None)
-    known = DynamoInput(given.name, given.source, index=given.index, forward=link)
+    plain = DynamoInput(given.name, given.source, index=given.index, forward=link)
     of_parameter = lifted.leaf is not None and _source(lifted.leaf) in parameters
     if lifted.role is Role.TANGENT:
-        return replace(known, role=Role.TANGENT)
+        return replace(plain, role=Role.TANGENT)
     if lifted.role is Role.PARAMETER_GRADIENT:
         role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
-        return replace(known, role=role, fqn=name)
+        return replace(plain, role=role, fqn=name)
     if given.role is Role.PARAMETER or of_parameter:
-        return replace(known, role=Role.PARAMETER, fqn=name)
+        return replace(plain, role=Role.PARAMETER, fqn=name)
     if lifted.role is Role.PARAMETER:
-        return replace(known, fqn=name)
+        return replace(plain, fqn=name)
     if fact is not None:
-        return replace(known, role=fact.role, fqn=fact.fqn)
-    return replace(known, role=Role.SAVED_FOR_BACKWARD)
+        return replace(plain, role=fact.role, fqn=fact.fqn)
+    return replace(plain, role=Role.SAVED_FOR_BACKWARD)
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:

@@ -201,17 +201,17 @@ class InnerCompile:
     def _new_record(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
         id_ = RUNTIME.new_graph_id()
-        known = functools.partial(self._read, id_)
+        read = functools.partial(self._read, id_)
 
         def copied() -> ViewAndMutationMeta:
             found = _torch_compat.forward_metadata()
-            tell = functools.partial(RUNTIME.ledger.unknown, id_)
-            return view_and_mutation_meta(found, tell) if found is not None else unread
+            on_unknown = functools.partial(RUNTIME.ledger.unknown, id_)
+            return view_and_mutation_meta(found, on_unknown) if found is not None else unread
 
         unread = ViewAndMutationMeta()
-        metadata = known("AOTAutograd's metadata", copied, unread)
+        metadata = read("AOTAutograd's metadata", copied, unread)
         static = tuple(kwargs.get("static_input_idxs") or ())
-        io = known(
+        io = read(
             "what a graph takes and returns",
             lambda: describe_graph(
                 gm,
@@ -230,7 +230,7 @@ class InnerCompile:
             id=id_,
             # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
             kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
-            compile_id=known("Dynamo's id of a frame", _torch_compat.compile_id, None),
+            compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,

@@ -104,21 +104,23 @@ def split_options(
         inductor = mode_options(mode)
         if mode.endswith("-no-cudagraphs"):  # to Inductor, what nothing has turned on
             inductor["triton.cudagraphs"] = False
-    known = inductor_option_names()
+    inductor_names = inductor_option_names()
     for given, value in (options or {}).items():
         name = str(given).replace("-", "_")
         if name in own_names:
             own[name] = value
-        elif name in known:
+        elif name in inductor_names:
             _check_type(given, value, inductor_option_type(name))
             inductor[name] = value
         else:
-            raise OptionError(_unknown(str(given), own_names, known))
+            raise OptionError(_unknown(str(given), own_names, inductor_names))
     return Options(**own), inductor
 
 
-def _unknown(given: str, own: set[str], known: frozenset[str]) -> str:
-    near = difflib.get_close_matches(given, [*sorted(own), *sorted(known)], n=3, cutoff=0.5)
+def _unknown(given: str, own: set[str], inductor_names: frozenset[str]) -> str:
+    near = difflib.get_close_matches(
+        given, [*sorted(own), *sorted(inductor_names)], n=3, cutoff=0.5
+    )
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return (
         f"unknown option {given!r}{hint} memprof's own options are "

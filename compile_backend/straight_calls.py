@@ -45,8 +45,8 @@ class NotStraight(Exception):
 
 
 _compiling = threading.local()
-"""``ledger``: this thread compiles a graph that gets straight calls, and the ledger hears of what
-memprof fails at. Not set: it does not."""
+"""``ledger``: this thread compiles a graph that gets straight calls, and what memprof fails at is
+written there. Not set: it does not."""
 _INSTALL = threading.Lock()
 
 
@@ -55,7 +55,7 @@ def straight_calls(ledger: Ledger, example_inputs: Sequence[Any]) -> Iterator[No
     """The graph that this thread compiles inside gets straight calls, if it can have them.
 
     Args:
-        ledger: hears of what memprof failed at; torch's wrapper is kept then.
+        ledger: gets what memprof failed at; torch's wrapper is kept then.
         example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
             its forward hands on, torch's wrapper is kept.
     """
@@ -105,14 +105,14 @@ def _install() -> None:
 
 
 def _straight(
-    wrapper: Any, compiled: Any, metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+    wrapper: Any, compiled: Any, torchs_metadata: Any, keep: bool, torchs: Callable[[Any], Call]
 ) -> Call:
     """The straight call of one graph.
 
     Args:
         wrapper: torch's ``RuntimeWrapper``.
         compiled: what it is to wrap.
-        metadata: torch's, of the graph.
+        torchs_metadata: torch's, of the graph.
         keep: whether the graph writes its mutations itself.
         torchs: makes torch's wrapper.
 
@@ -134,31 +134,34 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    known = view_and_mutation_meta(metadata)
-    _check(known)
-    written = known.mutated_graph_handled_indices_seen_by_autograd if keep else ()
-    ours = _derived(function, known, bool(wrapper.disable_amp))
+    metadata = view_and_mutation_meta(torchs_metadata)
+    _check(metadata)
+    written = metadata.mutated_graph_handled_indices_seen_by_autograd if keep else ()
+    ours = _derived(function, metadata, bool(wrapper.disable_amp))
     run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
-    return _call(run, torchs(ours.apply), known, written)
+    return _call(run, torchs(ours.apply), metadata, written)
 
 
-def _check(known: ViewAndMutationMeta) -> None:
+def _check(metadata: ViewAndMutationMeta) -> None:
     """Raises ``NotStraight`` if a training step has more to do."""
-    sizes, unchecked = known.num_symints_saved_for_bw, known.num_tensors_saved_with_no_vc_check
-    formats = known.subclass_tangent_meta
-    flows = sum(o.takes_gradient for o in known.output_info)
+    sizes, unchecked = (
+        metadata.num_symints_saved_for_bw,
+        metadata.num_tensors_saved_with_no_vc_check,
+    )
+    formats = metadata.subclass_tangent_meta
+    flows = sum(o.takes_gradient for o in metadata.output_info)
     reasons: dict[str, Any] = {
-        f"has metadata that could not be read: {', '.join(known.unknown)}": known.unknown,
-        "returns views": any(o.output_type.is_alias for o in known.output_info),
-        "has inputs that are written to after the call": known.num_mutated_outputs,
-        "returns bases of views": known.num_intermediate_bases,
-        "has effects in an order": known.tokens + known.num_backward_tokens,
-        "takes a random state as an input": known.is_rng_op_functionalized,
-        "changes the grad mode": known.grad_enabled_mutation is not None,
-        "takes random states as inputs": known.num_graphsafe_rng_states,
-        "saves opaque objects": known.num_opaque_objects_saved_for_bw,
+        f"has metadata that could not be read: {', '.join(metadata.unknown)}": metadata.unknown,
+        "returns views": any(o.output_type.is_alias for o in metadata.output_info),
+        "has inputs that are written to after the call": metadata.num_mutated_outputs,
+        "returns bases of views": metadata.num_intermediate_bases,
+        "has effects in an order": metadata.tokens + metadata.num_backward_tokens,
+        "takes a random state as an input": metadata.is_rng_op_functionalized,
+        "changes the grad mode": metadata.grad_enabled_mutation is not None,
+        "takes random states as inputs": metadata.num_graphsafe_rng_states,
+        "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
         "writes to inputs in its backward": (
-            known.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+            metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
         ),
         "is not partitioned": sizes is None or unchecked is None,
         "takes gradients that are subclasses": None in formats,
@@ -169,14 +172,14 @@ def _check(known: ViewAndMutationMeta) -> None:
             raise NotStraight(words)
 
 
-def _call(run: Call, torchs: Call, known: ViewAndMutationMeta, written: tuple[int, ...]) -> Call:
+def _call(run: Call, torchs: Call, metadata: ViewAndMutationMeta, written: tuple[int, ...]) -> Call:
     """A straight call: ``run``, unless the situation wants torch's wrapper, ``torchs``.
 
     Args:
         written: inputs that the graph itself writes to, whose version is to be advanced.
     """
     # Outputs with the dimensions of each that vary, of which Dynamo is told.
-    varying = [(i, o.dynamic_dims) for i, o in enumerate(known.output_info) if o.dynamic_dims]
+    varying = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
     # torch's wrapper looks, at its first call, for aliases that custom operators hide.
     checks_operators = bool(compat.aot_config.check_custom_op_aliasing)
     is_first = True
@@ -231,12 +234,12 @@ def _training(function: Any, detached: tuple[int, ...]) -> Call:
     return run
 
 
-def _derived(function: Any, known: ViewAndMutationMeta, without_autocast: bool) -> Any:
+def _derived(function: Any, metadata: ViewAndMutationMeta, without_autocast: bool) -> Any:
     """``function``, which AOTAutograd made, with a straight ``forward`` and ``backward``, in which
     autocast is off if it was traced into them."""
-    backward = _backward(function, known, without_autocast)
+    backward = _backward(function, metadata, without_autocast)
     members = {
-        "forward": staticmethod(_forward(function, known, without_autocast)),
+        "forward": staticmethod(_forward(function, metadata, without_autocast)),
         "backward": staticmethod(backward),
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
@@ -307,19 +310,19 @@ def _takes_gradients_boxed(function: Any) -> bool:
 
 
 def _forward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+    function: Any, metadata: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
     run = _steady(function.compiled_fw, without_autocast)
-    infos = list(enumerate(known.output_info))
-    returns, saved_varying = len(infos), known.dynamic_saved_tensors_idxs
+    infos = list(enumerate(metadata.output_info))
+    returns, saved_varying = len(infos), metadata.dynamic_saved_tensors_idxs
     unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
     without_gradient = [i for i, o in infos if o.is_tensor and not o.requires_grad]
     # At the end of the outputs: tensors, those whose version is not checked, and sizes.
-    sizes = known.num_symints_saved_for_bw or 0
-    unchecked = known.num_tensors_saved_with_no_vc_check or 0
-    saved = slice(known.num_forward, -(unchecked + sizes) or None)
+    sizes = metadata.num_symints_saved_for_bw or 0
+    unchecked = metadata.num_tensors_saved_with_no_vc_check or 0
+    saved = slice(metadata.num_forward, -(unchecked + sizes) or None)
     saved_unchecked = slice(-(unchecked + sizes), -sizes or None)
-    kept = known.saved_tensor_is_graph_input
+    kept = metadata.saved_tensor_is_graph_input
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         outputs = run(list(args))
@@ -360,16 +363,16 @@ def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
 
 
 def _backward(
-    function: Any, known: ViewAndMutationMeta, without_autocast: bool
+    function: Any, metadata: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., Any]:
     torchs = function.backward
-    flows = [i for i, o in enumerate(known.output_info) if o.takes_gradient]
-    in_order = known.deterministic is False
+    flows = [i for i, o in enumerate(metadata.output_info) if o.takes_gradient]
+    in_order = metadata.deterministic is False
     boxed = _takes_gradients_boxed(function)
     # A format that is no strides has no size either, and is looked at by in_format.
     formats = [
         (i, expected.size, expected.stride, expected)
-        for i, expected in zip(flows, known.subclass_tangent_meta, strict=True)
+        for i, expected in zip(flows, metadata.subclass_tangent_meta, strict=True)
         if expected is not None
     ]
     last: Any = None

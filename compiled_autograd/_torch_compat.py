@@ -281,7 +281,7 @@ def log_graph(graph: GraphModule, moved: Iterable[int], removed: int) -> None:
 
 
 def log_reasons(reasons: list[str]) -> None:
-    """Returns what C++ says about a cache miss, into ``TORCH_TRACE``."""
+    """Writes what C++ says about a cache miss into ``TORCH_TRACE``."""
     metadata = {"name": "compiled_autograd_compile_reasons", "encoding": "json"}
     trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: reasons)
 

@@ -236,7 +236,7 @@ class SharedMemory:
 
     nbytes: int = 0  # 0 if unknown
     at_entry: bool = False  # live when the graph begins
-    stays: bool = False  # live when it ends
+    live_at_end: bool = False  # live when it ends
     outside: bool = False  # a parameter's or existing gradient's, not counted
 
 
@@ -271,7 +271,7 @@ class _SharedMemories:
             self.used[node] = list(used)
             if node.op == "output":
                 for memory in used:
-                    memory.stays = True
+                    memory.live_at_end = True
             elif nodes.is_accumulate_grad(node):
                 self._accumulation(node)
             elif nodes.is_item_of_argument(node):
@@ -324,7 +324,7 @@ class _SharedMemories:
             return
         taken = self._of.get(new) if new is not None and nodes.takes_gradient(node) else None
         self._of[node] = taken or self._new(node, node, value_of(variable))
-        self._of[node].stays = True
+        self._of[node].live_at_end = True
 
 
 def _source(node: Node) -> Node | None:
@@ -361,7 +361,7 @@ def node_memory(graph: Graph) -> list[NodeMemory]:
         freed = 0
         for memory in shared.live_at(node):
             left[memory] -= 1
-            if left[memory] == 0 and not memory.stays and not memory.outside:
+            if left[memory] == 0 and not memory.live_at_end and not memory.outside:
                 freed += memory.nbytes
         found.append(NodeMemory(node.name, allocated, freed, live, node not in shared.unknown))
         live -= freed

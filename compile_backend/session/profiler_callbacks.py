@@ -35,16 +35,16 @@ class _Index:
     def find(self, identity: int) -> TensorOrigin | None:
         """Returns what an observed program says of the storage with this number."""
         with self._lock:
-            known = {g.record.id: g.record for g in RUNTIME.graphs()}
-            if not self._seen.keys() <= known.keys():  # torch._dynamo.reset()
+            existing = {g.record.id: g.record for g in RUNTIME.graphs()}
+            if not self._seen.keys() <= existing.keys():  # torch._dynamo.reset()
                 self._seen.clear()
                 self._origins.clear()
-            for id, record in known.items():
+            for id, record in existing.items():
                 programs = record.programs
                 for storage in (s for p in programs[self._seen.get(id, 0) :] for s in p.storages):
                     # The graph that made it knows more than those that take it.
-                    known_already = storage.at_entry and storage.identity in self._origins
-                    if storage.identity is not None and not known_already:
+                    is_found = storage.at_entry and storage.identity in self._origins
+                    if storage.identity is not None and not is_found:
                         self._origins[storage.identity] = _origin(record, storage)
                 self._seen[id] = len(programs)
             return self._origins.get(identity)
@@ -71,7 +71,7 @@ def origin(tensor: torch.Tensor) -> TensorOrigin | None:
         storage = tensor.untyped_storage()
     except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
         return None
-    identity = RUNTIME.identities.known(storage)
+    identity = RUNTIME.identities.existing(storage)
     found = _INDEX.find(identity) if identity is not None else None
     return found or _as_output(tensor)
 

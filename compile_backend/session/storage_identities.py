@@ -36,7 +36,7 @@ class StorageIdentities:
         weakref.finalize(storage, self._died, address, found).atexit = False
         return found
 
-    def known(self, storage: torch.UntypedStorage) -> int | None:
+    def existing(self, storage: torch.UntypedStorage) -> int | None:
         """The storage's number if it has one."""
         return self._by_address.get(storage._cdata)
 

@@ -146,12 +146,12 @@ class GraphsStage(CompileStage):
     def post_compile(self, compiled: Any) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
-            known = getattr(compiled, "disabled_cudagraphs_reason", None)
+            disabled = getattr(compiled, "disabled_cudagraphs_reason", None)
             others = _torch_compat.why_others_capture()
-            reason = known or others or self._why_nothing()
+            reason = disabled or others or self._why_nothing()
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             # What the code itself switches off runs, and what only makes views.
-            if (known or self.outside) and not (others or self._switched_off):
+            if (disabled or self.outside) and not (others or self._switched_off):
                 self.impossible = reason
             return compiled
         if self.outside:

@@ -60,17 +60,17 @@ def absent_value(at: int) -> GraphValue:
     return GraphValue(at, "", *UNKNOWN)
 
 
-def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **known: Any) -> GraphValue:
+def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **fields: Any) -> GraphValue:
     """The value of ``node`` at position ``at``, with further fields of ``GraphValue``."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        known |= {
+        fields |= {
             "dtype": str(value.dtype),
             "shape": tuple(map(str, value.shape)),
             "device": str(value.device),
             "nbytes": extent_bytes(value),
         }
-    return GraphValue(at, node.name, *info, **known)
+    return GraphValue(at, node.name, *info, **fields)
 
 
 def extent_bytes(tensor: torch.Tensor) -> int | None:

@@ -81,7 +81,7 @@ def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
     return statement
 
 
-_ASIDE = -1
+_EXCLUDED = -1
 """Mark of what is not the graph's."""
 
 
@@ -105,11 +105,11 @@ class CallRecorder:
                 if self._allocator.started:
                     self._allocator.mark(len(self.trace.statements) - 1)
 
-    def aside(self) -> None:
-        """Returns what is allocated until the next statement is not the graph's."""
+    def exclude(self) -> None:
+        """Marks what is allocated until the next statement as not the graph's."""
         if self.error is None and self._allocator.started:
             with self._keeping_errors():
-                self._allocator.mark(_ASIDE)
+                self._allocator.mark(_EXCLUDED)
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
@@ -166,7 +166,7 @@ class CallRecorder:
         with self._keeping_errors():
             self.trace.allocator = self._allocator.started
             for mark, nbytes, device in self._allocator.stop() if self._allocator.started else ():
-                if mark != _ASIDE:
+                if mark != _EXCLUDED:
                     self.trace.statements[mark].deltas.append(Delta(nbytes, device))
 
     def _enter(
@@ -174,7 +174,9 @@ class CallRecorder:
     ) -> None:
         found: dict[int, ObservedStorage] = {}
 
-        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> ObservedStorage:
+        def storage_at_entry(
+            storage: torch.UntypedStorage, origin: Origin, name: str
+        ) -> ObservedStorage:
             number = self._identities.identity(storage)
             new = ObservedStorage(storage.nbytes(), str(storage.device), origin, name, number)
             return found.setdefault(number, new)
@@ -182,11 +184,11 @@ class CallRecorder:
         for index, value in enumerate(inputs):
             name = names[index] if index < len(names) else f"input {index}"
             for storage in _storages(value):
-                found_in = known(storage, Origin.INPUT, name)
+                found_in = storage_at_entry(storage, Origin.INPUT, name)
                 found_in.inputs = (*found_in.inputs, index)
         for name, tensor in constants.items():
             for storage in _storages(tensor):
-                known(storage, Origin.EXTERNAL, name)
+                storage_at_entry(storage, Origin.EXTERNAL, name)
         self.trace.entry = list(found.values())
 
 

@@ -101,14 +101,14 @@ def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int,
         for i, a in enumerate(args)
         if isinstance(a, int) or (isinstance(a, torch.SymInt) and not compat.is_nested_size(a))
     )
-    known = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
+    given_symbols = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
     dims = []
     for i, a in enumerate(args):
         if isinstance(a, torch.Tensor):
             for d, size in enumerate(a.shape):
                 symbols = compat.size_symbols(size)
-                if not symbols <= known:
-                    known |= symbols
+                if not symbols <= given_symbols:
+                    given_symbols |= symbols
                     dims.append((i, d))
     return sizes, tuple(dims)
 
@@ -295,10 +295,10 @@ class _ObservedCall:
             try:
                 return run(inputs)
             finally:
-                recorder.aside()
+                recorder.exclude()
 
         def outside(run: BoxedCall, inputs: list[Any]) -> Any:
-            recorder.aside()
+            recorder.exclude()
             return run(inputs)
 
         if self._clone is None:

@@ -57,7 +57,7 @@ def run_compile_fx(
     inner_compile: Callable[..., Any],
     config_patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """torch._inductor.compile_fx.compile_fx with our inner compile."""
+    """Runs Inductor's ``compile_fx`` with our inner compile."""
     cfx: Any = importlib.import_module("torch._inductor.compile_fx")
     with _without_autograd_cache(cfx):
         compiled: Callable[..., Any] = cfx.compile_fx(
@@ -67,8 +67,7 @@ def run_compile_fx(
 
 
 def subscribe_to_reset(backend: Callable[..., Any]) -> None:
-    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``, also for a function that
-    ``torch.compile`` was called with before the last reset."""
+    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``, as after an earlier one."""
     known = eval_frame.cached_backends
     if not any(getattr(b, "compiler_fn", b) is backend for b in list(known.values())):
         known[id(backend)] = backend
@@ -265,8 +264,7 @@ def skips_warm_up() -> bool:
 
 def partitions(compiled: Any) -> list[tuple[Indices, Indices]]:
     """For each partition: which input of the graph each of its inputs is, None for what another
-    partition makes; and which output of the graph each of its outputs is. A partition orders its
-    inputs by its own code, also where it is the only one.
+    partition makes; and which output of the graph each of its outputs is.
 
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
     first stands for all, since they are the same tensor.

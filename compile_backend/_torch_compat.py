@@ -7,11 +7,16 @@ other modules, are looked up at each use: one that a torch does not have costs w
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import _autograd, _profiler
 from torch._dynamo import eval_frame
 from torch._dynamo import source as dynamo
 from torch._functorch import config as functorch_config
@@ -52,43 +57,41 @@ def run_compile_fx(
     inner_compile: Callable[..., Any],
     config_patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """torch._inductor.compile_fx.compile_fx with our inner compile."""
-    import torch._inductor.compile_fx as cfx
-
-    run: Any = cfx.compile_fx
+    """Runs Inductor's ``compile_fx`` with our inner compile."""
+    cfx: Any = importlib.import_module("torch._inductor.compile_fx")
     with _without_autograd_cache(cfx):
-        compiled: Callable[..., Any] = run(
+        compiled: Callable[..., Any] = cfx.compile_fx(
             gm, list(example_inputs), inner_compile=inner_compile, config_patches=config_patches
         )
     return compiled
 
 
 def subscribe_to_reset(backend: Callable[..., Any]) -> None:
-    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``, also for a function that
-    ``torch.compile`` was called with before the last reset."""
+    """Have the next ``torch._dynamo.reset()`` call ``backend.reset()``, as after an earlier one."""
     known = eval_frame.cached_backends
     if not any(getattr(b, "compiler_fn", b) is backend for b in list(known.values())):
         known[id(backend)] = backend
 
 
 def compile_fx_inner() -> Callable[..., Any]:
-    """Looked up at each use: debuggers and other tools replace it."""
-    import torch._inductor.compile_fx as cfx
+    """Inductor's inner compile, looked up at each use: debuggers and other tools replace it."""
+    found: Callable[..., Any] = importlib.import_module(
+        "torch._inductor.compile_fx"
+    ).compile_fx_inner
+    return found
 
-    return cfx.compile_fx_inner
 
-
-def cache_told_what_is_donated(backward: bool) -> contextlib.AbstractContextManager[object]:
+def cache_keyed_by_donation(backward: bool) -> contextlib.AbstractContextManager[object]:
     """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not:
     a backward that is compiled while its graph is retained donates nothing. Only AOTAutograd's
     cache, which is not used here, tells the two apart."""
     if not backward:
         return contextlib.nullcontext()
     keys: Any = torch.compiler.config
-    told: contextlib.AbstractContextManager[object] = keys.patch(
+    patched: contextlib.AbstractContextManager[object] = keys.patch(
         cache_key_tag=f"{keys.cache_key_tag}donated={utils.get_donated_idxs()}"
     )
-    return told
+    return patched
 
 
 def no_cudagraphs() -> Any:
@@ -141,7 +144,7 @@ def aot_id() -> int | None:
 
 
 def cache_key(compiled: Any) -> str | None:
-    """Key of a graph in Inductor's FX graph cache, None if it is not cached."""
+    """Key in Inductor's FX graph cache, None if it is not cached."""
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
@@ -152,74 +155,19 @@ def inductor_cache_dir() -> str:
     return str(cache_dir_utils.cache_dir())
 
 
-def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Tells whether a node of a graph gives other values each time, by torch's tag. Attention has
-    that tag whatever its dropout is, and draws nothing where that is 0."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    names = [argument.name for argument in target._schema.arguments]
-    given = {"dropout_p": 0.0, **dict(zip(names, node.args, strict=False)), **node.kwargs}
-    idle = "dropout_p" in names and given["dropout_p"] == 0.0
-    return torch.Tag.nondeterministic_seeded in target.tags and not idle
-
-
 # --- the lowering -------------------------------------------------------------------------
 
 # 2.13+: only subclasses of CustomSchedulerPass take part in the cache key, others disable the
 # cache. Before there is no such class: any value that pickles takes part.
-_SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
+SchedulerPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
+inductor_config: Any = config
 
 
-class LoweringTap(_SchedulerPass):  # type: ignore[misc]
-    """A scheduler pass that changes nothing and notes which ``GraphLowering`` is scheduled.
+def graph_being_lowered() -> Any:
+    """Inductor's ``GraphLowering`` of this thread."""
+    from torch._inductor.virtualized import V
 
-    It takes part in Inductor's cache key, so every entry that memprof hits was made by memprof, at
-    this version of the tap, and has its provenance beside it.
-    """
-
-    def __init__(self, version: str, chained: Any = None) -> None:
-        self.version = version
-        self.chained = chained
-
-    def __call__(self, nodes: list[Any]) -> list[Any]:
-        from torch._inductor.virtualized import V
-
-        if self.chained is not None:
-            nodes = self.chained(nodes)
-        seen = _TAPPED.graphs
-        if seen is not None and not any(V.graph is g for g in seen):
-            seen.append(V.graph)
-        return nodes
-
-    def uuid(self) -> Any:
-        chained = self.chained.uuid() if hasattr(self.chained, "uuid") else None
-        if self.chained is not None and chained is None:
-            return None
-        return ("memprof", self.version, chained)
-
-    def __reduce__(self) -> Any:  # 2.11 pickles the pass itself into the cache key
-        return (LoweringTap, (self.version, self.chained))
-
-
-class _Tapped(threading.local):
-    graphs: list[Any] | None = None
-
-
-_TAPPED = _Tapped()
-
-
-@contextlib.contextmanager
-def tap_lowering(version: str) -> Iterator[list[Any]]:
-    """Collects every ``GraphLowering`` scheduled inside: the graph's, and those of its subgraphs
-    (branches of ``cond``, partitions)."""
-    outer, _TAPPED.graphs = _TAPPED.graphs, []
-    tap = LoweringTap(version, config._post_fusion_custom_pass)
-    try:
-        with config.patch(_post_fusion_custom_pass=tap):
-            yield _TAPPED.graphs
-    finally:
-        _TAPPED.graphs = outer
+    return V.graph
 
 
 @contextlib.contextmanager
@@ -272,8 +220,7 @@ def graph_of_operation(node: Any) -> int | None:
 
 
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
-    """Returns what generated code calls for its partitions, in order: Inductor's functions, or what
-    the graph trees made of them."""
+    """Returns what generated code calls for its partitions, in order."""
     runner = getattr(compiled, "compiled_fn_runner", None)
     return list(getattr(runner, "partitions", None) or ())
 
@@ -305,20 +252,9 @@ def why_others_capture() -> str:
     return ""
 
 
-def first_outside_of_graphs(gm: GraphModule) -> tuple[torch.fx.Node, str] | None:
-    """The first operator of a graph that no CUDA graph can have, and why not; None if there is
-    none."""
-    for node in gm.graph.nodes:
-        if node.op == "call_function":
-            if node.meta.get("unbacked_bindings"):
-                return node, "sizes that depend on data"
-            if utils.is_cudagraph_unsafe_fx_node(node):
-                return node, "no operator for CUDA graphs"
-            values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-            # Numbers of the host Inductor takes to the device.
-            if any(isinstance(x, torch.Tensor) and x.is_cpu and x.dim() for x in values):
-                return node, "a tensor on the CPU"
-    return None
+def is_unsafe_in_graphs(node: torch.fx.Node) -> bool:
+    """Tells whether Inductor knows an operator as one that no CUDA graph can have."""
+    return bool(utils.is_cudagraph_unsafe_fx_node(node))
 
 
 def skips_warm_up() -> bool:
@@ -328,8 +264,7 @@ def skips_warm_up() -> bool:
 
 def partitions(compiled: Any) -> list[tuple[Indices, Indices]]:
     """For each partition: which input of the graph each of its inputs is, None for what another
-    partition makes; and which output of the graph each of its outputs is. A partition orders its
-    inputs by its own code, also where it is the only one.
+    partition makes; and which output of the graph each of its outputs is.
 
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
     first stands for all, since they are the same tensor.
@@ -441,3 +376,123 @@ def source_text(source: Any) -> str:
         return str(name() if callable(name) else name)
     except NotImplementedError:
         return ""
+
+
+# --- the allocators' own account of a call ------------------------------------------------
+
+push_range: Any = _profiler._RecordFunctionFast
+"""A named range in what a profiler records: a context manager, made from its name."""
+disable_legacy_profiler: Callable[[], Any] = _autograd._disable_profiler_legacy
+
+
+def enable_legacy_profiler() -> None:
+    """Record this thread's allocations and releases, with their signed sizes.
+
+    Raises:
+        RuntimeError: another profiler holds the thread.
+    """
+    plain = _profiler._ExperimentalConfig()
+    cpu = _profiler.ProfilerState.CPU
+    config = _profiler.ProfilerConfig(cpu, False, True, False, False, False, plain)
+    _autograd._enable_profiler_legacy(config)
+
+
+@functools.cache
+def cpp_log_level() -> Any:
+    """c10's log threshold as a ctypes integer, None where this build does not export it."""
+    library = os.path.join(torch.__path__[0], "lib", "libc10.so")
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+# --- AOTAutograd's run-time wrapper: Note [Straight calls] --------------------------------
+
+aot_wrappers: Any = None
+"""torch's module of run-time wrappers; None where a torch that is not known has none."""
+with contextlib.suppress(ImportError):
+    aot_wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+
+_C: Any = torch._C
+aot_config: Any = functorch_config
+profiler: Any = torch.autograd.profiler
+"""Its ``_is_profiler_enabled`` is True while a profiler runs."""
+DisableAutocast = _C._DisableAutocast
+function_apply = _C._FunctionBase.__dict__["apply"]
+replays_views = _C._is_view_replay_enabled
+set_replays_views = _C._set_view_replay_enabled
+functorch_is_active = _C._are_functorch_transforms_active
+functorch_stack = _C._functorch.peek_interpreter_stack
+graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
+dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
+skip_code: Callable[[Any], None] = eval_frame.skip_code
+"""Has Dynamo look at no frame of some code; at those of what it calls it does."""
+increment_version = _C._increment_version
+# The first is its name from 2.13 on.
+mark_varying: Any = getattr(aot_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or (
+    getattr(aot_wrappers, "maybe_mark_dynamic_helper", None)
+)
+"""Marks on a tensor, for Dynamo, which of its dimensions came from sizes that vary."""
+in_format: Any = getattr(aot_wrappers, "coerce_to_expected_memory_format", None)
+"""Brings a gradient into the strides that its backward was compiled for."""
+
+
+def has_known_wrapper() -> bool:
+    """Tells whether this is a release whose run-time wrapper is known."""
+    return torch.__version__.startswith(("2.11.", "2.12.", "2.13.", "2.14.", "2.15."))
+
+
+def callers_context() -> Any:
+    """The context variables of the thread that called ``backward()``, None for this one's.
+
+    From 2.12 on torch runs compiled backwards in them. A copy: a context cannot be entered twice,
+    and a backward may run another one.
+    """
+    if torch.__version__.startswith("2.11.") or not _C._is_key_in_tls("context"):
+        return None
+    context = _C._get_obj_in_tls("context")
+    return None if context is None else context.copy()
+
+
+def compiled_fx_graph(compiled: Any) -> Any:
+    """Inductor's object for compiled code, None if it is not compiled by Inductor.
+
+    torch 2.11 puts wrappers around every graph in case that it takes a random state or has effects
+    in an order, which a graph with straight calls has not.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    idle = (("compiled_fn", "runtime_metadata", "self"), ("compiled_fn", "num_tokens"))
+    while getattr(getattr(compiled, "__code__", None), "co_freevars", None) in idle:
+        if not compiled.__code__.co_filename.endswith("runtime_wrappers.py"):
+            break
+        compiled = compiled.__wrapped__
+    return compiled if isinstance(compiled, CompiledFxGraph) else None
+
+
+def inductor_debug() -> Any:
+    """Module whose ``RECORD_GRAPH_EXECUTION`` says that the order of execution is recorded."""
+    return importlib.import_module("torch._inductor.debug")
+
+
+def is_dead_wrapper(value: Any) -> bool:
+    """Tells whether an input is what a functorch transform left behind, which torch takes apart."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and _C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def hooks_are_inlined() -> bool:
+    """Tells whether hooks for saved tensors were traced into the graph that is being compiled."""
+    return bool(aot_wrappers._should_disable_saved_tensors_hooks())
+
+
+def uses_objects() -> bool:
+    """Tells whether the graph that is being compiled uses objects of the program: streams, events.
+
+    From 2.12 on the first is the current stream, of every graph where there is a device.
+    """
+    from torch._dynamo import graph_bytecode_inputs as objects
+
+    has_stream = hasattr(objects, "CURRENT_STREAM_INDEX") and torch.accelerator.is_available()
+    return len(objects.index_to_bytecode_constructor) > has_stream

@@ -15,18 +15,20 @@ from torch.fx import GraphModule
 from memprof.cudagraph_trees.call.container import ask_for_pool
 from memprof.profiler import process_hooks
 
-from . import _torch_compat, bridge
-from .bridge import report_out_of_memory
+from . import _torch_compat
 from .captured_backward import BackwardCompiler, without_own_option
-from .captured_backward_io import CapturedGraph, CapturedIO, note_names
-from .cuda_graphs_stage import runs_on_cuda, why_not_graphed
+from .captured_backward_io import CapturedBackwardIO, note_names
 from .inner_compile import InnerCompile
 from .options import split_options
-from .roles.dynamo_input import DynamoInput, dynamo_inputs
-from .runtime import RUNTIME
-from .straight_calls.calls import straight_calls
+from .session import profiler_callbacks
+from .session.profiler_callbacks import report_out_of_memory
+from .session.runtime import RUNTIME
+from .stages.describe.dynamo_input import DynamoInput, dynamo_inputs
+from .stages.describe.graph_value import RoleInfo
+from .stages.graphs import runs_on_cuda, why_not_graphed
+from .straight_calls import straight_calls
 
-bridge.register()
+profiler_callbacks.register()
 report_out_of_memory()
 
 
@@ -62,7 +64,7 @@ def _compile(
     example_inputs: Sequence[Any],
     options: Mapping[str, Any] | None,
     mode: str | None,
-    captured: CapturedIO | None = None,
+    captured: CapturedBackwardIO | None = None,
 ) -> Callable[..., Any]:
     """``memprof``; a Dynamo graph of a captured backward comes with what is known of it."""
     own, inductor = split_options(options, mode)
@@ -71,41 +73,49 @@ def _compile(
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
         ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
-    # Graph trees are memprof's own: Note [Whose decision it is to wrap] in cuda_graphs_stage.py.
+    # Graph trees are memprof's own: Note [Whose decision it is to wrap] in stages/graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     graphs = wanted and runs_on_cuda(gm, example_inputs)
     not_graphed = "nothing of it is on a CUDA device" if own.graphs and not graphs else ""
     sources: Sequence[DynamoInput] = ()
-    backward: CapturedGraph | None = None
-    noted: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
+    captured_outputs: Mapping[int, RoleInfo] | None = None
+    note_names_of: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
     try:
         sources = dynamo_inputs(gm, example_inputs)
         if captured is not None:
-            backward = captured.graph(gm, sources)
-            sources = backward.inputs
+            sources = captured.inputs(gm, sources)
+            captured_outputs = captured.outputs(gm, sources)
         if graphs and own.graphs is None:
             not_graphed = why_not_graphed(sources, inductor)
         if own.compiled_autograd:
-            noted = note_names(sources, example_inputs)
+            note_names_of = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
-    inner = InnerCompile(own, sources, graphs, backward, inductor, not_graphed)
+    inner = InnerCompile(
+        options=own,
+        dynamo_inputs=sources,
+        graphs=graphs,
+        captured_nodes=captured.nodes if captured is not None else None,
+        captured_outputs=captured_outputs,
+        inductor=inductor,
+        not_graphed=not_graphed,
+    )
     ledger = RUNTIME.ledger
     with straight_calls(ledger, example_inputs) if own.straight_calls else contextlib.nullcontext():
         compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)
 
-        def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedIO) -> Any:
+        def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedBackwardIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
         backward_compiler = BackwardCompiler(backend, (rest, mode))
 
         def run(*args: Any) -> Any:
             backward_compiler.switch_on()
-            noted(args)
+            note_names_of(args)
             return compiled(*args)
 
         return run

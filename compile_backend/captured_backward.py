@@ -21,14 +21,14 @@ from torch.fx import GraphModule
 
 from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
-from memprof.compiled_autograd.node_meta import LAYOUT, NAMES
+from memprof.compiled_autograd.nodes import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.process_hooks import on_reset
 
-from .captured_backward_io import FORWARDS, CapturedIO
-from .runtime import RUNTIME
+from .captured_backward_io import FORWARDS, CapturedBackwardIO
+from .session.runtime import RUNTIME
 
-Backend = Callable[[GraphModule, Sequence[Any], CapturedIO], Callable[..., Any]]
+Backend = Callable[[GraphModule, Sequence[Any], CapturedBackwardIO], Callable[..., Any]]
 
 
 @dataclass(eq=False, repr=False)
@@ -38,7 +38,7 @@ class BackwardCompiler:
 
     backend: Backend
     options: tuple[dict[str, Any], str | None]
-    _met: BackwardCompiler | None = field(default=None, init=False)
+    _compared: BackwardCompiler | None = field(default=None, init=False)
 
     def switch_on(self) -> None:
         """Capture backwards from here on, unless something else does or nothing shall."""
@@ -51,10 +51,10 @@ class BackwardCompiler:
             if _LISTENER not in _LOG.listeners:
                 _LOG.listeners.append(_LISTENER)
             _in_force[:] = [self]
-        elif _in_force and _in_force[0] is not self._met:
-            self._met = _in_force[0]
-            if self._met.options != self.options:
-                theirs, ours = _in_words(self._met.options), _in_words(self.options)
+        elif _in_force and _in_force[0] is not self._compared:
+            self._compared = _in_force[0]
+            if self._compared.options != self.options:
+                theirs, ours = _in_words(self._compared.options), _in_words(self.options)
                 what = "captured backwards are compiled with the options of the function called"
                 text = f"{what} first, {theirs}, and not with {ours}"
                 RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
@@ -72,7 +72,7 @@ class BackwardCompiler:
                     f"{node.name} is, or has a gradient, of layout {node.meta[LAYOUT]}, which "
                     f"Dynamo does not trace a second time"
                 )
-        io = CapturedIO(captured)
+        io = CapturedBackwardIO(captured)
 
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             if any(isinstance(value, list) for value in example_inputs):
@@ -103,7 +103,7 @@ def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _captured(capture: compiled_autograd.Capture) -> None:
+def _captured(capture: compiled_autograd.CapturedBackward) -> None:
     RUNTIME.ledger.add(
         LedgerKind.COMPILED,
         None,
@@ -112,7 +112,7 @@ def _captured(capture: compiled_autograd.Capture) -> None:
     )
 
 
-def _ran(capture: compiled_autograd.Capture, hit: bool) -> None:
+def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:
     if hit:
         RUNTIME.ledger.add(LedgerKind.CACHE_HIT, None, f"captured backward {capture.id}")
 

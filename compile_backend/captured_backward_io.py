@@ -17,47 +17,37 @@ nodes, are described like one that AOTAutograd made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from memprof.compiled_autograd.node_meta import (
+from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,
     NAMES,
     TENSOR_NAME,
-    is_engine_frame,
-    origin_of,
-)
-from memprof.compiled_autograd.nodes import (
     accumulated,
     accumulated_leaf,
     is_accumulate_grad,
     is_aot_prologue,
+    is_engine_frame,
     is_getitem,
+    origin_of,
     placeholders,
     takes_gradient,
 )
-from memprof.profiler.model import GraphRecord, NodeProvenance, Role
+from memprof.profiler.model import NodeProvenance, Role
 
 from . import _torch_compat
-from .provenance import aot_nodes
-from .roles.dynamo_input import CATEGORIES, DynamoInput
-from .roles.graph_value import RoleInfo
+from .session.runtime import LiveGraph
+from .stages.describe.dynamo_input import CATEGORIES, DynamoInput
+from .stages.describe.graph_value import RoleInfo
+from .stages.provenance import aot_nodes
 
-
-class Forward(NamedTuple):
-    """A compiled forward, and the nodes of its AOT graph by name, as its captured backward needs
-    them."""
-
-    record: GraphRecord
-    nodes: Mapping[str, NodeProvenance]
-
-
-FORWARDS: dict[int, Forward] = {}
+FORWARDS: dict[int, LiveGraph] = {}
 """The forwards of this process that were compiled with the option, by AOTAutograd's id; the latest
 of an id counts."""
 
@@ -166,42 +156,34 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
     return found
 
 
-class CapturedGraph(NamedTuple):
-    """One of the graphs that Dynamo cut a captured backward into: one, without hooks.
+class CapturedBackwardIO:
+    """Describes what is known of one captured backward, whose nodes get tags.
 
     Attributes:
-        outputs: by position, the new gradients among what it returns.
         nodes: provenance of the captured graph's nodes, by name.
     """
-
-    inputs: tuple[DynamoInput, ...]
-    outputs: Mapping[int, RoleInfo]
-    nodes: Mapping[str, NodeProvenance]
-
-
-class CapturedIO:
-    """Describes what is known of one captured backward, whose nodes get tags."""
 
     def __init__(self, captured: GraphModule) -> None:
         # By the way to each in a Dynamo graph.
         self._inputs = {_source(i): lifted for i, lifted in lifted_inputs(captured.graph).items()}
         self._taken = taken_gradients(captured.graph)
-        self._nodes = captured_nodes(captured)
+        self.nodes = captured_nodes(captured)
         aot_nodes.tag_nodes(captured.graph, aot_nodes.CAPTURED_TAG)
 
-    def graph(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> CapturedGraph:
-        """Describe a Dynamo graph of the captured backward, and finish its tags."""
+    def inputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> tuple[DynamoInput, ...]:
+        """Describe the inputs of one of the graphs that Dynamo cut the captured backward into (one,
+        without hooks), and finish its tags."""
         aot_nodes.tag_inlined_nodes(gm.graph)
         parameters = {given.source for given in inputs if given.role is Role.PARAMETER}
-        described = tuple(
+        return tuple(
             _described(given, self._inputs[given.source], parameters)
             if given.source in self._inputs
             else given
             for given in inputs
         )
-        return CapturedGraph(described, self._outputs(gm, described), self._nodes)
 
-    def _outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
+    def outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
+        """By position, the new gradients among what such a graph returns."""
         described = {d.source: d for d in inputs}
         (output,) = gm.graph.find_nodes(op="output")
         found = {}
@@ -231,20 +213,20 @@ class CapturedIO:
 def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) -> DynamoInput:
     link, fact = _in_forward(lifted)
     name = lifted.name or (fact.fqn if fact is not None else None)
-    known = DynamoInput(given.name, given.source, index=given.index, forward=link)
+    plain = DynamoInput(given.name, given.source, index=given.index, forward=link)
     of_parameter = lifted.leaf is not None and _source(lifted.leaf) in parameters
     if lifted.role is Role.TANGENT:
-        return replace(known, role=Role.TANGENT)
+        return replace(plain, role=Role.TANGENT)
     if lifted.role is Role.PARAMETER_GRADIENT:
         role = Role.PARAMETER_GRADIENT if of_parameter else Role.INPUT_GRADIENT
-        return replace(known, role=role, fqn=name)
+        return replace(plain, role=role, fqn=name)
     if given.role is Role.PARAMETER or of_parameter:
-        return replace(known, role=Role.PARAMETER, fqn=name)
+        return replace(plain, role=Role.PARAMETER, fqn=name)
     if lifted.role is Role.PARAMETER:
-        return replace(known, fqn=name)
+        return replace(plain, fqn=name)
     if fact is not None:
-        return replace(known, role=fact.role, fqn=fact.fqn)
-    return replace(known, role=Role.SAVED_FOR_BACKWARD)
+        return replace(plain, role=fact.role, fqn=fact.fqn)
+    return replace(plain, role=Role.SAVED_FOR_BACKWARD)
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
@@ -300,7 +282,7 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
             aot_id = -1 if origin.aot_id is None else origin.aot_id
             if (forward := FORWARDS.get(aot_id)) is not None:
                 if aot_id not in by_seq:
-                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.nodes.values())
+                    by_seq[aot_id] = aot_nodes.by_sequence_number(forward.aot_nodes.values())
                 p = aot_nodes.with_forward(p, by_seq[aot_id])
             if not p.stack and p.module_path is None:
                 alone.append(node)

@@ -22,16 +22,17 @@ from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
-from .captured_backward_io import FORWARDS, CapturedGraph, Forward
-from .cuda_graphs_stage import GraphsStage, ObservableModel, what_stays_outside
-from .observation.stage import ObserveStage
+from .captured_backward_io import FORWARDS
 from .options import Options
-from .pipeline import CompileStage, compile_through
-from .provenance.stage import AttributeStage
-from .roles.dynamo_input import DynamoInput
-from .roles.graph_io import GraphIO, describe_graph, undescribed
-from .runtime import RUNTIME, LiveGraph
+from .session.runtime import RUNTIME, LiveGraph
+from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
+from .stages.describe.dynamo_input import DynamoInput
+from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
+from .stages.describe.graph_value import RoleInfo
+from .stages.graphs import GraphsStage, ObservableModel, operator_outside_of_graphs
+from .stages.observe.stage import ObserveStage
+from .stages.pipeline import CompileStage, compile_through
+from .stages.provenance.stage import AttributeStage
 
 T = TypeVar("T")
 
@@ -67,7 +68,9 @@ class InnerCompile:
     Args:
         dynamo_inputs: what Dynamo knows of the inputs, none outside Dynamo.
         graphs: whether CUDA code is to run in graph trees.
-        captured: what is compiled is a captured backward, and this is known of it.
+        captured_nodes: provenance of the captured backward's nodes, where it is one that is
+            compiled; None where it is not.
+        captured_outputs: the gradients that it returns, by position.
         inductor: options of Inductor that were given to this compilation.
         not_graphed: why there will be no graph, though the settings want one.
     """
@@ -75,11 +78,12 @@ class InnerCompile:
     options: Options
     dynamo_inputs: Sequence[DynamoInput]
     graphs: bool
-    captured: CapturedGraph | None
+    captured_nodes: Mapping[str, NodeProvenance] | None
+    captured_outputs: Mapping[int, RoleInfo] | None
     inductor: Mapping[str, Any]
     not_graphed: str
     _forward: GraphIO | None = field(default=None, init=False)
-    _forward_nodes: dict[str, NodeProvenance] | None = field(default=None, init=False)
+    _forward_graph: LiveGraph | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
 
     def __call__(
@@ -93,31 +97,28 @@ class InnerCompile:
         given = {**kwargs, "cudagraphs": _torch_compat.no_cudagraphs()}
 
         def compile_plainly() -> Any:
-            with _torch_compat.cache_told_what_is_donated(bool(kwargs.get("is_backward"))):
+            with _torch_compat.cache_keyed_by_donation(bool(kwargs.get("is_backward"))):
                 return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **given)
 
         kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
         if kwargs.get("is_backward"):
             kind = GraphKind.BACKWARD
         try:
-            graph = LiveGraph(self._described(gm, kind, kwargs))
+            graph = LiveGraph(self._new_record(gm, kind, kwargs))
+            forward = self._forward_graph if kind is GraphKind.BACKWARD else None
             attribute = AttributeStage(
                 graph.record,
-                self._forward_nodes if kind is GraphKind.BACKWARD else None,
+                forward.aot_nodes if forward is not None else None,
                 compile_plainly,
-                self.captured.nodes if self.captured is not None else None,
+                self.captured_nodes,
             )
             models: list[ObservableModel] = []
             trees = self._in_trees(graph.record, gm, kwargs.get("cudagraphs"), given, models)
             # The attribute stage may compile a second time: it is the innermost.
-            stages = [
-                ObserveStage(
-                    graph, self.options, tuple(example_inputs), models if self.graphs else None
-                ),
-                *trees,
-                RecordStage(graph.record),
-                attribute,
-            ]
+            observe = ObserveStage(
+                graph, self.options, tuple(example_inputs), models if self.graphs else None
+            )
+            stages = [observe, trees, RecordStage(graph.record), attribute]
         except Exception as error:
             RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
@@ -132,14 +133,16 @@ class InnerCompile:
             finally:
                 graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        compiled = compile_through(stages, compile_timed, gm, failed)
+        present = [stage for stage in stages if stage is not None]
+        compiled = compile_through(present, compile_timed, gm, failed)
         if kind is GraphKind.FORWARD:
-            self._forward_nodes = attribute.aot_nodes
+            graph.aot_nodes = attribute.aot_nodes
+            self._forward_graph = graph
             if self.options.compiled_autograd:
                 what = "the number of a graph whose backward is captured"
-                aot_id = self._known(graph.record.id, what, _torch_compat.aot_id, None)
+                aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
                 if aot_id is not None:
-                    FORWARDS[aot_id] = Forward(graph.record, attribute.aot_nodes)
+                    FORWARDS[aot_id] = graph
         # Complete now: other threads make profiles, and write them, at any time.
         RUNTIME.add(graph)
         if self.not_graphed:
@@ -149,12 +152,12 @@ class InnerCompile:
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
-        for stage in trees:
-            if stage.impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
-                raise RuntimeError(
-                    f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
-                    f"is on: {stage.impossible}"
-                )
+        impossible = trees.impossible if trees is not None else ""
+        if impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
+            raise RuntimeError(
+                f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
+                f"is on: {impossible}"
+            )
         return compiled
 
     def _in_trees(
@@ -164,51 +167,51 @@ class InnerCompile:
         box: Any,
         given: dict[str, Any],
         models: list[ObservableModel],
-    ) -> list[GraphsStage]:
+    ) -> GraphsStage | None:
         """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
         says whether it may capture."""
         if not self.graphs:
-            return []
+            return None
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
-        return [
-            GraphsStage(
-                record,
-                box,
-                given,
-                models,
-                clone_outputs=self.options.outputs == "clone",
-                inductor=self.inductor,
-                of_forward=of_forward and box is self._forward_box,
-                outside=self._known(
-                    record.id, "what no CUDA graph can have", lambda: what_stays_outside(gm), ""
-                ),
-            )
-        ]
+        why = self._read(
+            record.id, "what no CUDA graph can have", lambda: operator_outside_of_graphs(gm), ""
+        )
+        return GraphsStage(
+            record,
+            box,
+            given,
+            models,
+            clone_outputs=self.options.outputs == "clone",
+            inductor=self.inductor,
+            of_forward=of_forward and box is self._forward_box,
+            outside=why,
+        )
 
-    def _known(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
-        """Of what torch keeps to itself: Note [Fields that cannot be read]."""
+    def _read(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
+        """Returns what ``read`` reads of torch's private parts, or ``neutral`` where that fails:
+        Note [Fields that cannot be read]."""
         try:
             return read()
         except Exception as error:
             RUNTIME.ledger.unknown(graph, what, error)
             return neutral
 
-    def _described(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
+    def _new_record(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
         id_ = RUNTIME.new_graph_id()
-        known = functools.partial(self._known, id_)
+        read = functools.partial(self._read, id_)
 
         def copied() -> ViewAndMutationMeta:
             found = _torch_compat.forward_metadata()
-            tell = functools.partial(RUNTIME.ledger.unknown, id_)
-            return view_and_mutation_meta(found, tell) if found is not None else unread
+            on_unknown = functools.partial(RUNTIME.ledger.unknown, id_)
+            return view_and_mutation_meta(found, on_unknown) if found is not None else unread
 
         unread = ViewAndMutationMeta()
-        metadata = known("AOTAutograd's metadata", copied, unread)
+        metadata = read("AOTAutograd's metadata", copied, unread)
         static = tuple(kwargs.get("static_input_idxs") or ())
-        io = known(
+        io = read(
             "what a graph takes and returns",
             lambda: describe_graph(
                 gm,
@@ -217,7 +220,7 @@ class InnerCompile:
                 dynamo_inputs=self.dynamo_inputs,
                 static_input_idxs=static,
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
-                captured_outputs=self.captured.outputs if self.captured is not None else None,
+                captured_outputs=self.captured_outputs,
             ),
             undescribed(gm, static),
         )
@@ -226,8 +229,8 @@ class InnerCompile:
         return GraphRecord(
             id=id_,
             # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
-            kind=GraphKind.BACKWARD if self.captured is not None else kind,
-            compile_id=known("Dynamo's id of a frame", _torch_compat.compile_id, None),
+            kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
+            compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
             graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,

@@ -41,8 +41,8 @@ class Options:
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, in the whole process (``compile_backend/captured_backward.py``).
-        straight_calls: where a graph needs nothing of AOTAutograd's run-time wrapper, calls go
-            past it (``compile_backend/straight_calls``).
+        straight_calls: where a graph with a backward needs nothing of AOTAutograd's run-time
+            wrapper, calls go past it (``compile_backend/straight_calls.py``).
     """
 
     observe_runs: int = 2
@@ -104,21 +104,23 @@ def split_options(
         inductor = mode_options(mode)
         if mode.endswith("-no-cudagraphs"):  # to Inductor, what nothing has turned on
             inductor["triton.cudagraphs"] = False
-    known = inductor_option_names()
+    inductor_names = inductor_option_names()
     for given, value in (options or {}).items():
         name = str(given).replace("-", "_")
         if name in own_names:
             own[name] = value
-        elif name in known:
+        elif name in inductor_names:
             _check_type(given, value, inductor_option_type(name))
             inductor[name] = value
         else:
-            raise OptionError(_unknown(str(given), own_names, known))
+            raise OptionError(_unknown(str(given), own_names, inductor_names))
     return Options(**own), inductor
 
 
-def _unknown(given: str, own: set[str], known: frozenset[str]) -> str:
-    near = difflib.get_close_matches(given, [*sorted(own), *sorted(known)], n=3, cutoff=0.5)
+def _unknown(given: str, own: set[str], inductor_names: frozenset[str]) -> str:
+    near = difflib.get_close_matches(
+        given, [*sorted(own), *sorted(inductor_names)], n=3, cutoff=0.5
+    )
     hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
     return (
         f"unknown option {given!r}{hint} memprof's own options are "

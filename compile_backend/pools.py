@@ -45,8 +45,8 @@ def explain_pools() -> Pools:
 def _with_functions(parts: PoolParts, manager: Manager) -> PoolParts:
     """Numbers of recordings with the functions that they are of; of warm-ups too."""
     last = manager.path.node
-    known = [*manager.nodes(), *(path_to(last) if last is not None else ())]
-    labels = {n.number: n.wrapped_function.label for n in known}
+    recorded = [*manager.nodes(), *(path_to(last) if last is not None else ())]
+    labels = {n.number: n.wrapped_function.label for n in recorded}
     nodes: dict[int | str, int] = {
         f"{labels[int(n)]} #{n}": nbytes for n, nbytes in parts.nodes.items()
     }

@@ -8,15 +8,23 @@
 
 from __future__ import annotations
 
-from .capture import CapturedBackward, capture
+from .capture import CapturedBackward, Listener
 from .compiler import AutogradCompilerInstance
-from .engine import disable, enable, install, installed, reset, turn_off, turn_on, uninstall
+from .engine import (
+    capture,
+    disable,
+    enable,
+    install,
+    installed,
+    reset,
+    turn_off,
+    turn_on,
+    uninstall,
+)
 from .errors import CaptureError, StaleCaptureError
-from .events import Capture, Listener
 
 __all__ = [
     "AutogradCompilerInstance",
-    "Capture",
     "CaptureError",
     "CapturedBackward",
     "Listener",

@@ -11,15 +11,22 @@ import importlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
 import torch._dynamo.compiled_autograd as _ca
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo import external_utils as _external
 from torch._guards import CompileContext, CompileId
 from torch._guards import compile_context as compile_context
-from torch.fx import Graph, GraphModule, Node
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 _utils: Any = importlib.import_module("torch._dynamo.utils")
 trace_structured: Any = importlib.import_module("torch._logging").trace_structured
@@ -162,18 +169,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
-class _Unseen(threading.local):
-    def __init__(self) -> None:
-        self.before: list[Any] = []
-        """What Dynamo had set in this thread, for each time that it was taken away."""
-
-
-_unseen = _Unseen()
+_unseen = threading.local()
+"""``before``: what Dynamo had set in this thread, for each time that it was taken away."""
 
 
 def leave_dynamo() -> None:
     """Dynamo looks at no frame of this thread until ``return_to_dynamo``."""
     before = _set_eval_frame(None)
+    if not hasattr(_unseen, "before"):
+        _unseen.before = []
     _unseen.before.append(before)
 
 
@@ -277,7 +281,7 @@ def log_graph(graph: GraphModule, moved: Iterable[int], removed: int) -> None:
 
 
 def log_reasons(reasons: list[str]) -> None:
-    """Returns what C++ says about a cache miss, into ``TORCH_TRACE``."""
+    """Writes what C++ says about a cache miss into ``TORCH_TRACE``."""
     metadata = {"name": "compiled_autograd_compile_reasons", "encoding": "json"}
     trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: reasons)
 
@@ -357,3 +361,132 @@ def replace_torchs_class(new: Any) -> Any:
     before = module.AutogradCompilerInstance
     module.AutogradCompilerInstance = new
     return before
+
+
+# --- stand-ins for values: fake tensors and symbolic numbers ---------------------------------
+
+_SHAPE_ONLY: list[torch.Tensor] = []
+
+
+def new_fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(
+        allow_fallback_kernels=True, allow_non_fake_inputs=True, shape_env=ShapeEnv()
+    )
+
+
+def dummy_tensor(mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    """A tensor that stands for a gradient in the engine's hands; its shape means nothing.
+
+    Made directly and not by an operator: twenty times cheaper, and there is one for every
+    gradient of the graph.
+    """
+    if not _SHAPE_ONLY:
+        with torch._C._DisableTorchDispatch():
+            _SHAPE_ONLY.append(torch.empty(0, 123456789, device="meta"))
+    return FakeTensor(mode, _SHAPE_ONLY[0], device)
+
+
+def fake_of_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of the same shape (in numbers), layout, dtype and device.
+
+    Raises:
+        Exception: torch has no fake of such a tensor.
+    """
+    if _is_plain(tensor):
+        functorch = torch._C._functorch
+        if functorch.is_functorch_wrapped_tensor(tensor):
+            raise NotImplementedError("a tensor inside a torch.func transform")
+        if functorch.is_legacy_batchedtensor(tensor):
+            raise NotImplementedError("a gradient of grad(..., is_grads_batched=True)")
+        shape_only = torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+        )
+        return FakeTensor(mode, shape_only, tensor.device)
+    return mode.from_tensor(tensor.detach(), static_shapes=True)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """A number for the storage of ``tensor``, None where it has none of its own."""
+    return int(tensor.untyped_storage()._cdata) if _is_plain(tensor) else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+
+
+def without_guards(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Sizes read while capturing must not become guards: C++ guards by its own key."""
+    assert mode.shape_env is not None
+    return _suppress_guards(mode.shape_env)
+
+
+def symbol(mode: FakeTensorMode, value: float, name: str, index: int) -> Any:
+    """A symbol for the number ``name[index]``, or the number itself where torch specialises."""
+    from torch._dynamo.source import GetItemSource, LocalSource
+
+    shapes, source = mode.shape_env, GetItemSource(LocalSource(name), index)
+    assert shapes is not None
+    if isinstance(value, int):
+        return shapes.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+    of_float = shapes.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+    return shapes.create_symfloatnode(of_float, hint=value, source=source)
+
+
+def build_expression(expression: Any, symbols: dict[Any, Proxy]) -> Any:
+    """Compute a sympy expression in an FX graph.
+
+    Raises:
+        KeyError: it has a symbol that is not among ``symbols``.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return sympy_interp(PythonReferenceAnalysis, symbols, expression)
+
+
+def hint(value: Any) -> int | None:
+    """The number that a size stands for at capture, None if it is unknown."""
+    node = getattr(value, "node", None)
+    found = node.hint if node is not None and node.has_hint() else value
+    return found if isinstance(found, int) else None
+
+
+# --- AOTAutograd's backward ------------------------------------------------------------------
+
+
+allow_in_graph: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.allow_in_graph
+
+
+def aot_runtime_wrappers() -> Any:
+    return importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+
+
+def aot_backward_module(forward_class: Any) -> GraphModule:
+    """The backward graph of AOTAutograd's autograd.Function, ``ctx._forward_cls`` of a node.
+
+    Raises:
+        LookupError: the graph was not kept (a hit of AOTAutograd's cache).
+    """
+    info = forward_class._lazy_backward_info
+    if info is None:
+        raise LookupError("AOTAutograd's cache keeps no backward graph")
+    if hasattr(info, "bw_module"):
+        return info.bw_module  # type: ignore[no-any-return]
+    with unset_fake_temporarily():
+        return info.bw_module_fn()  # type: ignore[no-any-return]
+
+
+def aot_id(ctx: Any) -> int | None:
+    """AOTAutograd's id of the graph, if it made this autograd.Function's node."""
+    return getattr(ctx._forward_cls, "_aot_id", None)
+
+
+def takes_boxed_grads(ctx: Any) -> bool:
+    """Tells whether the backward wants its gradients in one list (2.13+), which nothing here can
+    give."""
+    return bool(getattr(ctx._forward_cls, "boxed_grads_call", False))
+
+
+def aot_symints(ctx: Any) -> Sequence[Any]:
+    """The symbolic sizes that the forward saved, lifted by this capture."""
+    return ctx._get_compiled_autograd_symints()  # type: ignore[no-any-return]

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _torch_capture, _torch_compat, nodes
+from . import _torch_compat, nodes
 from .aot_backward import AotInliner
+from .capture import CapturedBackward, CaptureLog
 from .engine_order import engine_order
 from .errors import CaptureError
-from .events import Capture, CaptureLog
-from .node_meta import LAYOUT, VALUE, NodeOrigin, ValueInfo, of_output, of_sizes, value_of
+from .nodes import LAYOUT, VALUE, NodeOrigin, ValueInfo, of_output, of_sizes, value_of
 from .passes import run_passes
-from .runtime import NanCheck, runtime_wrapper
+from .runtime import nan_check, runtime_wrapper
 from .switch import THREAD
 from .tracer import GraphTracer
 
@@ -45,7 +45,7 @@ class AutogradCompilerInstance:
 
     Args:
         compiler_fn: gets the captured graph and returns what runs in its place, with the same
-            arguments: ``tracer.PLACEHOLDERS``.
+            arguments: ``nodes.PLACEHOLDERS``.
         cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
         any_shape: refuse a graph that holds for the shapes of its capture only, which would
@@ -128,28 +128,32 @@ class AutogradCompilerInstance:
         tracer.graph.output(returned)
         _torch_compat.log_before_passes(tracer.root, tracer.graph, self.id)
         entered = THREAD.entered
-        result = run_passes(
+        used_sizes, to_cuda, removed = run_passes(
             tracer.graph,
             self.cuda_graphs or _torch_compat.inductor_cuda_graphs(),
             None if entered is None else engine_order(*entered, self._names),
         )
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)
-        _torch_compat.log_graph(module, result.inputs_to_cuda, result.removed)
+        _torch_compat.log_graph(module, to_cuda, removed)
         capture = self.log.captured(
-            Capture(
+            CapturedBackward(
                 id=self.id,
                 graph=module,
                 calls=tuple(self._calls),
                 shapes=tuple(self._shapes),
                 sizes=tuple(self._sizes),
                 capture_ns=time.perf_counter_ns() - self._started_ns,
-                passes=result,
+                used_sizes=used_sizes,
+                inputs_to_cuda=to_cuda,
             )
         )
-        nan_check = NanCheck(tracer.graph) if self._check_nans else None
         runtime = runtime_wrapper(
-            capture, self.log, self._compile_context, nan_check, not tracer.baked_shapes
+            capture,
+            self.log,
+            self._compile_context,
+            nan_check(tracer.graph) if self._check_nans else None,
+            not tracer.baked_shapes,
         )
         self._capturing.close()
         compiled = self.compiler_fn(module)
@@ -171,7 +175,7 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
-        aot_id = None if pyobj is None else _torch_capture.aot_id(pyobj)
+        aot_id = None if pyobj is None else _torch_compat.aot_id(pyobj)
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
         self._tracer.in_python_node = pyobj is not None
@@ -226,11 +230,11 @@ class AutogradCompilerInstance:
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
         results: Sequence[Node | None]
-        if _torch_capture.aot_id(ctx) is not None:
+        if _torch_compat.aot_id(ctx) is not None:
             results = self._aot.inline(
                 ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
             )
-        elif _torch_capture.takes_boxed_grads(ctx):
+        elif _torch_compat.takes_boxed_grads(ctx):
             raise CaptureError(
                 f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
                 f"pass gradients in a box"

@@ -1,4 +1,4 @@
-"""Switching compiled autograd on and off.
+"""Switching compiled autograd on and off, and looking at what it captures.
 
 Note [Who captures]
 ~~~~~~~~~~~~~~~~~~~
@@ -22,9 +22,19 @@ from typing import Any
 import torch
 
 from . import _torch_compat
+from .capture import CapturedBackward, Listener
 from .compiler import AutogradCompilerInstance, CompilerFn
 from .errors import CaptureError
-from .switch import OFF, SWITCH, THREAD, Claim, Setting, Tell, forget_captured_graphs, in_turn
+from .switch import (
+    OFF,
+    SWITCH,
+    THREAD,
+    Claim,
+    EngineSetting,
+    OnUnsupported,
+    forget_captured_graphs,
+    in_turn,
+)
 
 _AUTOGRAD: Any = torch.autograd
 
@@ -78,12 +88,42 @@ def disable() -> Iterator[None]:
 _torch_compat.state._disable = disable
 
 
+def capture(fn: Callable[[], Any], *, dynamic: bool = False) -> list[CapturedBackward]:
+    """Run ``fn`` and return the graph of every backward that it runs, in order of capture.
+
+    The graphs run as they are, so gradients are computed as usual; nothing is compiled.
+    Graphs captured earlier are not reused, later ones do not reuse these.
+
+    Args:
+        fn: calls ``backward()`` or ``grad()``, e.g. ``lambda: model(x).sum().backward()``.
+        dynamic: as for ``enable``.
+
+    Raises:
+        CaptureError: a backward cannot be captured, or ``fn`` ran none.
+    """
+    found: list[CapturedBackward] = []
+    listener = Listener(captured=found.append, ran=lambda capture, hit: None)
+    log = AutogradCompilerInstance.log
+    log.listeners.append(listener)
+    try:
+        with enable(lambda graph: graph, dynamic=dynamic):
+            fn()
+    finally:
+        log.listeners.remove(listener)
+    if not found:
+        raise CaptureError(
+            "fn ran no backward that is captured: none at all, or with create_graph=True, inside "
+            "disable(), or under the stance force_eager"
+        )
+    return found
+
+
 def turn_on(
     compiler_fn: CompilerFn,
     *,
     dynamic: bool = False,
     cuda_graphs: bool = False,
-    on_unsupported: Tell | None = None,
+    on_unsupported: OnUnsupported | None = None,
 ) -> bool:
     """``enable`` without an end: for every backward of the process from here on.
 
@@ -93,8 +133,8 @@ def turn_on(
     Args:
         compiler_fn, dynamic: as for ``enable``.
         cuda_graphs: as for ``AutogradCompilerInstance``.
-        on_unsupported: told of a backward that cannot be captured; that backward then runs
-            in the normal engine. None raises the error instead.
+        on_unsupported: called with the error of a backward that cannot be captured, which then
+            runs in the normal engine. None raises the error instead.
 
     Returns:
         Whether it was switched on by this call.
@@ -139,12 +179,17 @@ _on: list[contextlib.ExitStack] = []
 
 
 @_torch_compat.unseen_by_dynamo
-def _open(factory: Any, dynamic: bool, tell: Tell | None = None, depth: int = 0) -> Claim:
+def _open(
+    factory: Any, dynamic: bool, on_unsupported: OnUnsupported | None = None, depth: int = 0
+) -> Claim:
     _torch_compat.prepare_captures()
     with SWITCH.lock:
         _own_the_cache(factory.args[0], dynamic)
-        claim = SWITCH.open(Setting(factory, dynamic, True, off_on_purpose=None), tell=tell)
-        _Entry.hold()
+        claim = SWITCH.open(
+            EngineSetting(factory, dynamic, True, off_on_purpose=None),
+            on_unsupported=on_unsupported,
+        )
+        _hold_entry()
         _torch_compat.state.depth += depth
     return claim
 
@@ -153,7 +198,7 @@ def _open(factory: Any, dynamic: bool, tell: Tell | None = None, depth: int = 0)
 def _close(claim: Claim, depth: int = 0) -> None:
     with SWITCH.lock:
         _torch_compat.state.depth -= depth
-        _Entry.release()
+        _release_entry()
         below = SWITCH.close(claim)
         if below.factory is not None:  # an outer enable() goes on
             arguments = getattr(below.factory, "args", None)
@@ -194,7 +239,7 @@ def install() -> None:
     with SWITCH.lock:
         if not installed():
             _replaced.append(_torch_compat.replace_torchs_class(AutogradCompilerInstance))
-            _Entry.hold()
+            _hold_entry()
             forget_captured_graphs()
 
 
@@ -203,7 +248,7 @@ def uninstall() -> None:
     with SWITCH.lock:
         if installed():
             _torch_compat.replace_torchs_class(_replaced.pop())
-            _Entry.release()
+            _release_entry()
             forget_captured_graphs()
 
 
@@ -215,25 +260,26 @@ def installed() -> bool:
 _replaced: list[Any] = []
 
 
-class _Entry:
-    """The function through which ``backward()`` and ``grad()`` enter the engine, replaced for
-    as long as any context of any thread is open. Call these with the switch's lock."""
+_entries = 0
+"""How many contexts of any thread are open; while there is one, the function through which
+``backward()`` and ``grad()`` enter the engine is replaced. Changed with the switch's lock."""
+_entry: Any = None
+"""The function that is replaced."""
 
-    _holders = 0
-    _original: Any = None
 
-    @classmethod
-    def hold(cls) -> None:
-        if cls._holders == 0:
-            cls._original = _AUTOGRAD._engine_run_backward
-            _AUTOGRAD._engine_run_backward = _entered(cls._original)
-        cls._holders += 1
+def _hold_entry() -> None:
+    global _entries, _entry
+    if _entries == 0:
+        _entry = _AUTOGRAD._engine_run_backward
+        _AUTOGRAD._engine_run_backward = _entered(_entry)
+    _entries += 1
 
-    @classmethod
-    def release(cls) -> None:
-        cls._holders -= 1
-        if cls._holders == 0:
-            _AUTOGRAD._engine_run_backward = cls._original
+
+def _release_entry() -> None:
+    global _entries
+    _entries -= 1
+    if _entries == 0:
+        _AUTOGRAD._engine_run_backward = _entry
 
 
 def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,7 +291,7 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
         outputs: Any, grads: Any, keep: bool, create_graph: bool, inputs: Any, *a: Any, **k: Any
     ) -> Any:
         arguments = (outputs, grads, keep, create_graph, inputs, *a)
-        on, tell = SWITCH.is_on(), SWITCH.tell
+        on, on_unsupported = SWITCH.is_on(), SWITCH.on_unsupported
         with THREAD.another_backward(outputs, inputs):
             try:
                 if not (create_graph and on):  # which the engine refuses to capture
@@ -258,12 +304,12 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 if not _torch_compat.is_busy(error):
                     refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
-                    if tell is None or not refused:
+                    if on_unsupported is None or not refused:
                         raise
                     reason = str(error).partition("\n")[0]
                     if not isinstance(error, CaptureError):
                         error = CaptureError(f"{type(error).__name__}: {reason}")
-                    tell(error)
+                    on_unsupported(error)
             claim = SWITCH.open(OFF, on_top=True)
             try:
                 return as_it_was(*arguments, **k)

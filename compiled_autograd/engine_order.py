@@ -30,8 +30,7 @@ import torch
 from torch.fx import Graph, Node
 
 from . import _torch_compat
-from .node_meta import origin_of
-from .nodes import add_gradients, is_final, is_item_of_argument, runs_python
+from .nodes import add_gradients, is_final, is_item_of_argument, origin_of, runs_python
 
 Edges = dict[Any, list[Any]]
 """Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""

@@ -33,14 +33,18 @@ from torch.fx import Graph
 from memprof.profiler.process_hooks import on_fork
 
 from . import _torch_compat
+from .capture import CapturedBackward, CaptureLog
 from .errors import StaleCaptureError
-from .events import Capture, CaptureLog
 from .nodes import is_accumulate_grad, is_getitem
 from .switch import OFF, SWITCH, THREAD, end_turn
 
 
 def runtime_wrapper(
-    capture: Capture, log: CaptureLog, context: Any, nan_check: NanCheck | None, any_shape: bool
+    capture: CapturedBackward,
+    log: CaptureLog,
+    context: Any,
+    check_nans: NanCheck | None,
+    any_shape: bool,
 ) -> Callable[..., Any]:
     """Returns what runs the compiled function, with compiled autograd itself switched off.
 
@@ -48,7 +52,7 @@ def runtime_wrapper(
     backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
     ``any_shape`` the graph holds for inputs of other shapes than those of its capture.
     """
-    used_sizes, to_cuda = capture.passes.used_sizes, capture.passes.inputs_to_cuda
+    used_sizes, to_cuda = capture.used_sizes, capture.inputs_to_cuda
     state = _torch_compat.state
 
     @functools.lru_cache(4096)
@@ -74,7 +78,7 @@ def runtime_wrapper(
             log.ran(capture)
         if not any_shape:
             _check_shapes(capture, inputs)
-        parameters = nan_check.before(inputs) if nan_check is not None else []
+        look_at_outputs = check_nans(inputs) if check_nans is not None else None
         for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [carrier(i, sizes[i]) for i in used_sizes]
@@ -86,8 +90,8 @@ def runtime_wrapper(
                 outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
                     inputs, lifted, scalars, hooks, packed_data
                 )
-                if nan_check is not None:
-                    nan_check.after(parameters, outputs)
+                if look_at_outputs is not None:
+                    look_at_outputs(outputs)
             return outputs
         finally:
             state.in_compiled_autograd_region = False
@@ -96,7 +100,7 @@ def runtime_wrapper(
     return run
 
 
-def _check_shapes(capture: Capture, inputs: Sequence[torch.Tensor]) -> None:
+def _check_shapes(capture: CapturedBackward, inputs: Sequence[torch.Tensor]) -> None:
     for i, (tensor, shape) in enumerate(zip(inputs, capture.shapes, strict=True)):
         if tuple(tensor.shape) != shape:
             raise StaleCaptureError(
@@ -165,42 +169,45 @@ def _after_fork() -> None:
         _put_back()
 
 
-class NanCheck:
+NanCheck = Callable[[Sequence[torch.Tensor]], Callable[[Sequence[Any]], None]]
+"""From the inputs of a run to what is called with its outputs, see ``nan_check``."""
+
+
+def nan_check(graph: Graph) -> NanCheck:
     """Anomaly mode: NaN in a gradient is an error, found when the whole backward has run.
 
     The normal engine looks after each node. A compiled graph has no such moments, and making
     them would change what is compiled; so the gradients that come out are looked at: those that the
     graph accumulates into parameters, or returns.
     """
+    leaves: list[Any] = [n.args[0] for n in graph.nodes if is_accumulate_grad(n)]
+    of_inputs = [n for n in leaves if is_getitem(n) and n.args[0].name == "inputs"]
+    indices: list[int] = [n.args[1] for n in of_inputs]
+    output: Any = graph.output_node().args[0]
+    names = [*(f"inputs[{i}]" for i in indices), *map(str, output)]
 
-    def __init__(self, graph: Graph) -> None:
-        leaves: list[Any] = [n.args[0] for n in graph.nodes if is_accumulate_grad(n)]
-        of_inputs = [n for n in leaves if is_getitem(n) and n.args[0].name == "inputs"]
-        self._parameters: list[int] = [n.args[1] for n in of_inputs]
-        output: Any = graph.output_node().args[0]
-        self._names = [*(f"inputs[{i}]" for i in self._parameters), *map(str, output)]
-
-    def before(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The parameters, for ``after``: the compiled function empties ``inputs``. A gradient to
-        accumulate into that is NaN already is an error: afterwards nobody could tell."""
-        parameters = [inputs[i] for i in self._parameters]
-        for name, parameter in zip(self._names, parameters, strict=False):
-            if _has_nan(parameter.grad):
+    def before(inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[Any]], None]:
+        # Kept for afterwards: the compiled function empties the inputs.
+        parameters = [inputs[i] for i in indices]
+        for name, parameter in zip(names, parameters, strict=False):
+            if _has_nan(parameter.grad):  # afterwards nobody could tell
                 raise RuntimeError(
                     f"anomaly mode with compiled autograd: {name} had a NaN gradient before "
                     f"this backward; zero the gradients first, or leave one of the two off"
                 )
-        return parameters
 
-    def after(
-        self, parameters: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor | None]
-    ) -> None:
-        gradients = [*(parameter.grad for parameter in parameters), *outputs]
-        made = zip(self._names, gradients, strict=False)
-        if found := [name for name, gradient in made if _has_nan(gradient)]:
-            raise RuntimeError(
-                f"Compiled Autograd returned NaN gradients for {', '.join(found)} (anomaly mode)"
-            )
+        def after(outputs: Sequence[torch.Tensor | None]) -> None:
+            gradients = [*(parameter.grad for parameter in parameters), *outputs]
+            made = zip(names, gradients, strict=False)
+            if found := [name for name, gradient in made if _has_nan(gradient)]:
+                raise RuntimeError(
+                    f"Compiled Autograd returned NaN gradients for {', '.join(found)} "
+                    f"(anomaly mode)"
+                )
+
+        return after
+
+    return before
 
 
 def _has_nan(gradient: torch.Tensor | None) -> bool:

@@ -35,11 +35,11 @@ from memprof.profiler.process_hooks import ForkSafeLock, on_fork
 from . import _torch_compat
 from .errors import CaptureError
 
-Tell = Callable[[CaptureError], None]
+OnUnsupported = Callable[[CaptureError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineSetting:
     """Says whether backwards are captured, and by whom."""
 
     factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
@@ -48,7 +48,7 @@ class Setting:
     off_on_purpose: bool | None  # torch's flag ``active_disable_ctx``; None leaves it as it is
 
 
-OFF = Setting(None, False, enabled=False, off_on_purpose=True)
+OFF = EngineSetting(None, False, enabled=False, off_on_purpose=True)
 """Inside ``disable()`` and of a captured graph that runs."""
 
 
@@ -56,14 +56,14 @@ OFF = Setting(None, False, enabled=False, off_on_purpose=True)
 class Claim:
     """A context that is open."""
 
-    below: Setting  # was in force before it, and is to be put back
+    below: EngineSetting  # was in force before it, and is to be put back
     captures: bool  # it switches on
     on_top: bool  # it stays above whatever is opened after it
     runs: bool  # a captured graph runs
     thread: int  # that opened it
-    tell: Tell | None
-    """Told of a backward that cannot be captured, which then runs in the normal engine; None where
-    the error is the user's."""
+    on_unsupported: OnUnsupported | None
+    """Called with the error of a backward that cannot be captured, which then runs in the normal
+    engine; None where the error is the user's."""
 
 
 class Switch:
@@ -85,7 +85,12 @@ class Switch:
         state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
-        self, wanted: Setting, *, on_top: bool = False, runs: bool = False, tell: Tell | None = None
+        self,
+        wanted: EngineSetting,
+        *,
+        on_top: bool = False,
+        runs: bool = False,
+        on_unsupported: OnUnsupported | None = None,
     ) -> Claim:
         """Put ``wanted`` in force, below what is to stay on top, as what runs always does."""
         with self.lock:
@@ -102,12 +107,17 @@ class Switch:
                     wanted = replace(wanted, off_on_purpose=below.off_on_purpose)
                 above.below = wanted
             claim = Claim(
-                below, wanted.factory is not None, on_top, runs, threading.get_ident(), tell
+                below,
+                wanted.factory is not None,
+                on_top,
+                runs,
+                threading.get_ident(),
+                on_unsupported,
             )
             self._claims.insert(at, claim)
             return claim
 
-    def close(self, claim: Claim) -> Setting:
+    def close(self, claim: Claim) -> EngineSetting:
         """Put back what was in force below ``claim``, at once or when those above it close."""
         with self.lock:
             at = self._claims.index(claim)
@@ -121,7 +131,7 @@ class Switch:
     def off(self) -> None:
         """Off, as long as no context that is open closes."""
         with self.lock:
-            _apply(Setting(None, False, enabled=False, off_on_purpose=None))
+            _apply(EngineSetting(None, False, enabled=False, off_on_purpose=None))
 
     @property
     def off_on_purpose(self) -> bool:
@@ -138,19 +148,19 @@ class Switch:
         return bool(_torch_compat.state.compiled_autograd_enabled)
 
     @property
-    def tell(self) -> Tell | None:
+    def on_unsupported(self) -> OnUnsupported | None:
         claims = self._claims
-        return claims[-1].tell if claims else None
+        return claims[-1].on_unsupported if claims else None
 
 
-def _apply(setting: Setting) -> Setting:
+def _apply(setting: EngineSetting) -> EngineSetting:
     state: Any = _torch_compat.state
     enabled, off_on_purpose = state.compiled_autograd_enabled, state.active_disable_ctx
     state.compiled_autograd_enabled = setting.enabled
     if setting.off_on_purpose is not None:
         state.active_disable_ctx = setting.off_on_purpose
     factory, dynamic = _torch_compat.set_compiler(setting.factory, setting.dynamic)
-    return Setting(factory, dynamic, enabled, off_on_purpose)
+    return EngineSetting(factory, dynamic, enabled, off_on_purpose)
 
 
 SWITCH = Switch()

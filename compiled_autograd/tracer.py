@@ -28,14 +28,10 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._pytree import tree_map
 
-from . import _torch_capture, _torch_compat
-from . import node_meta as meta
+from . import _torch_compat
+from . import nodes as meta
 from .errors import CaptureError
-from .node_meta import NodeOrigin, ValueInfo
-
-PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed_data")
-"""Arguments of every captured graph, each a list: lifted tensors; lifted sizes; lifted Python
-numbers; hooks, contexts and other objects; what saved-tensor hooks packed."""
+from .nodes import PLACEHOLDERS, NodeOrigin, ValueInfo
 
 Origins = Sequence[tuple[int, str]]
 
@@ -45,7 +41,7 @@ class GraphTracer:
         self.graph = Graph()
         self.root = torch.nn.Module()
         """What the graph's ``get_attr`` nodes refer to."""
-        self.fake_mode = _torch_capture.new_fake_mode()
+        self.fake_mode = _torch_compat.new_fake_mode()
         self.origin: NodeOrigin | None = None
         """Put on every node made from here on."""
         self.in_python_node = False
@@ -67,11 +63,11 @@ class GraphTracer:
     def start(self) -> None:
         """From here on, tensor operators are recorded."""
         for context in (
-            _torch_capture.enable_python_dispatcher(),  # no size is hashed
+            _torch_compat.enable_python_dispatcher(),  # no size is hashed
             self.fake_mode,
             _OperatorRecorder(self),
-            _torch_capture.disable_autocast_cache(),
-            _torch_capture.without_guards(self.fake_mode),
+            _torch_compat.disable_autocast_cache(),
+            _torch_compat.without_guards(self.fake_mode),
         ):
             self._stack.enter_context(context)
 
@@ -90,7 +86,7 @@ class GraphTracer:
         groups: dict[int, int] = {}
         for i, tensor in enumerate(tensors):
             try:
-                fake = _torch_capture.fake_of_input(self.fake_mode, tensor)
+                fake = _torch_compat.fake_of_input(self.fake_mode, tensor)
             except Exception as error:
                 raise CaptureError(
                     f"input {i} is a {type(tensor).__name__} with layout {tensor.layout}, "
@@ -108,7 +104,7 @@ class GraphTracer:
                 if held is not None:
                     if held.layout is not torch.strided:
                         node.meta[meta.LAYOUT] = held.layout
-                    if (storage := _torch_capture.storage_key(held)) is not None:
+                    if (storage := _torch_compat.storage_key(held)) is not None:
                         node.meta[group] = groups.setdefault(storage, len(groups))
             self.bind(fake, node)
             tensors[i] = fake
@@ -117,7 +113,7 @@ class GraphTracer:
         """A symbol for each size, bound to ``sizes[i]``."""
         lifted = []
         for i, size in enumerate(sizes):
-            symbol = _torch_capture.symbol(self.fake_mode, size, "sizes", i)
+            symbol = _torch_compat.symbol(self.fake_mode, size, "sizes", i)
             if not isinstance(symbol, int):
                 item = self._lifted("sizes", i, origins)
                 self._last_item = self.call(_torch_compat.unwrap_size, (item,))
@@ -131,7 +127,7 @@ class GraphTracer:
         for i, value in enumerate(scalars):
             if not isinstance(value, (int, float)):
                 raise CaptureError(f"scalar {i} is a {type(value).__name__}, not an int or float")
-            symbol = _torch_capture.symbol(self.fake_mode, value, "scalars", i)
+            symbol = _torch_compat.symbol(self.fake_mode, value, "scalars", i)
             if not isinstance(symbol, (int, float)):
                 self._bind_symbol(symbol, self._lifted("scalars", i, origins))
             scalars[i] = symbol
@@ -179,7 +175,7 @@ class GraphTracer:
     def new_value(self, node: Node, value: ValueInfo | None = None) -> torch.Tensor:
         """Something for the engine to pass around, bound to ``node``."""
         device = value.device if value is not None else torch.device("cpu")
-        dummy = _torch_capture.dummy_tensor(self.fake_mode, device)
+        dummy = _torch_compat.dummy_tensor(self.fake_mode, device)
         self.bind(dummy, node)
         self._shapeless.add(id(dummy))
         if value is not None:
@@ -213,7 +209,7 @@ class GraphTracer:
     def _tensor_node(self, tensor: torch.Tensor) -> Node:
         if (known := self._nodes.get(id(tensor))) is not None:
             return known[1]
-        if isinstance(tensor, _torch_capture.FakeTensor):
+        if isinstance(tensor, _torch_compat.FakeTensor):
             raise CaptureError(
                 f"{self._where()} uses a tensor that was made at capture outside the graph"
             )
@@ -231,7 +227,7 @@ class GraphTracer:
         if (proxy := self._symbols.get(expression)) is None:  # arithmetic on sizes that C++ did
             before = len(self.graph.nodes)
             try:
-                proxy = _torch_capture.build_expression(expression, self._symbols)
+                proxy = _torch_compat.build_expression(expression, self._symbols)
             except KeyError as error:
                 raise CaptureError(
                     f"{self._where()} depends on the size {expression}, which is no input"
@@ -270,7 +266,7 @@ class GraphTracer:
         return result
 
 
-class _OperatorRecorder(_torch_capture.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+class _OperatorRecorder(_torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self, tracer: GraphTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._tracer = tracer

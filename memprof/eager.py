@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import torch
 
-from memprof.compile_backend.bridge import report_out_of_memory
-from memprof.compile_backend.runtime import RUNTIME, Session
+from memprof.compile_backend.session.profiler_callbacks import report_out_of_memory
+from memprof.compile_backend.session.runtime import RUNTIME, Session
 from memprof.profiler.device.allocator_session import AllocatorSession
 from memprof.profiler.device.graph_watch import GraphWatch
 from memprof.profiler.device.out_of_memory import REPORTS

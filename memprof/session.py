@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeVar
 
-from .compile_backend.environment import process
-from .compile_backend.held_forwards import held_forwards, may_wait
-from .compile_backend.runtime import RUNTIME, Session
+from .compile_backend.session.environment import process
+from .compile_backend.session.held_forwards import held_forwards, may_wait
+from .compile_backend.session.runtime import RUNTIME, Session
 from .eager import EagerMemory, write_to
 from .profiler.device.present import optimizer_state, present_accounts
 from .profiler.errors import ProfileError

@@ -35,7 +35,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 
-from memprof.compile_backend.runtime import CallRecord, Runtime, Session
+from memprof.compile_backend.session.runtime import CallRecord, Runtime, Session
 from memprof.profiler.device.totals import device_totals
 from memprof.profiler.encoding import ProfileEncoder
 from memprof.profiler.host import resident_bytes

@@ -7,7 +7,7 @@ structure and what the tracer put into ``meta``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,33 +15,23 @@ from torch.fx import Graph, Node
 
 from .. import _torch_compat, nodes
 from ..engine_order import as_the_engine
-from ..node_meta import VALUE, value_of
+from ..nodes import VALUE, value_of
 from .accumulations import accumulate_grad_asap, hooks_as_eager
-from .memory_order import memory_order
 from .take_gradients import take_gradients
 
 
-@dataclass(frozen=True, slots=True)
-class PassResult:
-    """Describes what the runtime has to know of the passes.
-
-    Attributes:
-        used_sizes: indices of the lifted sizes that the graph still reads.
-        inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
-        removed: how many nodes nobody needed.
-    """
-
-    used_sizes: tuple[int, ...]
-    inputs_to_cuda: dict[int, torch.device]
-    removed: int
-
-
-def run_passes(graph: Graph, cuda_graphs: bool, places: Sequence[int] | None) -> PassResult:
+def run_passes(
+    graph: Graph, cuda_graphs: bool, places: Sequence[int] | None
+) -> tuple[tuple[int, ...], dict[int, torch.device], int]:
     """Run all passes over a captured graph.
 
     Args:
         cuda_graphs: the graph shall be capturable as a CUDA graph.
         places: of each call of the engine, its place in the normal engine's order, if known.
+
+    Returns:
+        indices of the lifted sizes that the graph still reads; indices of the inputs that it
+        expects on a GPU, and which; how many nodes nobody needed.
     """
     if places is not None:
         as_the_engine(graph, places)
@@ -54,8 +44,7 @@ def run_passes(graph: Graph, cuda_graphs: bool, places: Sequence[int] | None) ->
     removed = before - len(graph.nodes)
     used_sizes = remove_unused_sizes(graph)
     take_gradients(graph)
-    memory_order(graph)
-    return PassResult(used_sizes, to_cuda, removed)
+    return used_sizes, to_cuda, removed
 
 
 def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:

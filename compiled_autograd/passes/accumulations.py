@@ -29,8 +29,14 @@ from collections.abc import Iterable
 from torch.fx import Graph, Node
 
 from .. import nodes
-from ..node_meta import GRADIENT_GROUP, INPUT_GROUP, origin_of
-from ..nodes import is_accumulate_grad, is_item_of_argument, runs_python
+from ..nodes import (
+    GRADIENT_GROUP,
+    INPUT_GROUP,
+    is_accumulate_grad,
+    is_item_of_argument,
+    origin_of,
+    runs_python,
+)
 
 
 def accumulate_grad_asap(graph: Graph) -> None:

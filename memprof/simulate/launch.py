@@ -152,7 +152,7 @@ class _Run:
         def backend_is_there(runtime: Any) -> None:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
 
-        after_import("memprof.compile_backend.runtime", backend_is_there)
+        after_import("memprof.compile_backend.session.runtime", backend_is_there)
 
     def _make_changes(self) -> None:
         """Make those that are none of torch's settings, which ``put_settings`` makes."""
@@ -241,10 +241,10 @@ class _Run:
 
     def _profile(self) -> Profile:
         if self._session is not None:
-            runtime: Any = sys.modules["memprof.compile_backend.runtime"]
+            runtime: Any = sys.modules["memprof.compile_backend.session.runtime"]
             recorded: Profile = runtime.RUNTIME.profile(self._session)
             return recorded
-        from memprof.compile_backend.environment import new_profile
+        from memprof.compile_backend.session.environment import new_profile
 
         return new_profile()
 

@@ -54,7 +54,7 @@ DRAWN_ANEW = (
 def _draws_anew(*halves: Any) -> bool:
     """Tells whether a forward and its backward draw random numbers of the same node of the joint
     graph, whose name it keeps in both."""
-    from memprof.compile_backend._torch_compat import draws_random_numbers
+    from memprof.compile_backend.stages.provenance.aot_nodes import draws_random_numbers
 
     forward, backward = (
         {n.name for n in half.graph.nodes if draws_random_numbers(n)} for half in halves

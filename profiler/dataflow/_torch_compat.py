@@ -54,9 +54,9 @@ COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch/fx/graph.py(", ()),
     # memprof's own work around the first calls of a graph.
     ("compile_backend/inner_compile.py(", ()),
-    ("compile_backend/observation/recorder.py(", ("instrument",)),
-    ("compile_backend/observation/program_builder.py(", ()),
-    ("compile_backend/observation/stage.py(", ("_keep",)),
+    ("compile_backend/stages/observe/recorder.py(", ("instrument",)),
+    ("compile_backend/stages/observe/program_builder.py(", ()),
+    ("compile_backend/stages/observe/stage.py(", ("_keep",)),
 )
 """Files (and functions; none means all) below which only the compiler runs."""
 

@@ -35,8 +35,8 @@ it was at the failure, and such a backward has not ended: the report of that mom
 of the run, which may go on for long, say the same. A program that ends by an exception is cut off
 at its end. One that has an optimizer, and no backward yet, would have had one.
 
-A category of compiled code (``compile_backend/roles/graph_value.py``) is known from its graph; this
-one for all code.
+A category of compiled code (``compile_backend/stages/describe``) is known from its graph; this one
+for all code.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._functorch import config as functorch_config
 
-from memprof.compile_backend.straight_calls import calls
+from memprof.compile_backend import straight_calls as calls
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.compile_backend.roles.graph_value import categorizer
+from memprof.compile_backend.stages.observe.program_builder import categorizer
 from memprof.profiler.model import Category, GraphValue, Origin, Role
 
 INPUTS = (

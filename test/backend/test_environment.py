@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memprof.compile_backend.environment import process
+from memprof.compile_backend.session.environment import process
 
 JOBS = {
     "torchrun": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},

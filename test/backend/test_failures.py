@@ -14,11 +14,11 @@ from torch import nn
 
 import memprof
 from memprof.compile_backend import inner_compile
-from memprof.compile_backend.ledger import Ledger
-from memprof.compile_backend.observation import recorder, stage
-from memprof.compile_backend.provenance import artifact as artifacts
-from memprof.compile_backend.provenance import stage as provenance_stage
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session.ledger import Ledger
+from memprof.compile_backend.session.runtime import RUNTIME
+from memprof.compile_backend.stages.observe import recorder, stage
+from memprof.compile_backend.stages.provenance import artifact as artifacts
+from memprof.compile_backend.stages.provenance import stage as provenance_stage
 from memprof.profiler.model import LedgerKind, Profile
 
 
@@ -39,7 +39,7 @@ PLACES = [
     (provenance_stage, "statements"),
     (provenance_stage, "first_lines"),
     (stage, "instrument"),
-    (stage, "Recorder"),
+    (stage, "CallRecorder"),
     (stage, "build_program"),
     (stage, "categorizer"),
     (stage.ObserveStage, "post_compile"),

@@ -9,8 +9,8 @@ import threading
 import pytest
 import torch
 
-from memprof.compile_backend import bridge
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session import profiler_callbacks
+from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.cudagraph_trees.device import capture_lock as locks
 from memprof.profiler.model import LedgerKind
 
@@ -26,7 +26,7 @@ def test_locks_of_other_threads_are_free_in_a_child() -> None:
             RUNTIME._lock,
             RUNTIME.ledger._lock,
             RUNTIME.identities._lock,
-            bridge._INDEX._lock,
+            profiler_callbacks._INDEX._lock,
             locks.capturing(),
         ):
             inside.set()
@@ -43,7 +43,7 @@ def test_locks_of_other_threads_are_free_in_a_child() -> None:
             RUNTIME.graphs()
             RUNTIME.ledger.add(LedgerKind.RESET, None, "in a child")
             storage = torch.empty(4).untyped_storage()
-            bridge._INDEX.find(RUNTIME.identities.identity(storage))
+            profiler_callbacks._INDEX.find(RUNTIME.identities.identity(storage))
             del storage
             with locks.capturing():
                 os._exit(0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.compile_backend.observation.recorder import instrument
-from memprof.compile_backend.provenance.generated_code import statements
+from memprof.compile_backend.stages.observe.recorder import instrument
+from memprof.compile_backend.stages.provenance.generated_code import statements
 from memprof.profiler.model import SourceFrame, StatementKind
 from memprof.profiler.stack_text import (
     clean_module_path,

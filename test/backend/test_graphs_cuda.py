@@ -13,7 +13,7 @@ from torch import nn
 from trees.support import same
 
 import memprof
-from memprof.compile_backend.observation import stage
+from memprof.compile_backend.stages.observe import stage
 from memprof.cudagraph_trees.call.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.attribution import Attribution

@@ -13,9 +13,9 @@ from trees.support import VALUES, same
 
 import memprof
 from memprof.compile_backend import _torch_compat
-from memprof.compile_backend.cuda_graphs_stage import GraphsStage
-from memprof.compile_backend.ledger import Ledger
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.session.ledger import Ledger
+from memprof.compile_backend.session.runtime import RUNTIME
+from memprof.compile_backend.stages.graphs import GraphsStage
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 from memprof.profiler.report import summarize
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.pipeline import CompileStage, compile_through
+from memprof.compile_backend.stages.pipeline import CompileStage, compile_through
 
 Compiled = Callable[[list[str]], list[str]]
 

@@ -9,14 +9,12 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memprof.compile_backend.observation.program_builder import (
-    Block,
+from memprof.compile_backend.stages.observe.program_builder import (
     Bound,
+    CallTrace,
     Delta,
-    Dropped,
-    Freed,
-    Segment,
-    Trace,
+    ObservedStorage,
+    StatementTrace,
     build_program,
 )
 from memprof.profiler.model import Category, Event, EventKind, Origin
@@ -28,32 +26,49 @@ class At(NamedTuple):
     line: int
 
 
+class Dropped(NamedTuple):
+    """A name was deleted."""
+
+    name: str
+
+
+class Freed(NamedTuple):
+    """The last reference to a storage went away."""
+
+    storage: int
+
+
 Seen = At | Bound | Dropped | Freed | Delta
 
 
 def _trace(
     seen: Sequence[Seen],
     *,
-    entry: Sequence[Block] = (),
+    entry: Sequence[ObservedStorage] = (),
     outputs: Sequence[int | None] = (),
     allocator: bool = True,
-) -> Trace:
+) -> CallTrace:
     """What was seen in a call, by statement."""
-    found = Trace((), entry=list(entry), allocator=allocator, outputs=list(outputs))
+    found = CallTrace((), entry=list(entry), allocator=allocator, outputs=list(outputs))
     for each in seen:
+        statement = found.statements[-1]
         if isinstance(each, At):
-            found.segments.append(Segment(each.line))
+            found.statements.append(StatementTrace(each.line))
         elif isinstance(each, Delta):
-            found.segments[-1].deltas.append(each)
+            statement.deltas.append(each)
+        elif isinstance(each, Bound):
+            statement.bound.append(each)
+        elif isinstance(each, Dropped):
+            statement.dropped.append(each.name)
         else:
-            found.segments[-1].reports.append(each)
+            statement.freed.append(each.storage)
     return found
 
 
-def _given(identity: int, nbytes: int, name: str, *inputs: int) -> Block:
+def _given(identity: int, nbytes: int, name: str, *inputs: int) -> ObservedStorage:
     """A storage that is live before the call, of these inputs, or a constant."""
     origin = Origin.INPUT if inputs else Origin.EXTERNAL
-    return Block(nbytes, "cpu", origin, name, identity, inputs)
+    return ObservedStorage(nbytes, "cpu", origin, name, identity, inputs)
 
 
 ALLOC, FREE, REUSE = EventKind.ALLOC, EventKind.FREE, EventKind.REUSE
@@ -80,7 +95,7 @@ def test_a_buffer_is_allocated_handed_over_and_returned() -> None:
         At(11),
         At(12),
         Bound("buf1", 2, 64, "cpu"),
-        Dropped(("buf0",)),
+        Dropped("buf0"),
         At(13),
     ]
     trace = _trace(seen, entry=[_given(1, 32, "x", 0)], outputs=[2])
@@ -106,10 +121,10 @@ def test_a_view_beside_its_base_does_not_take_it_over() -> None:
         At(2),
         Bound("buf1", 1, 64, "cpu"),
         At(3),
-        Dropped(("buf1",)),
+        Dropped("buf1"),
         At(4),
         Freed(1),
-        Dropped(("buf0",)),
+        Dropped("buf0"),
         Delta(-64),
     ]
     trace = _trace(seen)
@@ -132,7 +147,7 @@ def test_the_elements_of_a_fallback_result_are_named_one_by_one() -> None:
         At(3),
         Bound("buf2", 2, 8, "cpu"),
         At(4),
-        Dropped(("buf0",)),
+        Dropped("buf0"),
     ]
     trace = _trace(seen, outputs=[1])
     program = build_program(trace, _category)
@@ -171,7 +186,7 @@ def test_an_input_that_dies_inside_the_call_is_freed_where_it_dies() -> None:
     # GIVEN an input allocated before recording began: the allocator does not report its release
     seen: list[Seen] = [
         At(3),
-        Dropped(("saved",)),
+        Dropped("saved"),
         Freed(1),
     ]
     trace = _trace(seen, entry=[_given(1, 256, "saved", 0)])
@@ -359,7 +374,7 @@ class _Machine:
             if storage not in self.names.values():
                 self.seen.append(Freed(storage))
                 self._bytes(-self.sizes[storage])
-            self.seen.append(Dropped((name,)))
+            self.seen.append(Dropped(name))
 
 
 @settings(max_examples=200)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -60,12 +60,13 @@ def _line(of: type, mark: str) -> int:
     return start + next(i for i, text in enumerate(lines) if f"# line: {mark}" in text)
 
 
-def _train(steps: int = 3, **options: Any) -> Profile:
+@functools.cache
+def _trained() -> Profile:
+    """Three training steps, which several tests look at."""
     torch.manual_seed(0)
-    model = Model()
-    compiled = torch.compile(model, backend="memprof", **options)
+    compiled = torch.compile(Model(), backend="memprof")
     with memprof.profile() as session:
-        for _ in range(steps):
+        for _ in range(3):
             compiled(torch.randn(16, 32)).backward()
     return session.profile()
 
@@ -85,7 +86,7 @@ def _made(graph: GraphRecord) -> list[tuple[Storage, BufferProvenance, NodeProve
 
 
 def test_every_allocation_of_a_training_step_has_a_line_and_a_module() -> None:
-    forward, backward = _train().graphs
+    forward, backward = _trained().graphs
     for graph in (forward, backward):
         for _, _, node in _made(graph):
             assert node.frame is not None, node
@@ -94,7 +95,7 @@ def test_every_allocation_of_a_training_step_has_a_line_and_a_module() -> None:
 
 
 def test_the_linear_layers_output_leads_to_its_line() -> None:
-    forward, backward = _train().graphs
+    forward, backward = _trained().graphs
     # GIVEN the one buffer of the forward that holds 16×96 floats computed by addmm
     (found,) = [
         (storage, node)
@@ -152,14 +153,14 @@ def test_a_model_of_torchs_own_modules_has_the_line_that_calls_it() -> None:
 
 
 def test_the_stack_holds_the_callers_too() -> None:
-    forward, _ = _train().graphs
+    forward, _ = _trained().graphs
     node = next(n for n in forward.nodes.values() if n.module_path == "blocks.0.fc")
     assert [f.function for f in node.stack] == ["forward", "forward"]
     assert node.stack[-1].line == _line(Block, "fc")
 
 
 def test_backward_inputs_name_the_forward_outputs_they_are() -> None:
-    forward, backward = _train().graphs
+    forward, backward = _trained().graphs
     saved = [v for v in backward.inputs if v.forward_output is not None]
     assert saved
     for value in saved:
@@ -175,7 +176,7 @@ def test_backward_inputs_name_the_forward_outputs_they_are() -> None:
 
 
 def test_tangents_name_the_forward_outputs_whose_gradients_they_are() -> None:
-    forward, backward = _train().graphs
+    forward, backward = _trained().graphs
     tangents = [v for v in backward.inputs if v.role is Role.TANGENT]
     assert tangents
     for value in tangents:

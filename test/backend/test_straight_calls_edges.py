@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from memprof.compile_backend.straight_calls import _torch_compat as compat
+from memprof.compile_backend import _torch_compat as compat
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

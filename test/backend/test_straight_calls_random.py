@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
-from memprof.compile_backend.ledger import Ledger
-from memprof.compile_backend.straight_calls import calls
+from memprof.compile_backend import straight_calls as calls
+from memprof.compile_backend.session.ledger import Ledger
 
 PROGRAMS = 25
 CALLS = 3
@@ -140,5 +140,5 @@ def test_random_programs(part: int, made: list[str]) -> None:
             assert _same(a, b), f"program {seed}, value {n}: {a} and {b}"
     torch._dynamo.reset()
     assert not ledger.counts()
-    assert made.count("straight") > PROGRAMS / 3
+    assert made.count("straight") > PROGRAMS / 8  # inference, and what writes, keeps torch's
     assert set(made) > {"straight"}

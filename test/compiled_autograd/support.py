@@ -22,9 +22,9 @@ COMPILERS: dict[str, Callable[..., Any]] = {
 
 
 @contextlib.contextmanager
-def captures() -> Iterator[list[ca.Capture]]:
+def captures() -> Iterator[list[ca.CapturedBackward]]:
     """Collects what is captured inside."""
-    found: list[ca.Capture] = []
+    found: list[ca.CapturedBackward] = []
     listener = ca.Listener(captured=found.append, ran=lambda capture, hit: None)
     log = ca.AutogradCompilerInstance.log
     log.listeners.append(listener)

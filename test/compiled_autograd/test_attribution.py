@@ -11,7 +11,7 @@ from models import zoo
 
 import memprof
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.node_meta import is_engine_frame
+from memprof.compiled_autograd.nodes import is_engine_frame
 from memprof.profiler.attribution import Attribution, View
 from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile, Role
 from memprof.profiler.timeline import Timeline

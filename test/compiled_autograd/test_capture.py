@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.node_meta import NodeOrigin, forward_frames, forward_module
+from memprof.compiled_autograd.nodes import NodeOrigin, forward_frames, forward_module
 
 from .support import gradients, same
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.events import Signature, why_captured
+from memprof.compiled_autograd.capture import Signature, why_captured
 
 from .support import captures, clear, gradients, same
 
@@ -228,38 +227,6 @@ def test_reasons() -> None:
     assert "hooks, constants or grad modes differ" in why_captured(
         Signature(1, first.calls, first.shapes, ()), (first,)
     )
-
-
-def test_distributed_data_parallel() -> None:
-    """GIVEN DDP with its reducer in Python WHEN captured THEN its hooks run as usual."""
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        pytest.skip("torch was built without distributed")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        parameters = list(model.parameters())
-        model(X).square().sum().backward()
-        wanted = gradients(parameters)
-        with torch._dynamo.config.patch(optimize_ddp="python_reducer", compiled_autograd=True):
-            ddp = nn.parallel.DistributedDataParallel(model)
-            with (
-                captures() as found,
-                ca.enable(
-                    functools.partial(torch.compile, backend="aot_eager", fullgraph=False),
-                    dynamic=False,
-                ),
-            ):
-                clear(parameters)
-                torch.compile(ddp, backend="aot_eager")(X).square().sum().backward()
-        assert same(gradients(parameters), wanted)
-        assert len(found) == 1
-    finally:
-        dist.destroy_process_group()
 
 
 def test_another_thread_waits_for_a_capture() -> None:

@@ -12,7 +12,7 @@ from models import zoo
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.memory import node_memory
+from memprof.compiled_autograd.capture import node_memory
 
 from .support import captures, clear, gradients, peak_of, same
 

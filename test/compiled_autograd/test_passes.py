@@ -1,4 +1,4 @@
-"""Each pass, before and after, on graphs made by hand; and the memory pass on random ones."""
+"""Each pass, before and after, on graphs made by hand."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ import operator
 from typing import Any
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from snapshots import TestCase
-from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from memprof import compiled_autograd as ca
 from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
-from memprof.compiled_autograd.memory import Blocks, node_memory, peak
-from memprof.compiled_autograd.node_meta import (
+from memprof.compiled_autograd.capture import node_memory
+from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,
     ORIGIN,
+    PLACEHOLDERS,
     VALUE,
     NodeOrigin,
+    call_hook,
     of_sizes,
 )
-from memprof.compiled_autograd.nodes import call_hook
-from memprof.compiled_autograd.tracer import PLACEHOLDERS
 
 from .support import compact
 
@@ -310,51 +306,6 @@ return []""",
         b.graph.output([b.call(aten.mul.Tensor, x, scalar)])
         assert passes.cpu_scalars_to_gpu(b.graph) == {}
 
-    def test_memory_order(self) -> None:
-        """GIVEN two large values made long before they are used up WHEN reordered THEN each is
-        used up before the next is made."""
-        b = Builder()
-        x = b.item("inputs", 0, 10, persistent=True)
-        large = [b.call(aten.expand.default, x, [100, 10], sizes=None) for _ in range(2)]
-        made = [b.call(aten.clone.default, v, sizes=(100, 10)) for v in large]
-        small = [b.call(aten.sum.default, v, sizes=()) for v in made]
-        b.graph.output(small)
-        self.assertExpectedInline(
-            b.text(),
-            """\
-expand_default = expand.default(inputs[0], [100, 10])
-expand_default_1 = expand.default(inputs[0], [100, 10])
-clone_default = clone.default(expand_default)
-clone_default_1 = clone.default(expand_default_1)
-sum_default = sum.default(clone_default)
-sum_default_1 = sum.default(clone_default_1)
-return [sum_default, sum_default_1]""",
-        )
-        order = passes.memory_order(b.graph)
-        assert order == (8004, 4008)
-        self.assertExpectedInline(
-            b.text(),
-            """\
-expand_default = expand.default(inputs[0], [100, 10])
-expand_default_1 = expand.default(inputs[0], [100, 10])
-clone_default = clone.default(expand_default)
-sum_default = sum.default(clone_default)
-clone_default_1 = clone.default(expand_default_1)
-sum_default_1 = sum.default(clone_default_1)
-return [sum_default, sum_default_1]""",
-        )
-
-    def test_nothing_moves_past_python_code(self) -> None:
-        b = Builder()
-        x = b.item("inputs", 0, 10, persistent=True)
-        made = [b.call(aten.mul.Tensor, x, i, sizes=(100, 10)) for i in range(2)]
-        b.hook(0, "post_hook", [], [x])
-        b.graph.output([b.call(aten.sum.default, v, sizes=()) for v in made])
-        before = b.text()
-        order = passes.memory_order(b.graph)
-        assert order == (8004, 8004)
-        assert b.text() == before
-
     def test_estimate(self) -> None:
         """A view belongs to its base, an input dies after its last use, a parameter counts for
         nothing, its first gradient is a copy that stays."""
@@ -373,94 +324,3 @@ return [sum_default, sum_default_1]""",
             ("sum_default", 4, 44, 84),
             ("output", 0, 0, 40),
         ]
-
-
-# --- the memory pass on random graphs -----------------------------------------------------
-
-
-@st.composite
-def programs(draw: Any) -> list[tuple[str, int, int]]:
-    """Operations on earlier values: ``(what, first, second)``."""
-    count = draw(st.integers(3, 25))
-    kinds = st.sampled_from(["mul", "sum", "widen", "t", "accumulate", "hook"])
-    return [(draw(kinds), draw(st.integers(0, 99)), draw(st.integers(0, 99))) for _ in range(count)]
-
-
-def build(program: list[tuple[str, int, int]]) -> Builder:
-    b = Builder()
-    parameters = [b.item("inputs", i, 8, persistent=True) for i in range(3)]
-    gradients = [b.item("inputs", 3 + i, 8) for i in range(3)]
-    for i, parameter in enumerate(parameters):
-        parameter.meta[GRADIENT_GROUP] = 3 + i
-    values: list[tuple[Node, tuple[int, ...]]] = [(p, (8,)) for p in parameters]
-    values += [(g, (8,)) for g in gradients]  # saved elsewhere as well
-    left = [0, 1, 2]
-    hook = b.item("hooks", 0)
-    for i, (what, first, second) in enumerate(program):
-        b.call_index = i
-        (x, size), (y, other) = values[first % len(values)], values[second % len(values)]
-        if what == "mul" and size == other:
-            values.append((b.call(aten.mul.Tensor, x, y, sizes=size), size))
-        elif what == "widen" and size == (8,):
-            wide = b.call(aten.unsqueeze.default, x, 0, sizes=size)
-            values.append((b.call(aten.repeat.default, wide, [16, 1], sizes=(16, 8)), (16, 8)))
-        elif what == "sum" and len(size) == 2:
-            values.append((b.call(aten.sum.dim_IntList, x, [0], sizes=size[1:]), size[1:]))
-        elif what == "t" and len(size) == 2:
-            values.append((b.call(aten.t.default, x, sizes=size[::-1]), size[::-1]))
-        elif what == "accumulate" and size == (8,) and left and x not in (*parameters, *gradients):
-            at = left.pop()
-            b.accumulate(parameters[at], gradients[at], x)
-        elif what == "hook":
-            node = b.call(call_hook, hook, x, hook_type="tensor_pre_hook", sizes=size)
-            values.append((node, size))
-    b.graph.output([v for v, _ in values[-3:]])
-    return b
-
-
-def bind_accumulate_grad() -> None:
-    """C++ gives torch the function that accumulates when it first captures one."""
-    p = torch.ones(1, requires_grad=True)
-    ca.capture(lambda: (p * 2).sum().backward())
-
-
-def run(graph: Graph) -> tuple[list[Tensor], list[Tensor | None], list[float]]:
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.randn(8, generator=generator).requires_grad_() for _ in range(3)]
-    inputs: list[Tensor] = list(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.randn(8, generator=generator)
-        inputs.append(parameter.grad)
-    seen: list[float] = []
-
-    def hook(grad: Tensor) -> Tensor:
-        seen.append(float(grad.sum()))
-        return grad + 1
-
-    with torch.no_grad():
-        outputs = GraphModule({}, graph)(inputs, [], [], [hook], [])
-    return [o.clone() for o in outputs], [p.grad for p in parameters], seen
-
-
-@settings(max_examples=100)
-@given(programs())
-def test_memory_order_changes_no_result(program: list[tuple[str, int, int]]) -> None:
-    """GIVEN any graph WHEN reordered THEN outputs, gradients and what hooks saw are the same
-    bits, and the estimated peak is what the pass said and not higher."""
-    if not hasattr(compat.ops, "AccumulateGrad"):
-        bind_accumulate_grad()
-    b = build(program)
-    wanted = run(b.graph)
-    nodes = [n for n in b.graph.nodes if n.op != "placeholder"]
-    before = peak(nodes, Blocks(b.graph))
-    order = passes.memory_order(b.graph)
-    b.graph.lint()
-    got = run(b.graph)
-    for a, c in zip((*wanted[0], *wanted[1]), (*got[0], *got[1]), strict=True):
-        assert a is not None
-        assert c is not None
-        assert torch.equal(a, c)
-    assert wanted[2] == got[2]
-    after = peak([n for n in b.graph.nodes if n.op != "placeholder"], Blocks(b.graph))
-    assert order == (before, after)
-    assert after <= before

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
@@ -135,18 +134,3 @@ def test_formats(compile_forward: bool) -> None:
                 assert torch.equal(p.grad, grad)
                 dense = [n for n, size in enumerate(p.shape) if size > 1]
                 assert [p.grad.stride(n) for n in dense] == [p.stride(n) for n in dense]
-
-
-def test_sparse_gradients_keep_torchs_way() -> None:
-    table = nn.Embedding(10, 4, sparse=True)
-    index = torch.tensor([1, 3, 3])
-
-    def step() -> None:
-        F.embedding(index, table.weight, sparse=True).sum().backward()
-
-    with ca.enable(COMPILERS["as_it_is"], dynamic=False):
-        step()
-        step()
-    assert table.weight.grad is not None
-    assert table.weight.grad.is_sparse
-    assert torch.equal(table.weight.grad.to_dense()[3], torch.full((4,), 4.0))

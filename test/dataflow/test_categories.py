@@ -91,7 +91,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("model", COMPILED)
 def test_compiled_training(model: str) -> None:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     # GIVEN training compiled by memprof, and Adam eager
     torch._dynamo.reset()
@@ -129,7 +129,7 @@ def test_compiled_training(model: str) -> None:
 
 
 def test_compiled_optimizer() -> None:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     # GIVEN training in which the optimizer is compiled too
     torch._dynamo.reset()

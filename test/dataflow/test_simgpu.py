@@ -59,7 +59,7 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
 
 
 def test_compiled_training_on_cuda() -> None:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     case = mlp()
     case.model.cuda()
@@ -79,7 +79,7 @@ def test_compiled_training_on_cuda() -> None:
 
 
 def test_replays_are_not_in_a_trace_and_the_profile_says_so() -> None:
-    from memprof.compile_backend.runtime import RUNTIME
+    from memprof.compile_backend.session.runtime import RUNTIME
 
     case = mlp()
     case.model.cuda()

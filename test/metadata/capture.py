@@ -16,7 +16,7 @@ from functorch.compile import make_boxed_func
 from torch._inductor.compile_fx import compile_fx_inner
 
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend.aot_metadata import (
+from memprof.compile_backend.stages.describe.aot_metadata import (
     Descriptor,
     DescriptorKind,
     MutationType,
@@ -24,8 +24,8 @@ from memprof.compile_backend.aot_metadata import (
     descriptor,
     view_and_mutation_meta,
 )
-from memprof.compile_backend.roles.dynamo_input import DynamoInput, dynamo_inputs
-from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
+from memprof.compile_backend.stages.describe.dynamo_input import DynamoInput, dynamo_inputs
+from memprof.compile_backend.stages.describe.graph_io import GraphIO, describe_graph
 from memprof.profiler.model import GraphKind
 
 

@@ -19,44 +19,49 @@ def case(function: Case) -> Case:
     return function
 
 
+def function(inputs: Callable[[], tuple[Any, ...]], **how: Any) -> Callable[[Any], Any]:
+    """A case that compiles the decorated function, and runs its backward if it has one."""
+
+    def add(f: Callable[..., Any]) -> Callable[..., Any]:
+        CASES[f.__name__] = lambda backend: backward(
+            torch.compile(f, backend=backend, **how)(*inputs())
+        )
+        return f
+
+    return add
+
+
 def grad(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
 def backward(result: Any) -> None:
     results = result if isinstance(result, (tuple, list)) else [result]
-    sum(r.sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad).backward()
+    flows = [r.sum() for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if flows:
+        sum(flows).backward()
 
 
 # --- outputs ------------------------------------------------------------------------------
 
 
-@case
-def output_views_of_inputs(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        return x.view(-1), y, x * y, y[1:]
-
-    backward(torch.compile(f, backend=backend)(grad(2, 3), grad(2, 3)))
+@function(lambda: (grad(2, 3), grad(2, 3)))
+def output_views_of_inputs(x: Any, y: Any) -> Any:
+    return x.view(-1), y, x * y, y[1:]
 
 
-@case
-def output_views_of_intermediates(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        y = x * 2
-        z = x.sin()
-        w = x.cos()
-        return y.view(-1), y.t(), z, z.view(-1), w.view(-1)
-
-    backward(torch.compile(f, backend=backend)(grad(2, 3)))
+@function(lambda: (grad(2, 3),))
+def output_views_of_intermediates(x: Any) -> Any:
+    y = x * 2
+    z = x.sin()
+    w = x.cos()
+    return y.view(-1), y.t(), z, z.view(-1), w.view(-1)
 
 
-@case
-def output_views_in_inference(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        y = x * 2
-        return x.view(-1), x, y, y.view(-1), y.t(), 3
-
-    torch.compile(f, backend=backend)(torch.randn(2, 3))
+@function(lambda: (torch.randn(2, 3),))
+def output_views_in_inference(x: Any) -> Any:
+    y = x * 2
+    return x.view(-1), x, y, y.view(-1), y.t(), 3
 
 
 @torch._dynamo.allow_in_graph
@@ -70,93 +75,66 @@ class CustomView(torch.autograd.Function):
         return gradient * 2
 
 
-@case
-def output_of_custom_function_is_view(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        return CustomView.apply(x * 1), CustomView.apply(x)
-
-    backward(torch.compile(f, backend=backend)(grad(2, 3)))
+@function(lambda: (grad(2, 3),))
+def output_of_custom_function_is_view(x: Any) -> Any:
+    return CustomView.apply(x * 1), CustomView.apply(x)
 
 
 # --- mutations ----------------------------------------------------------------------------
 
 
-@case
-def mutation_in_graph(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
+@function(lambda: (torch.randn(4), torch.randn(4)))
+def mutation_in_graph(x: Any, y: Any) -> Any:
+    x.mul_(2)
+    return x + y
+
+
+@function(lambda: (torch.randn(4), grad(4)))
+def mutation_in_graph_with_backward(x: Any, y: Any) -> Any:
+    x.mul_(2)
+    return x * y
+
+
+@function(lambda: (grad(4).clone(), grad(4)))
+def mutation_seen_by_autograd(x: Any, y: Any) -> Any:
+    x.mul_(2)
+    return x.sin() * y
+
+
+@function(lambda: (torch.randn(2, 3), torch.randn(2, 3)))
+def mutation_of_metadata(x: Any, y: Any) -> Any:
+    x.t_()
+    y.t_()
+    y.mul_(2)
+    return x + y
+
+
+@function(lambda: (grad(4), grad(4)))
+def mutation_hidden_from_autograd(x: Any, y: Any) -> Any:
+    x.data.mul_(2)
+    return y * 2 + x
+
+
+@function(lambda: (grad(4), grad(4)))
+def mutation_under_no_grad(x: Any, y: Any) -> Any:
+    with torch.no_grad():
         x.mul_(2)
-        return x + y
-
-    torch.compile(f, backend=backend)(torch.randn(4), torch.randn(4))
+    return y * x
 
 
-@case
-def mutation_in_graph_with_backward(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        x.mul_(2)
-        return x * y
-
-    backward(torch.compile(f, backend=backend)(torch.randn(4), grad(4)))
+@function(lambda: (torch.randn(4), torch.randn(4)))
+def mutation_by_set(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        torch.ops.aten.set_.source_Tensor(x, y * 2)
+    return y + 1
 
 
-@case
-def mutation_seen_by_autograd(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        x.mul_(2)
-        return x.sin() * y
-
-    backward(torch.compile(f, backend=backend)(grad(4).clone(), grad(4)))
-
-
-@case
-def mutation_of_metadata(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        x.t_()
-        y.t_()
-        y.mul_(2)
-        return x + y
-
-    torch.compile(f, backend=backend)(torch.randn(2, 3), torch.randn(2, 3))
-
-
-@case
-def mutation_hidden_from_autograd(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        x.data.mul_(2)
-        return y * 2 + x
-
-    backward(torch.compile(f, backend=backend)(grad(4), grad(4)))
-
-
-@case
-def mutation_under_no_grad(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        with torch.no_grad():
-            x.mul_(2)
-        return y * x
-
-    backward(torch.compile(f, backend=backend)(grad(4), grad(4)))
-
-
-@case
-def mutation_by_set(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        with torch.no_grad():
-            torch.ops.aten.set_.source_Tensor(x, y * 2)
-        return y + 1
-
-    torch.compile(f, backend=backend)(torch.randn(4), torch.randn(4))
-
-
-@case
-def mutation_by_storage_resize(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        with torch.no_grad():
-            y = x * 2
-            torch.ops.inductor.resize_storage_bytes_(x, 0)
-        return y
-
-    torch.compile(f, backend=backend)(torch.randn(4))
+@function(lambda: (torch.randn(4),))
+def mutation_by_storage_resize(x: Any) -> Any:
+    with torch.no_grad():
+        y = x * 2
+        torch.ops.inductor.resize_storage_bytes_(x, 0)
+    return y
 
 
 @case
@@ -197,37 +175,25 @@ class OnContext(torch.autograd.Function):
         return gradient * y * ctx.z
 
 
-@case
-def saved_on_context(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        return OnContext.apply(x) @ x
-
-    backward(torch.compile(f, backend=backend)(grad(4, 4)))
+@function(lambda: (grad(4, 4),))
+def saved_on_context(x: Any) -> Any:
+    return OnContext.apply(x) @ x
 
 
-@case
-def saved_user_output(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        y = x @ x
-        return y.exp(), y.sum()
-
-    backward(torch.compile(f, backend=backend)(grad(4, 4)))
+@function(lambda: (grad(4, 4),))
+def saved_user_output(x: Any) -> Any:
+    y = x @ x
+    return y.exp(), y.sum()
 
 
-@case
-def saved_symints(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        return (x @ y).view(-1) * x.shape[0], x.shape[1]
-
-    backward(torch.compile(f, backend=backend, dynamic=True)(grad(4, 6), grad(6, 5)))
+@function(lambda: (grad(4, 6), grad(6, 5)), dynamic=True)
+def saved_symints(x: Any, y: Any) -> Any:
+    return (x @ y).view(-1) * x.shape[0], x.shape[1]
 
 
-@case
-def dynamic_inference(backend: Any) -> None:
-    def f(x: Any, n: int) -> Any:
-        return x.repeat(n, 1), x[:n], x.view(-1)
-
-    torch.compile(f, backend=backend, dynamic=True)(torch.randn(4, 6), 3)
+@function(lambda: (torch.randn(4, 6), 3), dynamic=True)
+def dynamic_inference(x: Any, n: int) -> Any:
+    return x.repeat(n, 1), x[:n], x.view(-1)
 
 
 @case
@@ -287,22 +253,16 @@ def grad_mode_left_behind(backend: Any) -> None:
         torch.set_grad_enabled(True)
 
 
-@case
-def effect_token(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        torch.ops.aten._print("")
-        return x * 2
-
-    torch.compile(f, backend=backend)(torch.randn(4))
+@function(lambda: (torch.randn(4),))
+def effect_token(x: Any) -> Any:
+    torch.ops.aten._print("")
+    return x * 2
 
 
-@case
-def effect_token_with_backward(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        torch.ops.aten._print("")
-        return x.sin()
-
-    backward(torch.compile(f, backend=backend)(grad(4)))
+@function(lambda: (grad(4),))
+def effect_token_with_backward(x: Any) -> Any:
+    torch.ops.aten._print("")
+    return x.sin()
 
 
 @case
@@ -361,12 +321,9 @@ def two(*shape: int, requires_grad: bool = True) -> Any:
     return t.requires_grad_(requires_grad)
 
 
-@case
-def two_tensor(backend: Any) -> None:
-    def f(x: Any, y: Any) -> Any:
-        return x * y, (x + 1).view(-1)
-
-    backward(torch.compile(f, backend=backend)(two(2, 3), grad(2, 3)))
+@function(lambda: (two(2, 3), grad(2, 3)))
+def two_tensor(x: Any, y: Any) -> Any:
+    return x * y, (x + 1).view(-1)
 
 
 @case
@@ -386,10 +343,7 @@ def dynamic_two_tensor(backend: Any) -> None:
     backward(torch.compile(lambda x: x * x.sin(), backend=backend, dynamic=True)(two(4, 6)))
 
 
-@case
-def mutated_two_tensor(backend: Any) -> None:
-    def f(x: Any) -> Any:
-        x.mul_(2)
-        return x + 1
-
-    torch.compile(f, backend=backend)(two(2, 3, requires_grad=False))
+@function(lambda: (two(2, 3, requires_grad=False),))
+def mutated_two_tensor(x: Any) -> Any:
+    x.mul_(2)
+    return x + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memprof.compile_backend.aot_metadata import DescriptorKind, OutputType
+from memprof.compile_backend.stages.describe.aot_metadata import DescriptorKind, OutputType
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 
 from .capture import Capture, capturing, derived_from_ours

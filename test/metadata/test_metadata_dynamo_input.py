@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.aot_metadata import ViewAndMutationMeta
-from memprof.compile_backend.roles.dynamo_input import DynamoInput, classify, dynamo_inputs
-from memprof.compile_backend.roles.graph_io import describe_graph, user_frame
-from memprof.compile_backend.roles.graph_value import extent_bytes
+from memprof.compile_backend.stages.describe.aot_metadata import ViewAndMutationMeta
+from memprof.compile_backend.stages.describe.dynamo_input import (
+    DynamoInput,
+    classify,
+    dynamo_inputs,
+)
+from memprof.compile_backend.stages.describe.graph_io import describe_graph, user_frame
+from memprof.compile_backend.stages.describe.graph_value import extent_bytes
 from memprof.profiler.model import Category, GraphKind, Role
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._functorch._aot_autograd import schemas
 
-from memprof.compile_backend.aot_metadata import (
+from memprof.compile_backend.stages.describe.aot_metadata import (
     MutationType,
     OutputType,
     ViewAndMutationMeta,

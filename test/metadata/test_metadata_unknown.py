@@ -12,13 +12,13 @@ import torch
 
 import memprof
 from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend.aot_metadata import (
+from memprof.compile_backend.session.runtime import RUNTIME
+from memprof.compile_backend.stages.describe.aot_metadata import (
     ViewAndMutationMeta,
     view_and_mutation_meta,
 )
-from memprof.compile_backend.roles.dynamo_input import dynamo_inputs
-from memprof.compile_backend.roles.graph_io import GraphIO, describe_graph
-from memprof.compile_backend.runtime import RUNTIME
+from memprof.compile_backend.stages.describe.dynamo_input import dynamo_inputs
+from memprof.compile_backend.stages.describe.graph_io import GraphIO, describe_graph
 from memprof.profiler.model import GraphKind, LedgerKind
 
 OF = {"input_info": "input_info.", "output_info": "output_info."}

@@ -18,7 +18,8 @@ import memprof
 from memprof.cli import main
 from memprof.profiler.errors import SnapshotRefusedError
 from memprof.profiler.file import write_profile
-from memprof.profiler.model import Category, (
+from memprof.profiler.model import (
+    Category,
     Event,
     Profile,
     Statement,

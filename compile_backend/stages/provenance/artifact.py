@@ -109,10 +109,10 @@ def describe_lowerings(lowerings: Sequence[Lowering], aot_names: Container[str])
     return Artifact(nodes, buffers)
 
 
-def _aot_name(node: Node, known: Container[str]) -> str | None:
+def _aot_name(node: Node, aot_names: Container[str]) -> str | None:
     if node.op in ("placeholder", "output"):
         return None
-    is_aot = node.name in known and "original_aten" in node.meta
+    is_aot = node.name in aot_names and "original_aten" in node.meta
     return tag_of(node) or (node.name if is_aot else None)
 
 

@@ -31,7 +31,7 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.pairing import forwards_that_wait
 
-from . import _torch_compat
+from .. import _torch_compat
 
 
 def may_wait(graphs: Iterable[GraphRecord]) -> bool:

@@ -17,9 +17,9 @@ from memprof.profiler.device.where import Compiled, describe_with
 from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
 from memprof.profiler.process_hooks import ForkSafeLock
 from memprof.profiler.tracker.naming import TensorOrigin
-from memprof.profiler.tracker.naming import register as tell_tracker
+from memprof.profiler.tracker.naming import register as register_with_tracker
 
-from . import _torch_compat
+from .. import _torch_compat
 from .runtime import RUNTIME
 
 
@@ -35,16 +35,16 @@ class _Index:
     def find(self, identity: int) -> TensorOrigin | None:
         """Returns what an observed program says of the storage with this number."""
         with self._lock:
-            known = {g.record.id: g.record for g in RUNTIME.graphs()}
-            if not self._seen.keys() <= known.keys():  # torch._dynamo.reset()
+            existing = {g.record.id: g.record for g in RUNTIME.graphs()}
+            if not self._seen.keys() <= existing.keys():  # torch._dynamo.reset()
                 self._seen.clear()
                 self._origins.clear()
-            for id, record in known.items():
+            for id, record in existing.items():
                 programs = record.programs
                 for storage in (s for p in programs[self._seen.get(id, 0) :] for s in p.storages):
                     # The graph that made it knows more than those that take it.
-                    known_already = storage.at_entry and storage.identity in self._origins
-                    if storage.identity is not None and not known_already:
+                    is_found = storage.at_entry and storage.identity in self._origins
+                    if storage.identity is not None and not is_found:
                         self._origins[storage.identity] = _origin(record, storage)
                 self._seen[id] = len(programs)
             return self._origins.get(identity)
@@ -71,7 +71,7 @@ def origin(tensor: torch.Tensor) -> TensorOrigin | None:
         storage = tensor.untyped_storage()
     except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
         return None
-    identity = RUNTIME.identities.known(storage)
+    identity = RUNTIME.identities.existing(storage)
     found = _INDEX.find(identity) if identity is not None else None
     return found or _as_output(tensor)
 
@@ -98,7 +98,7 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
-    tell_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
+    register_with_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
 
 
 def describe(file: str, line: int) -> Compiled | None:
@@ -113,7 +113,7 @@ def describe(file: str, line: int) -> Compiled | None:
     return Compiled(record.label, node, found.frame if found is not None else None, again)
 
 
-def _note(account: DeviceAccount) -> str:
+def _add_to_ledger(account: DeviceAccount) -> str:
     # Reports take a quarter of a second to import, and who compiles seldom needs them.
     from memprof.profiler.report.failure import asked, asker
     from memprof.profiler.report.format import format_bytes
@@ -136,4 +136,4 @@ def report_out_of_memory() -> None:
     """Log a line for each failed allocation from now on, and note it in the ledger."""
     if REPORTS.start(_line):
         describe_with(describe)
-        REPORTS.keep_with(_note)
+        REPORTS.keep_with(_add_to_ledger)

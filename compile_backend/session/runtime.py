@@ -19,6 +19,7 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerEntry,
     LedgerKind,
+    NodeProvenance,
     Process,
     Profile,
     Role,
@@ -27,7 +28,7 @@ from memprof.profiler.process_hooks import ForkSafeLock
 
 from .environment import new_profile, perf_origin_ns, process
 from .ledger import Counter, Ledger, LedgerKey
-from .observation.recorder import StorageIdentities
+from .storage_identities import StorageIdentities
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 
@@ -142,10 +143,15 @@ class Session:
 
 @dataclass(slots=True)
 class LiveGraph:
-    """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone."""
+    """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone.
+
+    Attributes:
+        aot_nodes: of a forward, the nodes of its AOT graph by name, which its backward needs.
+    """
 
     record: GraphRecord
     calls: Counter = field(default_factory=Counter)
+    aot_nodes: Mapping[str, NodeProvenance] = field(default_factory=dict)
 
 
 class Runtime:

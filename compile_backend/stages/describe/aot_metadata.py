@@ -1,7 +1,7 @@
 """AOTAutograd's metadata as immutable data of our own: what somebody reads of it, and no more.
 
-``roles/`` and ``straight_calls/`` read it for every compiled graph. Outputs of a compiled forward
-graph stand in this order::
+``graph_io.py`` and ``straight_calls`` read it for every compiled graph. Outputs of a compiled
+forward graph stand in this order::
 
     mutated inputs | user outputs | intermediate bases | rng offset |
     saved tensors | saved opaque objects | saved symints
@@ -23,7 +23,7 @@ Note [Fields that cannot be read]
 A torch that nobody has tried with memprof may name or fill a private field in another way. That
 costs the field and nothing else: it is left at its default, named in
 ``ViewAndMutationMeta.unknown``, and whoever asks for something that follows from it finds that out
-(``knows``) and does without. ``tell`` hears of each.
+(``knows``) and does without. ``on_unknown`` is called for each.
 """
 
 from __future__ import annotations
@@ -198,13 +198,14 @@ T = TypeVar("T")
 
 
 def view_and_mutation_meta(
-    meta: Any, tell: Callable[[str, Exception], None] = lambda field, error: None
+    meta: Any, on_unknown: Callable[[str, Exception], None] = lambda field, error: None
 ) -> ViewAndMutationMeta:
     """Copy of a ``torch._functorch._aot_autograd.schemas.ViewAndMutationMeta``.
 
     Args:
         meta: torch's.
-        tell: hears of fields that cannot be read, once of each, as ``owner.field``, and why.
+        on_unknown: called once for each field that cannot be read, with ``owner.field`` and the
+            error.
     """
     unknown: list[str] = []
 
@@ -214,7 +215,7 @@ def view_and_mutation_meta(
         except Exception as error:
             if owner + name not in unknown:
                 unknown.append(owner + name)
-                tell(f"ViewAndMutationMeta.{owner}{name}", error)
+                on_unknown(f"ViewAndMutationMeta.{owner}{name}", error)
             return neutral
 
     def mutation(info: Any) -> MutationType:
@@ -251,12 +252,12 @@ def view_and_mutation_meta(
         "indices_of_inputs_that_requires_grad_with_mutations_in_bw": tuple,
     }
     not_in_every_torch = {"saved_tensor_is_graph_input"} - set(dir(meta))
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         field.name: read(meta, field.name, field.default, conversions.get(field.name, lambda v: v))
         for field in fields(ViewAndMutationMeta)
         if field.name != "unknown" and field.name not in not_in_every_torch
     }
-    return ViewAndMutationMeta(**known, unknown=tuple(unknown))
+    return ViewAndMutationMeta(**values, unknown=tuple(unknown))
 
 
 def _tangent(meta: Any) -> TangentFormat | None:

@@ -27,24 +27,25 @@ import torch
 from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
-from .. import _torch_compat as compat
-from ..cuda_graphs_stage import ObservableModel, running
-from ..ledger import Counter as Ticks
-from ..options import Options
+from ... import _torch_compat as compat
+from ...options import Options
+from ...session.ledger import Counter as Ticks
+from ...session.runtime import RUNTIME, LiveGraph
+from ..graphs import ObservableModel, running
 from ..pipeline import CompileStage
 from ..provenance.generated_code import partition_functions
-from ..roles.graph_value import categorizer
-from ..runtime import RUNTIME, LiveGraph
-from .program_builder import build_program
-from .recorder import InstrumentedCall, Recorder, instrument
+from .program_builder import build_program, categorizer
+from .recorder import CallRecorder, InstrumentedCall, instrument
 
 BoxedCall = Callable[[list[Any]], Any]
 
 UNOBSERVED = -1
 """Program index of a call that has no program."""
 
-_NOT_SHOWN = "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
-MAX_IN_VAIN = 3
+_WHY_FRUITLESS = (
+    "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
+)
+MAX_FRUITLESS_CALLS = 3
 """So many calls of a graph in the trees may show nothing before it is not observed any more."""
 
 
@@ -100,14 +101,14 @@ def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int,
         for i, a in enumerate(args)
         if isinstance(a, int) or (isinstance(a, torch.SymInt) and not compat.is_nested_size(a))
     )
-    known = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
+    given_symbols = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
     dims = []
     for i, a in enumerate(args):
         if isinstance(a, torch.Tensor):
             for d, size in enumerate(a.shape):
                 symbols = compat.size_symbols(size)
-                if not symbols <= known:
-                    known |= symbols
+                if not symbols <= given_symbols:
+                    given_symbols |= symbols
                     dims.append((i, d))
     return sizes, tuple(dims)
 
@@ -135,7 +136,7 @@ class _ObservedCall:
         self.settled: dict[tuple[int, ...], BoxedCall] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
-        self._in_vain: Counter[tuple[int, ...]] = Counter()
+        self._fruitless: Counter[tuple[int, ...]] = Counter()
         in_trees = stage.models is not None
         self._unseen = -1 if in_trees and not compat.skips_warm_up() else 0
         runs = stage.options.observe_runs
@@ -217,7 +218,7 @@ class _ObservedCall:
 
     def _observed(self, inputs: list[Any], key: tuple[int, ...]) -> Any:
         try:
-            recorder = Recorder(RUNTIME.identities, key)
+            recorder = CallRecorder(RUNTIME.identities, key)
             call, copies = self._observable(recorder)
             names = [v.name for v in self.record.inputs]
             constants = {n: v for n, v in self.module_globals.items() if type(v) is torch.Tensor}
@@ -234,9 +235,9 @@ class _ObservedCall:
             if all(once.runs == 1 for once in armed):
                 program = self._keep(recorder, key)
             else:
-                self._in_vain[key] += 1
-                if self._in_vain[key] == MAX_IN_VAIN:
-                    self._give_up(key, _NOT_SHOWN)
+                self._fruitless[key] += 1
+                if self._fruitless[key] == MAX_FRUITLESS_CALLS:
+                    self._give_up(key, _WHY_FRUITLESS)
         except Exception as error:
             RUNTIME.ledger.fallback(self.record.id, "observing a call", error)
             self._give_up(key, f"its observation failed: {error}")
@@ -244,7 +245,7 @@ class _ObservedCall:
         RUNTIME.calls.record((self.record.id, program, start, end, get_ident()))
         return out
 
-    def _keep(self, recorder: Recorder, key: tuple[int, ...]) -> int:
+    def _keep(self, recorder: CallRecorder, key: tuple[int, ...]) -> int:
         """Build the program; the last observation of a key replaces those before."""
         if recorder.error is not None:
             raise recorder.error
@@ -283,7 +284,7 @@ class _ObservedCall:
         own = partition_functions(self.module_globals)
         return [m for m in models if m.model in own] or list(models[-1:])
 
-    def _observable(self, recorder: Recorder) -> tuple[BoxedCall, list[BoxedCall]]:
+    def _observable(self, recorder: CallRecorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python
         wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
         if self._clone is None and self.module_globals:
@@ -294,10 +295,10 @@ class _ObservedCall:
             try:
                 return run(inputs)
             finally:
-                recorder.aside()
+                recorder.exclude()
 
         def outside(run: BoxedCall, inputs: list[Any]) -> Any:
-            recorder.aside()
+            recorder.exclude()
             return run(inputs)
 
         if self._clone is None:

@@ -52,9 +52,9 @@ class Ledger:
         where the ledger is full is left out."""
         key = (kind, graph, reason)
         with self._lock:
-            known = self._entries.get(key)
-            if known is not None:
-                self._entries[key] = dataclasses.replace(known, count=known.count + 1)
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries[key] = dataclasses.replace(entry, count=entry.count + 1)
             elif len(self._entries) < MAX_ENTRIES:
                 self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
 

@@ -28,7 +28,7 @@ import torch
 
 from memprof.profiler.model import Category, Role
 
-from .. import _torch_compat as compat
+from ... import _torch_compat as compat
 
 CATEGORIES = {
     Role.PARAMETER: Category.PARAMETER,

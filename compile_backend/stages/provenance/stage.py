@@ -23,13 +23,14 @@ from memprof.profiler.model import (
     StatementKind,
 )
 
-from .. import _torch_compat
+from ... import _torch_compat
+from ...session.runtime import RUNTIME
 from ..pipeline import CompileStage
-from ..runtime import RUNTIME
 from . import artifact as artifacts
-from .aot_nodes import captured_snapshot, snapshot, tag_nodes
+from .aot_nodes import captured_snapshot, draws_random_numbers, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings
 from .generated_code import statements
+from .lowering_tap import tap_lowering
 
 
 @dataclass(eq=False, repr=False)
@@ -62,8 +63,8 @@ class AttributeStage(CompileStage):
             else captured_snapshot(gm.graph, self.captured_nodes)
         )
         tag_nodes(gm.graph)
-        self.record.random = any(map(_torch_compat.draws_random_numbers, gm.graph.nodes))
-        self._lowerings = cleanup.enter_context(_torch_compat.tap_lowering(artifacts.VERSION))
+        self.record.random = any(map(draws_random_numbers, gm.graph.nodes))
+        self._lowerings = cleanup.enter_context(tap_lowering(artifacts.VERSION))
 
     def post_compile(self, compiled: Any) -> Any:
         """Describe the buffers: from the lowering, or from the artifact of a cache hit."""

@@ -22,9 +22,9 @@ from torch.fx import Node
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
 from memprof.profiler.stack_text import parse_stack_trace
 
-from .. import _torch_compat as compat
-from ..aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor
-from ..aot_metadata import DescriptorKind as _K
+from ... import _torch_compat as compat
+from .aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor
+from .aot_metadata import DescriptorKind as _K
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     DETAIL,
@@ -174,7 +174,7 @@ class _Graph:
         written = self.written(MutationType.MUTATED_IN_GRAPH)
         values = []
         for i, (node, desc) in enumerate(self.inputs):
-            known = self._known(desc.whole)
+            known = self._dynamo_input(desc.whole)
             graph, output = (known.forward if known is not None else None) or (None, None)
             links = {"forward_graph": graph, "forward_output": output}
             info = self._forward_input(node, desc)
@@ -193,7 +193,7 @@ class _Graph:
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole
-        known = self._known(whole)
+        known = self._dynamo_input(whole)
         if known is None:
             return UNKNOWN
         name = known.fqn or known.source or None
@@ -201,7 +201,7 @@ class _Graph:
             name = ".".join((name, *desc.attribute_path))
         return RoleInfo(known.role, CATEGORIES[known.role], name)
 
-    def _known(self, whole: Descriptor) -> DynamoInput | None:
+    def _dynamo_input(self, whole: Descriptor) -> DynamoInput | None:
         """Dynamo's description of an input."""
         if whole.kind is _K.PLAIN_INPUT:
             return self.by_index.get(whole.index)
@@ -369,9 +369,9 @@ class _Graph:
 
 def _as_state(value: GraphValue) -> GraphValue:
     """An input that is written to: state, if it is known to stay."""
-    stays = value.role is Role.BUFFER or (value.role is Role.USER_INPUT and value.static)
+    is_state = value.role is Role.BUFFER or (value.role is Role.USER_INPUT and value.static)
     by_value = value.category in (Category.PARAMETER, Category.INPUT)
-    return replace(value, category=Category.PERSISTENT_STATE) if stays and by_value else value
+    return replace(value, category=Category.PERSISTENT_STATE) if is_state and by_value else value
 
 
 def enters_region(node: Node) -> bool:

@@ -43,11 +43,11 @@ from memprof.cudagraph_trees.call.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
-from . import _torch_compat
+from .. import _torch_compat
+from ..session.runtime import RUNTIME
+from .describe.dynamo_input import DynamoInput
+from .describe.graph_io import user_frame
 from .pipeline import CompileStage
-from .roles.dynamo_input import DynamoInput
-from .roles.graph_io import user_frame
-from .runtime import RUNTIME
 
 Model = Callable[[list[Any]], Any]
 
@@ -59,13 +59,25 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
-def what_stays_outside(gm: GraphModule) -> str:
+def operator_outside_of_graphs(gm: GraphModule) -> str:
     """The first operator that no CUDA graph can have, with its line; "" if there is none."""
-    found = _torch_compat.first_outside_of_graphs(gm)
-    if found is None:
-        return ""
-    node, why = found
-    return f"{node.name}: {why} ({user_frame(node.meta.get('stack_trace')) or 'no line is known'})"
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and (why := _why_outside(node)):
+            frame = user_frame(node.meta.get("stack_trace"))
+            return f"{node.name}: {why} ({frame or 'no line is known'})"
+    return ""
+
+
+def _why_outside(node: torch.fx.Node) -> str:
+    if node.meta.get("unbacked_bindings"):
+        return "sizes that depend on data"
+    if _torch_compat.is_unsafe_in_graphs(node):
+        return "no operator for CUDA graphs"
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    # Numbers of the host Inductor takes to the device.
+    if any(isinstance(x, torch.Tensor) and x.is_cpu and x.dim() for x in values):
+        return "a tensor on the CPU"
+    return ""
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
@@ -134,12 +146,12 @@ class GraphsStage(CompileStage):
     def post_compile(self, compiled: Any) -> Any:
         """Tell the trees which inputs and outputs of the graph each partition has."""
         if not self._wrapped:
-            known = getattr(compiled, "disabled_cudagraphs_reason", None)
+            disabled = getattr(compiled, "disabled_cudagraphs_reason", None)
             others = _torch_compat.why_others_capture()
-            reason = known or others or self._why_nothing()
+            reason = disabled or others or self._why_nothing()
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
             # What the code itself switches off runs, and what only makes views.
-            if (known or self.outside) and not (others or self._switched_off):
+            if (disabled or self.outside) and not (others or self._switched_off):
                 self.impossible = reason
             return compiled
         if self.outside:

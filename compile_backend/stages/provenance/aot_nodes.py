@@ -84,6 +84,18 @@ def own_provenance(node: Node, *, backward: bool) -> NodeProvenance:
     )
 
 
+def draws_random_numbers(node: Node) -> bool:
+    """Tells whether a node of a graph gives other values each time, by torch's tag. Attention has
+    that tag whatever its dropout is, and draws nothing where that is 0."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given = {"dropout_p": 0.0, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    idle = "dropout_p" in names and given["dropout_p"] == 0.0
+    return torch.Tag.nondeterministic_seeded in target.tags and not idle
+
+
 def nearest(start: Node, wanted: Mapping[str, Any], limit: int = 512) -> str | None:
     """Name of the nearest node that is in ``wanted``. A node made by a pass serves the nodes that
     read it, so consumers come first at each distance. ``limit`` bounds the search on huge

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from memprof.profiler.model import Origin
-from memprof.profiler.process_hooks import ForkSafeLock
 
+from ...session.storage_identities import StorageIdentities
 from ..provenance.generated_code import (
     Clone,
     call_function,
@@ -32,8 +30,8 @@ from ..provenance.generated_code import (
     target_names,
     wrapper_functions,
 )
-from ._torch_compat import AllocatorEvents
-from .program_builder import Block, Bound, Delta, Dropped, Freed, Segment, Trace
+from .allocator_events import AllocatorEvents
+from .program_builder import Bound, CallTrace, Delta, ObservedStorage, StatementTrace
 
 _HOOKS = "__memprof_hooks__"
 
@@ -83,16 +81,16 @@ def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
     return statement
 
 
-_ASIDE = -1
+_EXCLUDED = -1
 """Mark of what is not the graph's."""
 
 
-class Recorder:
+class CallRecorder:
     """The hooks of one instrumented call. None raises into the generated code: the first error is
     kept in ``error``, later reports are ignored, and the call goes on."""
 
     def __init__(self, identities: StorageIdentities, key: tuple[int, ...]) -> None:
-        self.trace = Trace(key)
+        self.trace = CallTrace(key)
         self.error: Exception | None = None
         self._identities = identities
         self._allocator = AllocatorEvents()
@@ -103,15 +101,15 @@ class Recorder:
         """Execution reached ``line``."""
         if self.error is None:
             with self._keeping_errors():
-                self.trace.segments.append(Segment(line))
+                self.trace.statements.append(StatementTrace(line))
                 if self._allocator.started:
-                    self._allocator.mark(len(self.trace.segments) - 1)
+                    self._allocator.mark(len(self.trace.statements) - 1)
 
-    def aside(self) -> None:
-        """Returns what is allocated until the next statement is not the graph's."""
+    def exclude(self) -> None:
+        """Marks what is allocated until the next statement as not the graph's."""
         if self.error is None and self._allocator.started:
             with self._keeping_errors():
-                self._allocator.mark(_ASIDE)
+                self._allocator.mark(_EXCLUDED)
 
     def bound(self, name: str, value: object) -> None:
         """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
@@ -119,17 +117,15 @@ class Recorder:
             with self._keeping_errors():
                 for storage in _storages(value):
                     number = self._identities.identity(storage)
-                    self._report(Bound(name, number, storage.nbytes(), str(storage.device)))
+                    bound = Bound(name, number, storage.nbytes(), str(storage.device))
+                    self.trace.statements[-1].bound.append(bound)
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """``names`` were deleted."""
-        self._report(Dropped(names))
+        self.trace.statements[-1].dropped.extend(names)
 
     def _freed(self, storage: int) -> None:
-        self._report(Freed(storage))
-
-    def _report(self, seen: Bound | Dropped | Freed) -> None:
-        self.trace.segments[-1].reports.append(seen)
+        self.trace.statements[-1].freed.append(storage)
 
     # --- the call -------------------------------------------------------------------------
 
@@ -170,27 +166,29 @@ class Recorder:
         with self._keeping_errors():
             self.trace.allocator = self._allocator.started
             for mark, nbytes, device in self._allocator.stop() if self._allocator.started else ():
-                if mark != _ASIDE:
-                    self.trace.segments[mark].deltas.append(Delta(nbytes, device))
+                if mark != _EXCLUDED:
+                    self.trace.statements[mark].deltas.append(Delta(nbytes, device))
 
     def _enter(
         self, inputs: Sequence[Any], names: Sequence[str], constants: Mapping[str, torch.Tensor]
     ) -> None:
-        found: dict[int, Block] = {}
+        found: dict[int, ObservedStorage] = {}
 
-        def known(storage: torch.UntypedStorage, origin: Origin, name: str) -> Block:
+        def storage_at_entry(
+            storage: torch.UntypedStorage, origin: Origin, name: str
+        ) -> ObservedStorage:
             number = self._identities.identity(storage)
-            new = Block(storage.nbytes(), str(storage.device), origin, name, number)
+            new = ObservedStorage(storage.nbytes(), str(storage.device), origin, name, number)
             return found.setdefault(number, new)
 
         for index, value in enumerate(inputs):
             name = names[index] if index < len(names) else f"input {index}"
             for storage in _storages(value):
-                block = known(storage, Origin.INPUT, name)
-                block.inputs = (*block.inputs, index)
+                found_in = storage_at_entry(storage, Origin.INPUT, name)
+                found_in.inputs = (*found_in.inputs, index)
         for name, tensor in constants.items():
             for storage in _storages(tensor):
-                known(storage, Origin.EXTERNAL, name)
+                storage_at_entry(storage, Origin.EXTERNAL, name)
         self.trace.entry = list(found.values())
 
 
@@ -203,51 +201,3 @@ def _storages(value: object) -> Iterable[torch.UntypedStorage]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _storages(item)
-
-
-class StorageIdentities:
-    """Names for storages that hold for the whole process, with a notice when one dies.
-
-    Addresses are reused, so a storage gets a number the first time it is seen; numbers are not.
-    torch keeps a storage's Python object as long as the storage itself, so a weak reference to it
-    fires exactly when the memory is released.
-    """
-
-    def __init__(self) -> None:
-        self._next = itertools.count(1)
-        self._by_address: dict[int, int] = {}
-        self._listeners: tuple[Callable[[int], None], ...] = ()
-        self._lock = ForkSafeLock()
-
-    def identity(self, storage: torch.UntypedStorage) -> int:
-        """The storage's number; a new one if it was not seen before."""
-        address = storage._cdata
-        found = self._by_address.get(address)
-        if found is not None:
-            return found
-        with self._lock:
-            found = self._by_address.setdefault(address, next(self._next))
-        weakref.finalize(storage, self._died, address, found).atexit = False
-        return found
-
-    def known(self, storage: torch.UntypedStorage) -> int | None:
-        """The storage's number if it has one."""
-        return self._by_address.get(storage._cdata)
-
-    def listen(self, on_death: Callable[[int], None]) -> None:
-        """Call ``on_death(number)`` for every storage that dies from now on, from whatever thread
-        dropped the last reference; it must not raise."""
-        with self._lock:
-            self._listeners = (*self._listeners, on_death)
-
-    def unlisten(self, on_death: Callable[[int], None]) -> None:
-        """Stop calling ``on_death``."""
-        with self._lock:
-            self._listeners = tuple(f for f in self._listeners if f != on_death)
-
-    def _died(self, address: int, number: int) -> None:
-        with self._lock:
-            if self._by_address.get(address) == number:
-                del self._by_address[address]
-        for on_death in self._listeners:
-            on_death(number)

@@ -1,0 +1,1 @@
+"""The state of this process: what was compiled, observed and called, and what the ledger has."""

@@ -214,14 +214,6 @@ def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, scr
     assert "nearer comes none: the next, 0.557, does not fit" in text
 
 
-def test_headroom(device: Device, script: str) -> None:
-    done = fit(
-        *("--memory", "16GiB", "--keep-free", "2GiB", "--vary", "B=1..64"),
-        *("--json", "--", script, "{B}"),
-    )
-    assert rows(done)[0]["best"]["values"] == {"B": "10"}
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -19,7 +19,6 @@ HERE = Path(__file__).parent / "programs"
     [
         ("e_faults", 2),
         pytest.param("i_kernels", 1, marks=pytest.mark.slow),
-        pytest.param("j_blas", 1, marks=pytest.mark.slow),
     ],
 )
 def test_program_ends_well(program: str, devices: int, tmp_path: Path) -> None:

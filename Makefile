@@ -8,7 +8,7 @@
 # rebuild one and changing a pin does. torch is asked for by exact version in the same command as
 # memprof: left to `torch>=2.11`, pip would take the newest, which may be one that nobody has tested.
 #
-# Other torch versions are tested on the simulated GPU's torch
+# Other torch versions are tested on the simulated device's torch
 # (simulated_cuda/): only CUDA wheels of them can be had there, and those load
 # only under its run.sh. The CPU tests use CPU tensors there all the same. Its environments are
 # shared by every clone on the machine, so nothing is installed into them: ours is a layer on top,

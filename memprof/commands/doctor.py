@@ -315,4 +315,4 @@ def _simulation() -> str:
     except SimulationError as e:
         said, _, commands = str(e).partition("\n")
         raise _Warn(f"no: {said.rstrip(':')}", commands.partition("\n")[0].strip()) from e
-    return f"torch {torch.version} can run on a simulated GPU"
+    return f"torch {torch.version} can run on a simulated device"

@@ -127,7 +127,7 @@ def test_integers_compute_and_others_do_not() -> None:
     _run(
         """
 from memprof.simulated_cuda import integers
-integers.compute_integers({})
+integers.compute_known({})
 def each(x, y, b):
     yield x + y, x * y, x // (y + 9), x % (y.abs() + 1), x - 3, -x, x ** 2, 3 ** y.abs()
     yield x == y, x > 2, b & (x < y), ~b, b.any(), b.all(), x.bool() ^ b, torch.where(b, x, y)

@@ -1,5 +1,4 @@
-"""No test judges the machine: see Note [Tests and the clock] in conftest.py; and none judges values
-that no kernel has computed: see Note [Kernels that write zeros] in kernels.py."""
+"""No test judges the machine: see Note [Tests and the clock] in conftest.py."""
 
 from __future__ import annotations
 
@@ -39,29 +38,3 @@ def test_nothing_depends_on_the_clock() -> None:
     files = [p for p in HERE.rglob("*.py") if not others & {p.name, p.parent.name}]
     assert len(files) > 100
     assert [where for path in files for where in judged_by_the_clock(path)] == []
-
-
-COMPARES_VALUES = {"allclose", "assert_close", "equal", "count_nonzero", "item"}
-
-
-def is_marked(decorators: list[ast.expr]) -> bool:
-    return any("zero_kernels" in ast.unparse(d) for d in decorators)
-
-
-def values_of_zero_kernels(path: Path) -> Iterator[str]:
-    """Where a test whose kernels write zeros may look at a value, and by what."""
-    tree = ast.parse(path.read_text())
-    assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
-    if is_marked([n.value for n in assigned if ast.unparse(n.targets[0]) == "pytestmark"]):
-        marked: list[ast.AST] = [tree]
-    else:
-        parts = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-        marked = [part for part in parts if is_marked(part.decorator_list)]
-    for node in (n for part in marked for n in ast.walk(part)):
-        if isinstance(node, ast.Attribute) and node.attr in COMPARES_VALUES:
-            yield f"{path}:{node.lineno}: {node.attr}"
-
-
-def test_what_runs_with_kernels_that_write_zeros_looks_at_no_value() -> None:
-    files = [p for p in HERE.rglob("test_*.py") if p != Path(__file__)]
-    assert [where for path in files for where in values_of_zero_kernels(path)] == []

@@ -263,29 +263,6 @@ def test_two_runs_at_once_keep_each_others_tries(
     assert len(json.loads(Path("fit.json").read_text())["tries"]) == 2
 
 
-def test_a_file_that_became_something_else_is_left_alone(
-    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = device.attempt
-
-    def meanwhile(*arguments: Any) -> Simulation:
-        Path("fit.json").write_text("[]")
-        return alone(*arguments)
-
-    monkeypatch.setattr(tries, "attempt", meanwhile)
-    done = fit("-o", "fit.json", "--", script, "8")
-    assert done.exit_code == 2, done.output
-    assert "has no tries of memprof fit" in done.output
-    assert Path("fit.json").read_text() == "[]"
-
-
-def test_a_folder_is_a_program(device: Device, script: str) -> None:
-    Path("package").mkdir()
-    assert fit("--", "python", "package").exit_code == 0
-    assert fit("--", "python", "missing").exit_code == 2
-    assert [command.program for command, _, _ in device.runs] == [("package",)]
-
-
 def test_a_try_depends_on_the_variables_that_torch_reads(
     device: Device, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,13 +151,6 @@ def test_what_is_another_question_is_refused(options: list[str], said: str) -> N
     assert said in " ".join(done.output.split())
 
 
-def test_the_old_name_says_where_it_went() -> None:
-    for arguments in (["advise"], ["advise", "--try", "--", "train.py"]):
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 2
-        assert "memprof fit --try -- python SCRIPT" in done.output
-
-
 @pytest.mark.parametrize("as_data", [False, True])
 def test_ended_by_a_signal_it_prints_what_it_has(
     monkeypatch: pytest.MonkeyPatch, as_data: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -73,23 +72,6 @@ def test_every_gpu_is_well_formed_and_has_a_source(gpu: Gpu) -> None:
     assert gpu.limits.shared_per_block <= gpu.limits.shared_per_multiprocessor
     for name in (gpu.key, *gpu.aliases):
         assert find_gpu(name) is gpu
-
-
-def test_a_name_of_the_driver_means_one_gpu_or_is_refused() -> None:
-    names = Counter(gpu.name for gpu in known_gpus())
-    for gpu in known_gpus():
-        if names[gpu.name] == 1:
-            assert find_gpu(gpu.name) is gpu
-        else:
-            with pytest.raises(UnknownGpuError, match=rf"{gpu.key}\b.*say which"):
-                find_gpu(gpu.name)
-    assert {name for name, count in names.items() if count > 1} == {
-        "NVIDIA GeForce RTX 3080",
-        "NVIDIA GeForce RTX 3080 Laptop GPU",
-        "NVIDIA GeForce RTX 4060 Ti",
-        "NVIDIA GeForce RTX 5060 Ti",
-    }
-    assert len({(gpu.name, gpu.memory) for gpu in known_gpus()}) == len(known_gpus())
 
 
 def test_the_gpus_that_people_rent_or_own_are_there() -> None:

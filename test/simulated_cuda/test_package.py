@@ -14,7 +14,6 @@ from memprof.simulated_cuda.elf import read_elf
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import find_gpu
-from memprof.simulated_cuda.libraries import KINDS, Library, stubs
 from memprof.simulated_cuda.torch_build import TorchBuild, read_torch
 
 
@@ -75,14 +74,6 @@ def test_what_is_no_elf_file_is_refused(tmp_path: Path, damage: Callable[[bytes]
     broken.write_bytes(damage(header.ljust(300, b"\0")))
     with pytest.raises(ValueError, match=r"ELF|ends before|empty"):
         read_elf(broken)
-
-
-def test_a_stub_of_a_function_that_returns_text_returns_text() -> None:
-    nvrtc = Library("libnvrtc.so.13", next(kind for kind in KINDS if kind.stem == "nvrtc"))
-    nvrtc.functions = {"nvrtcGetErrorString", "nvrtcCompileProgram"}
-    assembly = stubs(nvrtc)
-    assert "leaq .Lsaid_nvrtcGetErrorString(%rip), %rax" in assembly
-    assert ".Lsaid_nvrtcCompileProgram(%rip), %rax" not in assembly
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def report() -> str:
 
 
 def _text(write: Any) -> str:
-    """What a function writes into a buffer, of which it tells the size first."""
+    """Returns what a function writes into a buffer; without one it returns the size."""
     size = write(None, 0)
     buffer = ctypes.create_string_buffer(size)
     write(buffer, size)

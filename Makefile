@@ -8,7 +8,7 @@
 # rebuild one and changing a pin does. torch is asked for by exact version in the same command as
 # memprof: left to `torch>=2.11`, pip would take the newest, which may be one that nobody has tested.
 #
-# Other torch versions are tested on the simulated GPU's torch
+# Other torch versions are tested on the simulated device's torch
 # (simulated_cuda/): only CUDA wheels of them can be had there, and those load
 # only under its run.sh. The CPU tests use CPU tensors there all the same. Its environments are
 # shared by every clone on the machine, so nothing is installed into them: ours is a layer on top,
@@ -55,7 +55,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench bench-autograd bench-tracker doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench bench-autograd doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -134,29 +134,20 @@ bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside in
 bench-account: $(SIMGPU_STAMP) ## how much of the device the report of real models can name, and whether it adds up (simulated)
 	$(SIMGPU_PY) benchmarks/account_models.py $(ARGS)
 
-bench-what-if: $(SIMGPU_STAMP) ## what fit, its budgets and gates promise, as a user runs them (simulated)
-	$(SIMGPU_PY) benchmarks/what_if.py $(ARGS)
-
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)
-
-bench-trees: $(SIMGPU_STAMP) ## host time of a graph replay against torch's trees
-	$(SIMGPU_PY) benchmarks/trees_replay.py $(ARGS)
 
 bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/call_budget.py $(ARGS)
 
-bench-call-cpu: $(ENVIRONMENT) ## the same on the CPU, beside inductor
-	$(PY) benchmarks/call_budget.py --device cpu $(ARGS)
+bench-trees: $(SIMGPU_STAMP) ## the same of inference alone, results held and dropped
+	$(SIMGPU_PY) benchmarks/call_budget.py --trees $(ARGS)
 
-bench: $(ENVIRONMENT) ## measure memprof beside inductor: steady state and compile time
+bench: $(ENVIRONMENT) ## measure memprof beside inductor on the CPU: one operator, training steps
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
 
-bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state, live peak
+bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state
 	$(PY) benchmarks/autograd_overhead.py $(ARGS)
-
-bench-tracker: $(ENVIRONMENT) ## measure the run-time tracker: a snapshot, an operation, a training loop
-	$(PY) benchmarks/tracker_cost.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

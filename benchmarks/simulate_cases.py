@@ -13,11 +13,10 @@ class Case:
         about: settings, in words.
         source: where it was published.
         figure: what was published, in ``unit``.
-        counter: ``reserved`` (``torch.cuda.max_memory_reserved``), ``allocated``
-            (``max_memory_allocated``) or ``active`` (``active_bytes.all.peak``).
+        counter: ``reserved`` (``torch.cuda.max_memory_reserved``) or ``allocated``
+            (``max_memory_allocated``).
         then: versions that the figure was measured with.
         script: in ``simulate/``.
-        world_size: ranks; the script is rank 0.
         needs: distributions that it imports; a version is that of the recorded outcome.
     """
 
@@ -31,7 +30,6 @@ class Case:
     then: str
     script: str
     args: str = ""
-    world_size: int = 1
     needs: tuple[str, ...] = ()
     quick: bool = False
 
@@ -44,18 +42,6 @@ def variants(common: Case, *rows: tuple[str, str, float, str, dict[str, object]]
     ]
 
 
-TORCHTITAN = Case(
-    id="titan-8b-",
-    about="",
-    source="https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md",
-    figure=0,
-    unit="GiB",
-    counter="reserved",
-    gpu="h100-96gb",
-    then="torch 1963fc8, torchtitan 9dec370 (December 2024)",
-    script="titan_llama.py",
-    needs=("torchtitan==0.1.0", "torchdata", "datasets", "tyro", "tensorboard", "tiktoken"),
-)
 TEXTBOOK = Case(
     id="gpt2-",
     about="",
@@ -79,18 +65,6 @@ LIGER = Case(
     script="liger_kernels.py",
     needs=("liger_kernel==0.4.2", "transformers==4.46.3", "tokenizers"),
 )
-TORCHTUNE = Case(
-    id="torchtune-3b-",
-    about="",
-    source="https://github.com/meta-pytorch/torchtune/blob/main/README.md#optimization-flags",
-    figure=0,
-    unit="GiB",
-    counter="active",
-    gpu="a100-80gb",
-    then="torch 2.5, torchtune 0.4.0 (November 2024)",
-    script="torchtune_llama.py",
-    needs=("torchtune==0.4.0", "torchao", "omegaconf", "sentencepiece", "tiktoken", "datasets"),
-)
 LITGPT = Case(
     id="litgpt-",
     about="",
@@ -105,48 +79,6 @@ LITGPT = Case(
 )
 
 CASES = [
-    *variants(
-        TORCHTITAN,
-        (
-            "fsdp8",
-            "Llama 3.1 8B, FSDP2 on 8 GPUs, 2 x 8192, selective checkpointing, bf16",
-            82.4,
-            "--training.local_batch_size=2",
-            {"world_size": 8, "quick": True},
-        ),
-        (
-            "fsdp8-compile",
-            "the same, blocks compiled",
-            77.0,
-            "--training.local_batch_size=2 --training.compile --eager-loss",
-            {"world_size": 8},
-        ),
-        (
-            "fsdp128",
-            "the same on 128 GPUs, eager",
-            67.0,
-            "--training.local_batch_size=2",
-            {"world_size": 128, "quick": True},
-        ),
-        (
-            "fsdp128-compile",
-            "the same on 128 GPUs, blocks compiled",
-            62.0,
-            "--training.local_batch_size=2 --training.compile --eager-loss",
-            {"world_size": 128},
-        ),
-        (
-            "torchao-bf16",
-            "8 GPUs, 1 x 8192, blocks compiled: the baseline of torchao's float8 table",
-            47.65,
-            "--training.compile --eager-loss",
-            {
-                "world_size": 8,
-                "source": "https://github.com/pytorch/ao/blob/main/docs/source/workflows/training.md",
-                "then": "torch 2.7.0a0+gitb98af95, torchtitan 0.0.2 (March 2025)",
-            },
-        ),
-    ),
     *variants(
         TEXTBOOK,
         (
@@ -236,58 +168,6 @@ CASES = [
             "the same layer of Liger-Kernel (Triton)",
             2546.25,
             "geglu --liger --size=2048",
-            {},
-        ),
-    ),
-    *variants(
-        TORCHTUNE,
-        (
-            "packed",
-            "Llama 3.2 3B, all parameters, 2 x 4096 packed, bf16, AdamW",
-            60.0,
-            "",
-            {},
-        ),
-        (
-            "compile",
-            "the same, layers and loss compiled",
-            51.0,
-            "--compile",
-            {},
-        ),
-        (
-            "chunked",
-            "the same, loss in chunks",
-            42.9,
-            "--compile --chunked-loss",
-            {},
-        ),
-        (
-            "checkpointed",
-            "the same, layers checkpointed",
-            24.9,
-            "--compile --chunked-loss --checkpoint",
-            {},
-        ),
-        (
-            "optimizer-in-backward",
-            "the same, optimizer in the backward",
-            23.1,
-            "--compile --chunked-loss --checkpoint --optimizer-in-backward",
-            {},
-        ),
-        (
-            "offload",
-            "the same, activations offloaded",
-            21.8,
-            "--compile --chunked-loss --checkpoint --optimizer-in-backward --offload",
-            {},
-        ),
-        (
-            "lora",
-            "LoRA of rank 64 instead, activations offloaded",
-            8.5,
-            "--compile --chunked-loss --checkpoint --offload --lora",
             {},
         ),
     ),

@@ -74,9 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--memprof-table: {table}: {e.strerror}") from e
     config.addinivalue_line(
         "markers",
-        f"{MARK}(limit=None, *, gpu=None, growth=None): run the test on a simulated GPU, and fail "
-        "it if more is reserved than the limit ('2 GiB'), or more is allocated than the baseline "
-        "and growth ('0 %') allow.",
+        f"{MARK}(limit=None, *, gpu=None, growth=None): run the test on a simulated device, and "
+        "fail it if more is reserved than the limit ('2 GiB'), or more is allocated than the "
+        "baseline and growth ('0 %') allow.",
     )
 
 

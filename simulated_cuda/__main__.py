@@ -1,6 +1,6 @@
 """``python -m memprof.simulated_cuda [--gpu NAME] [--devices N] [--values] COMMAND…``.
 
-Runs a command that sees simulated GPUs; its exit status is this one's.
+Runs a command that sees simulated devices; its exit status is this one's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from .environment import MAX_DEVICES, simulated_environment
 from .errors import SimulationError
 from .gpus import DEFAULT_GPU, find_gpu, parse_size
 from .torch_build import find_torch
-
-__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

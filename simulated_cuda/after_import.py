@@ -9,8 +9,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["after_import"]
-
 
 class _Finder(MetaPathFinder):
     """Finds one module, once, and hands it over when it has run."""

@@ -11,31 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = [
-    "EVENTS",
-    "EXECS",
-    "GRAPHS",
-    "LAUNCH_FAILED",
-    "OUT_OF_MEMORY",
-    "STREAMS",
-    "active_captures",
-    "async_events",
-    "calls",
-    "fail",
-    "forget",
-    "kernels",
-    "known",
-    "library",
-    "live",
-    "live_allocs",
-    "on_host_read",
-    "report",
-    "simulated",
-    "uncovered",
-    "used",
-    "written",
-]
-
 STREAMS, EVENTS, GRAPHS, EXECS = range(4)
 """Kinds of handles, for `live`."""
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
@@ -62,7 +37,6 @@ def library() -> ctypes.CDLL:
         (device.simgpu_kernels, count, [name, number]),
         (device.simgpu_report, size, [name, size]),
         (device.simgpu_used, size, [number]),
-        (device.simgpu_live_allocs, size, [number]),
         (device.simgpu_live_handles, size, [number]),
         (device.simgpu_active_captures, number, []),
         (device.simgpu_uncovered, size, [name, size]),
@@ -86,8 +60,7 @@ def library() -> ctypes.CDLL:
 
 def calls(api: str) -> int:
     """Returns how often an entry point was called so far: ``cudaMalloc``."""
-    count: int = library().simgpu_calls(api.encode())
-    return count
+    return int(library().simgpu_calls(api.encode()))
 
 
 def fail(api: str, after: int = 0, err: int = OUT_OF_MEMORY) -> None:
@@ -98,8 +71,7 @@ def fail(api: str, after: int = 0, err: int = OUT_OF_MEMORY) -> None:
 def kernels(sub: str = "", which: Literal["launched", "captured", "replayed"] = "launched") -> int:
     """Returns how many kernels whose name contains ``sub`` were launched, captured or replayed so
     far."""
-    count: int = library().simgpu_kernels(sub.encode(), _WHICH.index(which))
-    return count
+    return int(library().simgpu_kernels(sub.encode(), _WHICH.index(which)))
 
 
 def async_events(on: bool) -> None:
@@ -109,22 +81,12 @@ def async_events(on: bool) -> None:
 
 def used(device: int = 0) -> int:
     """Bytes of a device in use, its context's included."""
-    size: int = library().simgpu_used(device)
-    return size
-
-
-def live_allocs(device: int = 0) -> int:
-    """Returns how many results of cudaMalloc were not freed yet."""
-    count: int = library().simgpu_live_allocs(device)
-    return count
+    return int(library().simgpu_used(device))
 
 
 def uncovered() -> list[str]:
     """Functions that this process called and that are not simulated, by name."""
-    size = library().simgpu_uncovered(None, 0)
-    buffer = ctypes.create_string_buffer(size)
-    library().simgpu_uncovered(buffer, size)
-    return buffer.value.decode().splitlines()
+    return _text(library().simgpu_uncovered).splitlines()
 
 
 def on_host_read(do: Callable[[int, int, bool], bool]) -> None:
@@ -173,19 +135,22 @@ def forget(stream: int, address: int, nbytes: int) -> None:
 def live(kind: int) -> int:
     """Returns how many handles of a kind were not destroyed yet: `STREAMS`, `EVENTS`, `GRAPHS`,
     `EXECS`."""
-    count: int = library().simgpu_live_handles(kind)
-    return count
+    return int(library().simgpu_live_handles(kind))
 
 
 def active_captures() -> int:
     """Returns how many stream captures are under way."""
-    count: int = library().simgpu_active_captures()
-    return count
+    return int(library().simgpu_active_captures())
 
 
 def report() -> str:
     """Every entry point that was called, and every kernel, with how often; a line each."""
-    size = library().simgpu_report(None, 0)
-    text = ctypes.create_string_buffer(size)
-    library().simgpu_report(text, size)
-    return text.value.decode()
+    return _text(library().simgpu_report)
+
+
+def _text(write: Any) -> str:
+    """Returns what a function writes into a buffer; without one it returns the size."""
+    size = write(None, 0)
+    buffer = ctypes.create_string_buffer(size)
+    write(buffer, size)
+    return buffer.value.decode()

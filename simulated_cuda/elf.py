@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Elf", "read_elf", "read_only_data"]
-
 _SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 2, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
 _NEEDED = 1
 _WEAK = 2
@@ -70,18 +68,17 @@ def read_only_data(path: Path) -> bytes:
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[mmap.mmap]:
     """The file's content; what goes wrong in reading its tables becomes a ValueError."""
-    with path.open("rb") as file:
+    # An empty file cannot be mapped, which is a ValueError as well.
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise ValueError(f"{path} is no 64-bit little-endian ELF file")
         try:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # An empty file.
-            raise ValueError(f"{path} is no 64-bit little-endian ELF file") from None
-        with data:
-            if data[:6] != b"\x7fELF\x02\x01":
-                raise ValueError(f"{path} is no 64-bit little-endian ELF file")
-            try:
-                yield data
-            except (struct.error, IndexError):
-                raise ValueError(f"{path} ends before its section headers say") from None
+            yield data
+        except (struct.error, IndexError):
+            raise ValueError(f"{path} ends before its section headers say") from None
 
 
 def _read(data: mmap.mmap) -> Elf:

@@ -1,4 +1,4 @@
-"""The environment variables under which a process sees a simulated GPU."""
+"""The environment variables under which a process sees a simulated device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from .build import cache_folder, libraries, preload
 from .gpus import Gpu
 from .torch_build import TorchBuild, find_torch
-
-__all__ = ["MAX_DEVICES", "simulated_environment"]
 
 MAX_DEVICES = 32
 """Devices that one process can be shown."""
@@ -41,7 +39,7 @@ def simulated_environment(
     is not from 1 to `MAX_DEVICES`.
     """
     if not 1 <= devices <= MAX_DEVICES:
-        raise ValueError(f"there can be 1 to {MAX_DEVICES} simulated GPUs, not {devices}")
+        raise ValueError(f"there can be 1 to {MAX_DEVICES} simulated devices, not {devices}")
     result = dict(os.environ if base is None else base)
     torch = torch or find_torch()
     folder = libraries(torch, base=result)

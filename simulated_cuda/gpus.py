@@ -14,8 +14,6 @@ from typing import Any
 
 from .errors import UnknownGpuError
 
-__all__ = ["DEFAULT_GPU", "Gpu", "Limits", "find_gpu", "known_gpus", "parse_size"]
-
 DEFAULT_GPU = "h100-80gb"
 """What is simulated where nobody says which."""
 

@@ -50,17 +50,6 @@ from .overrides import Kernel, wrap_kernels
 from .values import kernels, operators
 from .values.aliasing import Quiet, alias, on_device, to_cpu, wrap_numbers
 
-__all__ = [
-    "INTEGERS",
-    "MAX_BYTES",
-    "compute_integers",
-    "compute_known",
-    "contents",
-    "forget",
-    "is_known",
-    "overwritten",
-]
-
 MAX_BYTES = 1 << 30
 """Of a tensor of integers that is computed: the host's memory is not the device's."""
 SMALL = 1 << 20
@@ -105,19 +94,14 @@ Special = Callable[[Any, tuple[Any, ...]], None]
 """Given what an operator returned and its arguments: writes to the results, by ``overwritten``."""
 
 
-def compute_integers(special: Mapping[str, Special]) -> None:
-    """Compute integers, known or not, and whatever else is known in this process from here on.
+def compute_known(special: Mapping[str, Special] | None = None) -> None:
+    """Compute what is known in this process from here on, and, where ``special`` is given, all
+    integers.
 
     Args:
         special: by name of an operator of aten: what to do after it ran, where not all its tensors
             are of integers.
     """
-    compute_known(special)
-
-
-def compute_known(special: Mapping[str, Special] | None = None) -> None:
-    """Compute what is known in this process from here on, and, where ``special`` is given, all
-    integers."""
     wrappers = {}
     for name in operators.device_operators():
         op = operators.operator(name)
@@ -217,7 +201,7 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
             computes = (
                 device is not None
                 and (known or (special is not None and _integers(tensors)))
-                and not _captures(device)
+                and not torch.cuda.is_current_stream_capturing()
             )
         targets = (args[x] if isinstance(x, int) else kwargs.get(x) for x in written)
         changed = [t for t in _tensors(targets) if t.is_cuda]
@@ -352,11 +336,6 @@ def _note_written(tensor: torch.Tensor) -> None:
             places = [place + i * nbytes for place in places for i in range(n)]
     for place in places:
         control.written(place, size)
-
-
-def _captures(device: int) -> bool:
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    return bool(control.library().simgpu_capture_id(stream))
 
 
 @contextlib.contextmanager

@@ -12,21 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .elf import read_elf, read_only_data
-from .errors import BuildFailedError
+from .errors import SimulationError
 from .torch_build import TorchBuild
-
-__all__ = [
-    "CORE",
-    "DRIVER_LINK",
-    "KINDS",
-    "PROGRAM",
-    "Kind",
-    "Library",
-    "Source",
-    "libraries_for",
-    "sources_of",
-    "stubs",
-]
 
 CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
@@ -37,7 +24,7 @@ PROGRAM = "nvidia-smi"
 
 
 @dataclass(frozen=True)
-class Kind:
+class NvidiaLibrary:
     """A library of NVIDIA's, by the middle of its name."""
 
     stem: str
@@ -48,23 +35,23 @@ class Kind:
 
 
 KINDS = (
-    Kind("cudart", r"cuda[A-Z]|__cuda", 801),
-    Kind("cublas", r"cublas(?!Lt)", 0),  # A computation is a kernel that computes nothing.
-    Kind("cublasLt", r"cublasLt", 15),
-    Kind("cudnn", r"cudnn", 3000),
-    Kind("cufft", r"cufft", 5),
-    Kind("curand", r"curand", 102),
-    Kind("cusparse", r"cusparse(?!Lt)", 10),
-    Kind("cusparseLt", r"cusparseLt", 10),
-    Kind("cusolver", r"cusolver", 9),
-    Kind("nccl", r"p?nccl", 5),
-    Kind("cufile", r"cuFile", 5001),
-    Kind("cupti", r"cupti", 15),
-    Kind("nvshmem_host", r"nvshmem", 7),
-    Kind("nvrtc", r"nvrtc", 5),
+    NvidiaLibrary("cudart", r"cuda[A-Z]|__cuda", 801),
+    NvidiaLibrary("cublas", r"cublas(?!Lt)", 0),  # A computation is a kernel that computes nothing.
+    NvidiaLibrary("cublasLt", r"cublasLt", 15),
+    NvidiaLibrary("cudnn", r"cudnn", 3000),
+    NvidiaLibrary("cufft", r"cufft", 5),
+    NvidiaLibrary("curand", r"curand", 102),
+    NvidiaLibrary("cusparse", r"cusparse(?!Lt)", 10),
+    NvidiaLibrary("cusparseLt", r"cusparseLt", 10),
+    NvidiaLibrary("cusolver", r"cusolver", 9),
+    NvidiaLibrary("nccl", r"p?nccl", 5),
+    NvidiaLibrary("cufile", r"cuFile", 5001),
+    NvidiaLibrary("cupti", r"cupti", 15),
+    NvidiaLibrary("nvshmem_host", r"nvshmem", 7),
+    NvidiaLibrary("nvrtc", r"nvrtc", 5),
 )
-_DRIVER = Kind("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
-_NVML = Kind("nvidia-ml", r"nvml", 3)
+_DRIVER = NvidiaLibrary("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
+_NVML = NvidiaLibrary("nvidia-ml", r"nvml", 3)
 
 # Functions that return no code: as a pointer, one would be read and crash the caller.
 _RETURNS_TEXT = re.compile(r"(Error|Status|Result)(String|Name)$|GetLastError(String)?$")
@@ -72,7 +59,7 @@ _RETURNS_POINTER = re.compile(r"nvshmem\w*(alloc|align|_ptr)$")
 
 
 @dataclass(frozen=True)
-class Source:
+class HandWritten:
     """A file written by hand, and how it is compiled for one library."""
 
     path: Path
@@ -84,7 +71,7 @@ class Library:
     """One shared library that is to be built."""
 
     soname: str
-    kind: Kind
+    kind: NvidiaLibrary
     version: str | None = None
     """The symbol version that torch's libraries ask for."""
     functions: set[str] = field(default_factory=set)
@@ -99,7 +86,7 @@ class Library:
 def libraries_for(torch: TorchBuild) -> list[Library]:
     """The libraries that a torch needs, with the functions that are asked of each.
 
-    Raises BuildFailedError where torch wants a library or a function of NVIDIA's that is not known
+    Raises SimulationError where torch wants a library or a function of NVIDIA's that is not known
     here, which a newer torch may do.
     """
     wanted: dict[str, str | None] = {}
@@ -125,7 +112,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
         library.functions = {n for n in wanted.keys() - own if names.match(n)}
         versions = {wanted[n] for n in library.functions} - {None}
         if len(versions) > 1:
-            raise BuildFailedError(f"torch asks {library.soname} for several versions: {versions}")
+            raise SimulationError(f"torch asks {library.soname} for several versions: {versions}")
         library.version = versions.pop() if versions else None
     driver, nvml = libraries[-2:]
     looked_up = _looked_up(torch)
@@ -135,7 +122,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
     nvidia = re.compile("|".join(kind.names for kind in (*KINDS, _DRIVER, _NVML)))
     missing = {n for n in wanted if nvidia.match(n)} - covered - optional - own
     if unknown or missing:
-        raise BuildFailedError(
+        raise SimulationError(
             f"torch {torch.version} wants what the simulated device does not know: "
             f"{', '.join(sorted(unknown | missing))}. memprof is tested with torch 2.11 to "
             "2.15; a newer memprof may know it"
@@ -165,14 +152,14 @@ def _declared(torch: TorchBuild) -> set[str]:
     return declared | {new for old, new in renamed if old in declared}
 
 
-def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[Source]:
+def sources_of(stem: str, sources: Path, torch: TorchBuild) -> list[HandWritten]:
     """The code written by hand for a library: ``STEM.cpp`` with all ``STEM_*.cpp``."""
     main = sources / f"{stem}.cpp"
     if not main.is_file():
         return []
     defines = _cudnn_version(torch) if stem == "cudnn" else ()
     files = [main, *sorted(sources.glob(f"{stem}_*.cpp"))]
-    return [Source(path, defines) for path in files]
+    return [HandWritten(path, defines) for path in files]
 
 
 def _cudnn_version(torch: TorchBuild) -> tuple[str, ...]:

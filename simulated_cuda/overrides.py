@@ -11,8 +11,6 @@ import torch
 
 from .after_import import after_import
 
-__all__ = ["kernel_of", "wrap_kernels"]
-
 Kernel = Callable[..., Any]
 """Called with the dispatch keys, then the operator's arguments."""
 

@@ -1,12 +1,11 @@
 """Which torch an interpreter has, found without importing it.
 
 A CUDA build of torch cannot be imported where its CUDA libraries are missing, which is just where
-the simulated GPU is wanted: everything is read from files.
+the simulated device is wanted: everything is read from files.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import platform
@@ -17,9 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import TorchBuildError, TorchMissingError, UnsupportedPlatformError
-
-__all__ = ["TorchBuild", "find_torch", "read_torch"]
+from .errors import SimulationError
 
 _SUGGESTED = "2.11.0"
 _PYPI = "--index-url https://pypi.org/simple"
@@ -64,10 +61,9 @@ class TorchBuild:
     @property
     def requirements(self) -> str:
         """The packages that its wheel names, one a line; empty where it came by another way."""
-        for metadata in sorted(self.root.parent.glob("torch-*.dist-info/METADATA")):
-            text = metadata.read_text(errors="replace")
-            return "\n".join(re.findall(r"^Requires-Dist: (.*)$", text, re.M))
-        return ""
+        files = self.root.parent.glob("torch-*.dist-info/METADATA")
+        text = "\n".join(path.read_text(errors="replace") for path in files)
+        return "\n".join(re.findall(r"^Requires-Dist: (.*)$", text, re.M))
 
     @property
     def has_nvrtc(self) -> bool:
@@ -78,13 +74,12 @@ class TorchBuild:
 def find_torch(interpreter: str | None = None) -> TorchBuild:
     """The torch of this interpreter, or of another one given by its path.
 
-    Raises UnsupportedPlatformError, TorchMissingError or TorchBuildError, whose messages say what
-    to install.
+    Raises SimulationError, whose message says what to install.
     """
     system, machine = platform.system(), platform.machine()
     if (system, machine) not in {("Linux", "x86_64"), ("Linux", "AMD64")}:
-        raise UnsupportedPlatformError(
-            f"the simulated GPU runs on Linux on x86-64, and this is {system} on {machine}: "
+        raise SimulationError(
+            f"the simulated device runs on Linux on x86-64, and this is {system} on {machine}: "
             "use a Linux machine, a container or WSL"
         )
     if interpreter is None or Path(interpreter) == Path(sys.executable):
@@ -94,7 +89,7 @@ def find_torch(interpreter: str | None = None) -> TorchBuild:
     else:
         origin, name = _origin_elsewhere(interpreter), interpreter
     if origin is None:
-        raise TorchMissingError(f"{name} has no torch: {_how_to_install(_SUGGESTED)}")
+        raise SimulationError(f"{name} has no torch: {_how_to_install(_SUGGESTED)}")
     return read_torch(Path(origin).parent)
 
 
@@ -106,58 +101,43 @@ def _origin_elsewhere(interpreter: str) -> str | None:
         origin = json.loads(ran.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as e:
         said = getattr(e, "stderr", None) or str(e)
-        raise TorchMissingError(f"{interpreter} cannot be asked for its torch: {said}") from e
+        raise SimulationError(f"{interpreter} cannot be asked for its torch: {said}") from e
     return origin if isinstance(origin, str) else None
 
 
 def read_torch(root: Path) -> TorchBuild:
     """The torch in a folder ``torch`` of some site-packages.
 
-    Raises TorchMissingError where there is none, TorchBuildError for a build without CUDA 13.
+    Raises SimulationError where there is none, or one without CUDA 13.
     """
     try:
-        said = _constants((root / "version.py").read_text())
-    except (OSError, SyntaxError) as e:
-        raise TorchMissingError(f"there is no installed torch at {root}: {e}") from e
+        text = (root / "version.py").read_text()
+    except OSError as e:
+        raise SimulationError(f"there is no installed torch at {root}: {e}") from e
+    # Lines such as ``cuda: Optional[str] = '13.0'``; what is None is left out.
+    said = dict(re.findall(r"""^(\w+)(?:: [^=]+)? = ['"]([^'"]*)['"]""", text, re.M))
     version, cuda = said.get("__version__"), said.get("cuda")
-    if not isinstance(version, str):
-        raise TorchMissingError(f"{root / 'version.py'} does not say which torch this is")
+    if version is None:
+        raise SimulationError(f"{root / 'version.py'} does not say which torch this is")
     public = version.partition("+")[0]
     kind = "a ROCm" if said.get("hip") else "an XPU" if said.get("xpu") else "a CPU"
-    if not isinstance(cuda, str):
-        raise TorchBuildError(
-            f"torch {version} at {root} is {kind} build, and the simulated GPU needs the CUDA "
+    if cuda is None:
+        raise SimulationError(
+            f"torch {version} at {root} is {kind} build, and the simulated device needs the CUDA "
             f"build: {_how_to_install(public)}"
         )
     if cuda.partition(".")[0] != "13":
-        raise TorchBuildError(
-            f"torch {version} at {root} is built for CUDA {cuda}, and the simulated GPU speaks "
+        raise SimulationError(
+            f"torch {version} at {root} is built for CUDA {cuda}, and the simulated device speaks "
             "CUDA 13: device properties and versioned calls have another layout before. "
             f"torch 2.11 and newer from PyPI will do: {_how_to_install(_SUGGESTED)}"
         )
     found = TorchBuild(root=root, version=version, cuda=cuda)
     if not (found.lib / "libtorch_cuda.so").is_file():
-        raise TorchBuildError(
+        raise SimulationError(
             f"torch {version} at {root} is built for CUDA {cuda} and has no libtorch_cuda.so: "
             f"the installation is not complete; {_how_to_install(public)}"
         )
-    return found
-
-
-def _constants(source: str) -> dict[str, object]:
-    """Returns what a module of plain assignments assigns; what is no literal is left out."""
-    found: dict[str, object] = {}
-    for node in ast.parse(source).body:
-        target = (
-            node.targets[0]
-            if isinstance(node, ast.Assign)
-            else node.target
-            if isinstance(node, ast.AnnAssign)
-            else None
-        )
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
-            found[target.id] = value.value
     return found
 
 

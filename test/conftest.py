@@ -26,11 +26,6 @@ two processes compile different kernels.) ``TORCHINDUCTOR_VEC_ISA_OK=1`` says th
 compiler knows the sets of this processor, as every one does that has C++20; set it to the empty
 string to have them probed.
 
-A kernel of Inductor's is a library that is linked with libtorch_cpu.so. Binutils' default linker
-takes 0.3 s of CPU time to read that library's symbols, more than the compiler takes for most
-kernels, and ``ld.gold`` 0.1 s: where the machine has it, the compiler finds it under the name
-``ld``. What is compiled, by whom and with which flags stays what it is.
-
 Python's collector walks 400,000 objects of torch, of its compiler and of the test modules whenever
 a test asks for a collection, a quarter of a second each time, and they never die: they are taken
 out of its sight once everything is imported.
@@ -98,19 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
         _temporary_cache = tempfile.mkdtemp(prefix="memprof-test-")
         cache = os.path.join(_temporary_cache, "cache")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(cache)
-    _link_faster(Path(cache) / "linker")
-
-
-def _link_faster(folder: Path) -> None:
-    """Make ``ld.gold`` the compiler's ``ld``, by way of a link in ``folder``."""
-    gold = shutil.which("ld.gold")
-    if gold is None:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "ld").is_symlink():
-        (folder / "ld").symlink_to(gold)
-    before = os.environ.get("COMPILER_PATH")
-    os.environ["COMPILER_PATH"] = os.pathsep.join(filter(None, [str(folder.absolute()), before]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

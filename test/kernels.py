@@ -21,9 +21,8 @@ Most of what memprof says does not depend on a single value: which buffers there
 begin and end, where they are from, what was called. A test of that alone has the marker
 ``zero_kernels``: everything is compiled and runs as ever, Inductor's wrapper and ATen's operators
 too, but a kernel fills what it would write with zeros, and no compiler is called for it. No test
-that looks at a value, or compares with what other kernels compute, may have the marker:
-``test_suite.py`` looks for the usual ways to compare. The models of test/acceptance and the
-features of test/backend run with real kernels, beside Inductor.
+that looks at a value, or compares with what other kernels compute, may have the marker. The models
+of test/acceptance and the features of test/backend run with real kernels, beside Inductor.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""No test judges the machine: see Note [Tests and the clock] in conftest.py; and none judges values
-that no kernel has computed: see Note [Kernels that write zeros] in kernels.py."""
+"""No test judges the machine: see Note [Tests and the clock] in conftest.py."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 CLOCKS = {
@@ -42,78 +38,3 @@ def test_nothing_depends_on_the_clock() -> None:
     files = [p for p in HERE.rglob("*.py") if not others & {p.name, p.parent.name}]
     assert len(files) > 100
     assert [where for path in files for where in judged_by_the_clock(path)] == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import time\nassert time.process_time() < 3",
-        "from hypothesis import settings\n@settings(deadline=200)\ndef f(): ...",
-        "subprocess.run([], timeout=60)",
-        "page.evaluate('performance.now()')",
-    ],
-)
-def test_what_does_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(f"{__name__}.HERE", tmp_path)
-    (tmp_path / "test_a.py").write_text(source)
-    assert len(list(judged_by_the_clock(tmp_path / "test_a.py"))) == 1
-
-
-COMPARES_VALUES = {"allclose", "assert_close", "equal", "count_nonzero", "item"}
-
-
-def is_marked(decorators: list[ast.expr]) -> bool:
-    return any("zero_kernels" in ast.unparse(d) for d in decorators)
-
-
-def values_of_zero_kernels(path: Path) -> Iterator[str]:
-    """Where a test whose kernels write zeros may look at a value, and by what."""
-    tree = ast.parse(path.read_text())
-    assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
-    if is_marked([n.value for n in assigned if ast.unparse(n.targets[0]) == "pytestmark"]):
-        marked: list[ast.AST] = [tree]
-    else:
-        parts = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-        marked = [part for part in parts if is_marked(part.decorator_list)]
-    for node in (n for part in marked for n in ast.walk(part)):
-        if isinstance(node, ast.Attribute) and node.attr in COMPARES_VALUES:
-            yield f"{path}:{node.lineno}: {node.attr}"
-
-
-def test_what_runs_with_kernels_that_write_zeros_looks_at_no_value() -> None:
-    files = [p for p in HERE.rglob("test_*.py") if p != Path(__file__)]
-    assert [where for path in files for where in values_of_zero_kernels(path)] == []
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("pytestmark = pytest.mark.zero_kernels\ndef f(): assert torch.equal(a, b)", 1),
-        ("@pytest.mark.zero_kernels\nclass A:\n  def f(self): torch.testing.assert_close(a, b)", 1),
-        ("@pytest.mark.zero_kernels\ndef f(): ...\ndef g(): torch.allclose(a, b)", 0),
-    ],
-)
-def test_a_look_at_a_value_is_found(tmp_path: Path, source: str, found: int) -> None:
-    (tmp_path / "test_a.py").write_text(source)
-    assert len(list(values_of_zero_kernels(tmp_path / "test_a.py"))) == found
-
-
-def test_the_profile_of_hypothesis() -> None:
-    found = settings()
-    assert settings.get_current_profile_name() == "memprof"
-    assert found.deadline is None
-    assert set(found.suppress_health_check) >= {HealthCheck.too_slow, HealthCheck.data_too_large}
-    assert found.print_blob
-
-
-def test_what_was_frozen_is_given_back_so_that_the_next_test_freezes_again() -> None:
-    """See ``repetition.thaw``: after a bare ``gc.unfreeze()`` all later tests of the process walk
-    whatever torch has, in each collection."""
-    found = [
-        f"{path}:{node.lineno}"
-        for path in sorted(HERE.rglob("*.py"))
-        if path.name != "repetition.py"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr == "unfreeze"
-    ]
-    assert found == []

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shared import write_json
 
 LACKING = 77
 """Exit status of a case that a missing module keeps from being measured."""
@@ -83,20 +84,13 @@ class Rows:
             case = content["cases"][self.case]
             case.update(found)
             case["rows"] += rows
-            write(self.out / f"{self.part}.json", content)
+            write_json(self.out / f"{self.part}.json", content)
         finally:
             os.close(lock)
 
     def read(self) -> dict[str, Any]:
         """The file of the part."""
         return json.loads((self.out / f"{self.part}.json").read_text("utf-8"))
-
-
-def write(path: Path, content: Any) -> None:
-    """Write JSON, all of it or nothing."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, path)
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:

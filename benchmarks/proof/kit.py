@@ -35,7 +35,8 @@ SOURCES = (
     *("simulated_cuda", "pyproject.toml", "README.md", "LICENSE"),
 )
 CARRIED = (
-    *("benchmarks/proof", "benchmarks/memory_models.py", "benchmarks/train_models.py"),
+    *("benchmarks/proof", "benchmarks/shared.py", "benchmarks/memory_models.py"),
+    "benchmarks/train_models.py",
     *("examples/gpt", "test", "pyproject.toml"),
 )
 LARGE, MOST = 4 << 20, 20 << 20

@@ -27,7 +27,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from proof.common import LACKING, Part, Rows, write
+from shared import write_json
+
+from proof.common import LACKING, Part, Rows
 
 PARTS = ("values", "memory", "driver", "scripts", "times", "kernels", "gpu_tests", "faults")
 """Modules of this package, the most valuable first. Eight files: ``OUT`` may allow for no more."""
@@ -69,7 +71,7 @@ def run(
             "settings": {"limit_s": part.limit_s, "side_by_side": workers},
             "cases": {c: {"ended": "not begun", "error": "", "rows": []} for c in part.cases},
         }
-        write(out / f"{part.name}.json", begin)
+        write_json(out / f"{part.name}.json", begin)
 
     def run_case(part: Part, case: str, workers: int) -> None:
         rows = Rows(out, part.name, case)

@@ -18,9 +18,7 @@ sys.path[:0] = [str(ROOT / "test"), str(ROOT / "examples" / "gpt"), str(ROOT / "
 
 from model import GPT, Config  # noqa: E402
 from models import zoo  # noqa: E402
-
-Compiler = Callable[[Any], Any]
-"""``torch.compile`` with the backend that is looked at."""
+from shared import Compiler, own_code  # noqa: E402
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "inductor": {"backend": "inductor"},
@@ -68,15 +66,6 @@ def gpt_step(
             optimizer.zero_grad()
 
     return step
-
-
-def own_code(function: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that does the same, compiled apart: Dynamo keeps what it compiled by code."""
-    code = function.__code__.replace(co_firstlineno=next(_numbers))
-    return type(function)(code, function.__globals__, closure=function.__closure__)
-
-
-_numbers = iter(range(1, 1 << 30))
 
 
 def of_zoo(name: str, training: bool = True) -> zoo.Case:

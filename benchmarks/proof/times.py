@@ -16,6 +16,7 @@ from functools import partial
 
 import memory_models
 import torch
+from shared import own_code
 
 import memprof
 from memprof.cudagraph_trees.replay import native
@@ -30,9 +31,10 @@ def one_token(compiler: Compiler, layers: int) -> Callable[[], None]:
     """Layers of Llama 3.2 1B in bfloat16, asked for one token, with a static cache for 2048."""
     with torch.device("cuda"):
         model = memory_models.Llama(layers).to(torch.bfloat16).eval()
-        model.add_caches(1, 2048)
+        for block in model.blocks:
+            block.attention.add_cache(1, 2048)
         token, position = torch.zeros(1, 1, dtype=torch.long), torch.full((1,), 512)
-    forward = compiler(subjects.own_code(lambda: model(token, position)))
+    forward = compiler(own_code(lambda: model(token, position)))
     return torch.no_grad()(forward)
 
 

@@ -151,14 +151,6 @@ def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def evaluate(model: nn.Module, *batches: tuple[Tensor, Tensor]) -> None:
-    model.eval()
-    with torch.no_grad():
-        for tokens, targets in batches:
-            loss_of(model, tokens, targets).item()
-    model.train()
-
-
 @torch.no_grad()
 def generate(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
     model.eval()
@@ -174,8 +166,6 @@ def main() -> None:
     parser.add_argument("--level", choices=LEVELS, default="original")
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--generate", type=int, default=50, help="tokens, after the last step")
     args = parser.parse_args()
     level = LEVELS.index(args.level)
 
@@ -197,14 +187,17 @@ def main() -> None:
         return text[:, :-1], text[:, 1:]
 
     model.train()
-    for step in range(args.steps):
+    for step in range(3):
         optimizer.zero_grad()
         loss = loss_of(model, *batch())
         loss.backward()
         optimizer.step()
         if step == 0:
-            evaluate(model, batch(), batch())
-    generate(model, torch.randint(args.vocabulary, (1, 4)).to("cuda"), args.generate)
+            with torch.no_grad():
+                for _ in range(2):
+                    loss_of(model.eval(), *batch()).item()
+            model.train()
+    generate(model, torch.randint(args.vocabulary, (1, 4)).to("cuda"), 50)
 
 
 if __name__ == "__main__":

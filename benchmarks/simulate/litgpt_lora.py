@@ -18,7 +18,6 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="its name in litgpt")
     parser.add_argument("--length", type=int, required=True, help="tokens of the longest example")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
 
     config = Config.from_name(
@@ -38,7 +37,7 @@ def main() -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-4, weight_decay=0.01)
 
-    for _ in range(args.steps):
+    for _ in range(3):
         for _ in range(2):
             tokens = torch.randint(config.vocab_size, (args.batch, args.length)).to("cuda")
             targets = torch.randint(config.vocab_size, (args.batch, args.length)).to("cuda")

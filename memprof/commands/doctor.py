@@ -315,4 +315,4 @@ def _simulation() -> str:
     except SimulationError as e:
         message, _, commands = str(e).partition("\n")
         raise _Warn(f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()) from e
-    return f"torch {torch.version} can run on a simulated GPU"
+    return f"torch {torch.version} can run on a simulated device"

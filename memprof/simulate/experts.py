@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memprof.simulated_cuda.integers import INTEGERS, compute_integers, contents, overwritten
+from memprof.simulated_cuda.integers import INTEGERS, compute_known, contents, overwritten
 from memprof.simulated_cuda.overrides import Kernel, wrap_kernels
 
 MAX_EXPERTS = 4096
@@ -26,7 +26,7 @@ MAX_EXPERTS = 4096
 
 def balance_experts() -> None:
     """Deal tokens to experts from here on."""
-    compute_integers({"topk": _deal, "topk.values": _deal})
+    compute_known({"topk": _deal, "topk.values": _deal})
     if torch.distributed.is_available():
         wrap_kernels("c10d", {"alltoall_base_": _even_parts, "alltoall_": _even_lists})
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CPU", "Quiet", "alias", "device_of", "on_device", "to_cpu", "wrap_numbers"]
-
 CPU = torch.device("cpu")
 _empty = torch.empty
 """As it was before a program put one of its own in its place, to make tensors elsewhere."""
@@ -60,10 +58,8 @@ def on_device(tensor: torch.Tensor, device: int) -> torch.Tensor:
 
 def device_of(leaves: Sequence[Any]) -> int | None:
     """The number of the device that the first tensor of a device is on, if there is one."""
-    for x in leaves:
-        if isinstance(x, torch.Tensor) and x.device.type == "cuda":
-            return x.get_device()
-    return None
+    tensors = (x for x in leaves if isinstance(x, torch.Tensor) and x.is_cuda)
+    return next((x.get_device() for x in tensors), None)
 
 
 class Quiet:

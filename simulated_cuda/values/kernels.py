@@ -13,8 +13,8 @@ import glob
 import hashlib
 import os
 import subprocess
+import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,6 @@ import torch
 from ..after_import import after_import
 from ..control import library
 from . import ttir
-from .report import say_missing
-
-__all__ = ["hook_launchers", "resolve", "tell_writes"]
 
 _CFLAGS = (
     "-O1",
@@ -40,6 +37,16 @@ _CFLAGS = (
     "-w",
 )
 _device = library()
+_missing: set[str] = set()
+
+
+def say_missing(what: str) -> None:
+    """Say once on stderr that a kernel or an operator computed nothing."""
+    if what not in _missing:
+        _missing.add(what)
+        print("[simgpu] no values for", what, file=sys.stderr)
+
+
 _ttir_of_image: dict[int, Callable[[], str]] = {}
 """By the hash of an image."""
 _compiled: list[ctypes.CDLL] = []
@@ -53,8 +60,6 @@ def _resolve(handle: int, name: bytes, image: int) -> None:
         _device.simgpu_bind(handle, function, (ctypes.c_int * len(sizes))(*sizes), len(sizes))
     except Exception as e:
         say_missing(f"kernel {name.decode()}: {type(e).__name__}: {e}")
-        if os.environ.get("SIMGPU_DEBUG"):
-            traceback.print_exc()
 
 
 def _tell_writes(handle: int, name: bytes, image: int) -> None:

@@ -17,7 +17,7 @@ import re
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,20 +28,8 @@ from ..control import library
 from ..overrides import kernel_of
 from . import kernels, random_numbers
 from .aliasing import Quiet, alias, device_of, on_device, to_cpu, wrap_numbers
+from .kernels import say_missing
 from .own_kernels import OWN_KERNELS, REPLACEMENTS
-from .report import errors, missing, say_missing
-
-__all__ = [
-    "SKIP",
-    "device_operators",
-    "enable",
-    "errors",
-    "missing",
-    "operator",
-    "run_on_cpu",
-    "tensor_places",
-    "writes",
-]
 
 _DATA_DEPENDENT = {
     "_unique",
@@ -96,8 +84,7 @@ def _call(number: int, replay: int) -> int:
     """Run a function for the device; returns 0 or CUDA's error."""
     try:
         _functions[number]()
-    except Exception as e:
-        errors.append(e)
+    except Exception:
         traceback.print_exc()
         return _ASSERT
     return 0
@@ -366,14 +353,11 @@ _registrations: list[Any] = []
 """The library of kernels, which live as long as it does."""
 
 
-def enable(skip: Collection[str] = ()) -> None:
+def enable() -> None:
     """Make kernels compute in this process from here on; called again, it does nothing.
 
     Call it before the first compilation: Inductor's cache directory is another one, since without
     values what it folds into constants is garbage.
-
-    Args:
-        skip: operators of aten to leave alone: ``mm``, ``mm.out``.
     """
     if _registrations:
         return
@@ -385,7 +369,7 @@ def enable(skip: Collection[str] = ()) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is a kernel already
         for name in device_operators():
-            if name not in skip and (name in REPLACEMENTS or not SKIP.match(name)):
+            if name in REPLACEMENTS or not SKIP.match(name):
                 _register(registrations, name)
     kernels.hook_launchers()
     _device.simgpu_values(kernels.resolve, _call_for_device)

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["OWN_KERNELS", "REPLACEMENTS", "OwnKernel"]
-
 Random = Callable[[], torch.Generator]
 Arguments = Mapping[str, Any]
 OwnKernel = Callable[[Random, Arguments, Sequence[Any]], None]

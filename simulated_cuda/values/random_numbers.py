@@ -25,8 +25,6 @@ import torch
 
 from ..control import library
 
-__all__ = ["hook_graphs", "source"]
-
 _device = library()
 _increments: dict[object, int] = {}
 """By operator and shapes: how far it moves the offset."""
@@ -68,7 +66,7 @@ def source(
     if not capture:
         return _eager_source(generator, key)
     states = _drawn.setdefault(capture, {})
-    address = _state_address(generator)
+    address = _word(_implementation(generator) + _state_place())
     if address not in states:
         states[address] = _Drawn(generator)
     drawn = states[address]
@@ -109,10 +107,6 @@ def _word(address: int) -> int:
 def _implementation(generator: torch.Generator) -> int:
     """The address of the CUDAGeneratorImpl: it stands behind the head of the Python object."""
     return _word(id(generator) + 16)
-
-
-def _state_address(generator: torch.Generator) -> int:
-    return _word(_implementation(generator) + _state_place())
 
 
 @functools.cache

@@ -7,6 +7,7 @@ allocator with its signed size; the window of a compiled call is a range put aro
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,21 +40,10 @@ class CallTruth:
 def measure(step: Callable[[], object]) -> list[CallTruth]:
     """Runs ``step`` once and returns its compiled calls, in the order in which they began."""
     entries: list[int] = []
-    with (
-        _windows(entries),
-        torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof,
-    ):
-        step()
-    events = list(_flat(prof.profiler.kineto_results.experimental_event_tree()))
-    windows = sorted(
-        ((e.start_time_ns, e.end_time_ns) for e in events if e.name == _WINDOW),
-    )
+    with _windows(entries):
+        events, allocations = _watched(step)
+    windows = sorted((e.start_time_ns, e.end_time_ns) for e in events if e.name == _WINDOW)
     assert len(windows) == len(entries), "the profiler lost a window"
-    allocations = sorted(
-        ((e.start_time_ns, e.extra_fields.alloc_size) for e in events
-         if e.tag == _EventType.Allocation),
-        key=lambda a: a[0],
-    )  # fmt: skip
     calls = []
     for entry, (start, end) in zip(entries, windows, strict=True):
         live = peak = allocated = 0
@@ -64,6 +54,26 @@ def measure(step: Callable[[], object]) -> list[CallTruth]:
                 allocated += max(size, 0)
         calls.append(CallTruth(entry, peak, allocated))
     return calls
+
+
+def allocator_peak(step: Callable[[], object]) -> tuple[int, int]:
+    """Runs ``step`` once and returns the most bytes above its start, and those at its end."""
+    gc.collect()
+    _, allocations = _watched(step)
+    live = peak = 0
+    for _, size in allocations:
+        live += size
+        peak = max(peak, live)
+    return peak, live
+
+
+def _watched(step: Callable[[], object]) -> tuple[list[Any], list[tuple[int, int]]]:
+    """The profiler's events of a step, and instant and signed size of each allocation in order."""
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        step()
+    events = list(_flat(prof.profiler.kineto_results.experimental_event_tree()))
+    allocations = [e for e in events if e.tag == _EventType.Allocation]
+    return events, sorted((e.start_time_ns, e.extra_fields.alloc_size) for e in allocations)
 
 
 @contextmanager

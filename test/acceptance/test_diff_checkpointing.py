@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
-from acceptance.test_training_step_peak import allocator_peak
+from acceptance.allocator_truth import allocator_peak
 from memprof.profiler.diff import compare
 from memprof.profiler.model import Profile
 

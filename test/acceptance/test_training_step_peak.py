@@ -3,17 +3,13 @@ backward to optimizer, not only what each call does by itself."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 from framing import findings
 from torch import nn
-from torch.profiler import ProfilerActivity
 
 import memprof
+from acceptance.allocator_truth import allocator_peak
 from memprof.profiler.timeline import Timeline
 
 pytestmark = pytest.mark.zero_kernels
@@ -35,25 +31,6 @@ class Broken(nn.Module):
         h = torch.nn.functional.gelu(self.norm(self.first(x)))
         torch._dynamo.graph_break()
         return self.last(h).square().mean()
-
-
-def allocator_peak(step: Callable[[], None]) -> tuple[int, int]:
-    """Most bytes above the start, bytes above the start at the end."""
-    gc.collect()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        step()
-
-    def allocations(events: Any) -> Iterator[tuple[int, int]]:
-        for e in events:
-            if type(e.extra_fields).__name__.endswith("_Allocation"):
-                yield e.start_time_ns, e.extra_fields.alloc_size
-            yield from allocations(e.children)
-
-    live = peak = 0
-    for _, n in sorted(allocations(prof.profiler.kineto_results.experimental_event_tree())):
-        live += n
-        peak = max(peak, live)
-    return peak, live
 
 
 @pytest.mark.parametrize("forwards_at_once", [1, 2])

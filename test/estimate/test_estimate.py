@@ -69,12 +69,6 @@ def test_a_model_that_ends_its_process_is_no_estimate(status: int) -> None:
         memprof.estimate(leaves, torch.empty(8, device="meta"))
 
 
-def test_of_a_data_set_only_the_batch_is_on_the_device() -> None:
-    data = torch.empty(1 << 20, WIDTH, device="meta")  # 4 GiB
-    found = memprof.estimate(model(1), data[:8], steps=1)
-    assert WEIGHT < found.allocated < 64 << 20
-
-
 def test_compiled_code_takes_as_much_the_first_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from typing import Any
 
@@ -99,11 +98,6 @@ def hooked() -> torch.Tensor:
 def test_what_cannot_be_sent(value: Any) -> None:
     with pytest.raises(NoParcel, match="cannot be sent"):
         pack([value])
-
-
-def test_nothing_is_read_by_plain_pickle() -> None:
-    with pytest.raises(pickle.UnpicklingError):
-        pickle.loads(pack(torch.ones(2)))
 
 
 @pytest.mark.parametrize(

@@ -214,14 +214,6 @@ def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, scr
     assert "nearer comes none: the next, 0.557, does not fit" in text
 
 
-def test_headroom(device: Device, script: str) -> None:
-    done = fit(
-        *("--memory", "16GiB", "--keep-free", "2GiB", "--vary", "B=1..64"),
-        *("--json", "--", script, "{B}"),
-    )
-    assert rows(done)[0]["best"]["values"] == {"B": "10"}
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -269,29 +261,6 @@ def test_two_runs_at_once_keep_each_others_tries(
     monkeypatch.setattr(tries, "attempt", meanwhile)
     assert fit("-o", "fit.json", "--", script, "8").exit_code == 0
     assert len(json.loads(Path("fit.json").read_text())["tries"]) == 2
-
-
-def test_a_file_that_became_something_else_is_left_alone(
-    device: Device, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = device.attempt
-
-    def meanwhile(*arguments: Any) -> Simulation:
-        Path("fit.json").write_text("[]")
-        return alone(*arguments)
-
-    monkeypatch.setattr(tries, "attempt", meanwhile)
-    done = fit("-o", "fit.json", "--", script, "8")
-    assert done.exit_code == 2, done.output
-    assert "has no tries of memprof fit" in done.output
-    assert Path("fit.json").read_text() == "[]"
-
-
-def test_a_folder_is_a_program(device: Device, script: str) -> None:
-    Path("package").mkdir()
-    assert fit("--", "python", "package").exit_code == 0
-    assert fit("--", "python", "missing").exit_code == 2
-    assert [command.program for command, _, _ in device.runs] == [("package",)]
 
 
 def test_a_try_depends_on_the_variables_that_torch_reads(

@@ -45,18 +45,6 @@ def test_the_next_larger_one_runs_out_of_memory(tmp_path: Path) -> None:
     assert len(row["tries"]) <= 5
 
 
-def test_each_try_reads_the_same_standard_input(tmp_path: Path) -> None:
-    source = """
-import sys
-import torch
-count = int(sys.argv[1]) * int(sys.stdin.readline())
-kept = torch.empty(count << 20, dtype=torch.int8, device="cuda")
-"""
-    status, found, errors = fit(tmp_path, source, "--vary", "N=1,2", given="64\n")
-    assert status == 0, errors
-    assert [row["best"]["allocated"] for row in found["rows"]] == [64 << 20, 128 << 20]
-
-
 SAVING = """
 import sys
 import torch

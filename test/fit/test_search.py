@@ -76,12 +76,6 @@ def test_a_range_that_fits_whole_takes_three() -> None:
     assert steps.tried == [0, 3, 255]
 
 
-def test_nothing_fits() -> None:
-    steps = Steps([MEMORY + 1] * 256)
-    assert largest(256, MEMORY, steps.probe) == (-1, None)
-    assert steps.tried == [0]
-
-
 @given(st.integers(0, 150), st.integers(1_000, 9_000), st.integers(0, 150), st.booleans())
 def test_what_fragmentation_takes_costs_few_tries(
     thousandths: int, slope: int, more: int, known: bool

@@ -127,13 +127,6 @@ class TestIt(unittest.TestCase):
     assert "1 failed in" in done.stdout
 
 
-def test_a_table_in_no_folder_is_a_usage_error(tmp_path: Path) -> None:
-    path = str(tmp_path / "none" / "table.md")
-    config: Any = SimpleNamespace(getoption=lambda name: path)
-    with pytest.raises(pytest.UsageError, match="No such file"):
-        pytest_plugin.pytest_configure(config)
-
-
 def test_another_thread_than_the_main_one_may_wait() -> None:
     """A notebook's or a server's, that calls ``memprof.estimate``."""
     found: list[int | None] = []

@@ -93,17 +93,6 @@ def test_what_cannot_be_compared_fails(tmp_path: Path) -> None:
     assert "put nothing on a CUDA device" in judged(tmp_path, nothing, limit="1 GiB")
 
 
-def test_tests_with_long_names_have_baselines_of_their_own(tmp_path: Path) -> None:
-    file, long = tmp_path / "test_model.py", "ü" * 300
-    paths = {baseline_path(f"test_model.py::test[{long}{end}]", file) for end in "ab"}
-    assert len(paths) == 2
-    gate = read_mark(a_mark({"growth": "0 %"}))
-    for end in "ab":
-        node = f"test_model.py::test[{long}{end}]"
-        assert judge(node, file, gate, took(MIB), update=True)[0] == ""
-        assert judge(node, file, gate, took(MIB), update=False)[0] == ""
-
-
 def test_a_baseline_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "memprof-baselines").write_text("in the way of the folder")
     with pytest.raises(BadGate, match="baseline cannot be written"):

@@ -128,17 +128,6 @@ assert torch.empty(again.item(), device="cuda").numel() == 512
     assert said.startswith("it may hang on script.py:8, which looked at a value")
 
 
-@pytest.mark.simgpu
-def test_values_that_come_again_and_again(tmp_path: Path) -> None:
-    source = """
-import torch
-x = torch.rand(4, device="cuda")
-assert [(x > 0).sum().item() for _ in range(7)] == [1, 3, 6, 3, 6, 3, 6]
-"""
-    status, _, errors = simulate(tmp_path, source, "--pretend=script.py:4=1,(3,6)*")
-    assert status == 0, errors
-
-
 def test_a_cycle_of_values() -> None:
     parsed = parse_pretence("p2p.py:277=(3, 6)*")
     assert [parsed.value(i) for i in range(5)] == [3, 6, 3, 6, 3]

@@ -63,11 +63,3 @@ for _ in range(2):
         f.seek(4)
         out = subprocess.check_output([sys.executable, "-c", program], stdin=f)
     assert out.split() == [b"6", b"6"]
-
-
-def test_without_any_standard_input() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.close(writing)
-    with StandardInput(reading).for_one_run() as descriptor:
-        assert descriptor is None

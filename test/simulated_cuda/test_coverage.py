@@ -49,8 +49,9 @@ assert reads == [4000]
 """)
 
 
-def test_factorisations_report_success_and_kernels_made_at_run_time_are_counted() -> None:
+def test_libraries_answer_and_kernels_made_at_run_time_are_counted() -> None:
     _run("""
+# factorisations report success
 for shape in ((3, 6, 6), (40, 40)):
     x = cuda(*shape)
     torch.linalg.cholesky(x), torch.linalg.inv(x), torch.linalg.qr(x), torch.linalg.eigh(x)
@@ -59,22 +60,13 @@ for shape in ((3, 6, 6), (40, 40)):
 torch.linalg.ldl_factor(cuda(5, 5, dtype=torch.complex64), hermitian=True)
 torch.erfinv(x), torch.nn.init.trunc_normal_(x), torch.special.bessel_j0(x)
 assert os.environ["USE_PYTORCH_KERNEL_CACHE"] == "0"
-""")
-
-
-def test_transforms_and_sparse_products() -> None:
-    _run("""
+# transforms and sparse products
 x = cuda(64, 96)
 torch.fft.fft2(torch.fft.irfft(x)), torch.fft.rfft(cuda(4, 101))
 eye = torch.eye(8).to_sparse_csr().cuda()
 assert (eye @ eye)._nnz() == 8
 assert (eye @ cuda(8, 3)).shape == (8, 3)
-""")
-
-
-def test_single_rank_process_group() -> None:
-    _run(
-        """
+# a process group of one rank
 import torch.distributed as dist
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.tensor([5.0, 6.0]).cuda()
@@ -85,8 +77,7 @@ assert y.tolist() == [5.0, 6.0]
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda())
 model(cuda(2, 4)).sum().backward()
 dist.destroy_process_group()
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +118,7 @@ def test_integers_compute_and_others_do_not() -> None:
     _run(
         """
 from memprof.simulated_cuda import integers
-integers.compute_integers({})
+integers.compute_known({})
 def each(x, y, b):
     yield x + y, x * y, x // (y + 9), x % (y.abs() + 1), x - 3, -x, x ** 2, 3 ** y.abs()
     yield x == y, x > 2, b & (x < y), ~b, b.any(), b.all(), x.bool() ^ b, torch.where(b, x, y)

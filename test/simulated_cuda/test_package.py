@@ -12,14 +12,8 @@ from memprof.simulated_cuda import environment as environment_module
 from memprof.simulated_cuda.build import cache_folder, compiler
 from memprof.simulated_cuda.elf import read_elf
 from memprof.simulated_cuda.environment import simulated_environment
-from memprof.simulated_cuda.errors import (
-    CacheError,
-    CompilerMissingError,
-    TorchBuildError,
-    TorchMissingError,
-)
+from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import find_gpu
-from memprof.simulated_cuda.libraries import KINDS, Library, stubs
 from memprof.simulated_cuda.torch_build import TorchBuild, read_torch
 
 
@@ -49,25 +43,25 @@ def test_torch_is_read_without_being_imported(tmp_path: Path) -> None:
 def test_a_torch_that_will_not_do_says_what_to_install(
     tmp_path: Path, version: str, cuda: str | None, hip: str | None, says: str
 ) -> None:
-    with pytest.raises(TorchBuildError, match=says):
+    with pytest.raises(SimulationError, match=says):
         read_torch(installed(tmp_path / "torch", version, cuda, hip=hip))
 
 
 def test_no_torch(tmp_path: Path) -> None:
-    with pytest.raises(TorchMissingError, match="no installed torch"):
+    with pytest.raises(SimulationError, match="no installed torch"):
         read_torch(tmp_path)
 
 
 def test_a_cache_that_the_loader_could_not_name_is_refused() -> None:
-    with pytest.raises(CacheError, match="MEMPROF_CACHE"):
+    with pytest.raises(SimulationError, match="MEMPROF_CACHE"):
         cache_folder({"MEMPROF_CACHE": "/tmp/a b"})
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/memprof/simulated_cuda")
 
 
 def test_no_compiler(tmp_path: Path) -> None:
-    with pytest.raises(CompilerMissingError, match="CXX is 'nope'"):
+    with pytest.raises(SimulationError, match="CXX is 'nope'"):
         compiler({"CXX": "nope", "PATH": str(tmp_path)})
-    with pytest.raises(CompilerMissingError, match="apt install"):
+    with pytest.raises(SimulationError, match="apt install"):
         compiler({"PATH": str(tmp_path)})
 
 
@@ -78,16 +72,8 @@ def test_what_is_no_elf_file_is_refused(tmp_path: Path, damage: Callable[[bytes]
     )
     broken = tmp_path / "broken.so"
     broken.write_bytes(damage(header.ljust(300, b"\0")))
-    with pytest.raises(ValueError, match=r"ELF|ends before"):
+    with pytest.raises(ValueError, match=r"ELF|ends before|empty"):
         read_elf(broken)
-
-
-def test_a_stub_of_a_function_that_returns_text_returns_text() -> None:
-    nvrtc = Library("libnvrtc.so.13", next(kind for kind in KINDS if kind.stem == "nvrtc"))
-    nvrtc.functions = {"nvrtcGetErrorString", "nvrtcCompileProgram"}
-    assembly = stubs(nvrtc)
-    assert "leaq .Lsaid_nvrtcGetErrorString(%rip), %rax" in assembly
-    assert ".Lsaid_nvrtcCompileProgram(%rip), %rax" not in assembly
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,15 +17,8 @@ HERE = Path(__file__).parent / "programs"
 @pytest.mark.parametrize(
     ("program", "devices"),
     [
-        ("a_basic", 1),
-        ("b_graph", 1),
-        ("c_compile", 1),
-        ("d_train", 1),
         ("e_faults", 2),
-        pytest.param("g_values", 1, marks=pytest.mark.slow),
-        pytest.param("h_train", 1, marks=pytest.mark.slow),
         pytest.param("i_kernels", 1, marks=pytest.mark.slow),
-        pytest.param("j_blas", 1, marks=pytest.mark.slow),
     ],
 )
 def test_program_ends_well(program: str, devices: int, tmp_path: Path) -> None:

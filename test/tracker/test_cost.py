@@ -1,4 +1,4 @@
-"""What a snapshot and an operation cost, counted; `make bench-tracker` measures the time."""
+"""What a snapshot and an operation cost, counted."""
 
 from __future__ import annotations
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from .translator import Region, Translator, matched
 from .types import IDENTIFIER, UnsupportedError, c_type, parse_types
-from .view import View
-
-__all__ = ["HANDLERS"]
+from .view import CValue
 
 
-def _carried(t: Translator, text: str) -> list[View]:
+def _carried(t: Translator, text: str) -> list[CValue]:
     """Variables for what a loop carries from one turn to the next: ``%name = %initial, …``."""
     variables = []
     for name, initial in re.findall(rf"(%[\w$.\-]+) = ({IDENTIFIER})", text):
@@ -24,10 +22,10 @@ def _carried(t: Translator, text: str) -> list[View]:
     return variables
 
 
-def _assign(t: Translator, variables: Sequence[View], values: Sequence[View]) -> None:
+def _assign(t: Translator, variables: Sequence[CValue], values: Sequence[CValue]) -> None:
     """Assign all at once: a variable may be part of another one's value."""
     names = {variable.name for variable in variables}
-    kept: list[View] = []
+    kept: list[CValue] = []
     for variable, value in zip(variables, values, strict=False):
         if value.name in names and value.name != variable.name:
             copied = t.variable((variable.shape, variable.type))
@@ -40,19 +38,19 @@ def _assign(t: Translator, variables: Sequence[View], values: Sequence[View]) ->
             t.copy(variable, value)
 
 
-def _for(t: Translator, line: str) -> list[View]:
+def _for(t: Translator, line: str) -> list[CValue]:
     match = matched(r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)\s*(.*)$", line)
     low, high, step = (t.values[match.group(i)] for i in (2, 3, 4))
     variables = _carried(t, match.group(5))
     i = t.new_name("i")
     t.emit(f"for ({c_type(low.type)} {i}={low.at([])}; {i}<{high.at([])}; {i}+={step.at([])}) {{")
-    t.values[match.group(1)] = View.same(i, None, low.type)
+    t.values[match.group(1)] = CValue.same(i, None, low.type)
     _assign(t, variables, t.block())
     t.emit("}")
     return variables
 
 
-def _if(t: Translator, line: str) -> list[View]:
+def _if(t: Translator, line: str) -> list[CValue]:
     match = matched(rf"scf\.if ({IDENTIFIER})(?: -> (\(.*\)))? \{{", line)
     results = parse_types(match.group(2)) if match.group(2) else []
     variables = [t.variable(result) for result in results]
@@ -65,7 +63,7 @@ def _if(t: Translator, line: str) -> list[View]:
     return variables
 
 
-def _while(t: Translator, line: str) -> list[View]:
+def _while(t: Translator, line: str) -> list[CValue]:
     """Two blocks: one that ends with the condition, and one that runs while it holds."""
     match = matched(r"scf\.while(?: \((.*?)\))? : (\(.*?\)) -> (.*?) \{$", line)
     variables = _carried(t, match.group(1) or "")
@@ -119,13 +117,13 @@ class _Combination:
             if size > 1 and k != self.axis
         )
 
-    def at(self, place: str) -> list[View]:
+    def at(self, place: str) -> list[CValue]:
         """The element of each tensor at a place of the axis."""
         indices = list(self.indices)
         indices[self.axis] = place
         return [copy.element(indices) for copy in self.copies]
 
-    def combine(self, first: list[View], second: list[View], target: list[View]) -> None:
+    def combine(self, first: list[CValue], second: list[CValue], target: list[CValue]) -> None:
         """Write the region, and assign what it gives."""
         for name, value in zip(self.names, first + second, strict=False):
             self.t.values[name] = value
@@ -138,7 +136,7 @@ class _Combination:
             self.t.emit(f"{element.name} = {name};")
 
 
-def _reduce(t: Translator, line: str) -> list[View]:
+def _reduce(t: Translator, line: str) -> list[CValue]:
     """By halves, as a device does it: the first half is combined with the second one."""
     tensors = _Combination(t, line)
     length, axis = tensors.length, tensors.axis
@@ -154,7 +152,7 @@ def _reduce(t: Translator, line: str) -> list[View]:
         raise UnsupportedError("reduction over a length that is no power of two")
     shape = tensors.shape[:axis] + tensors.shape[axis + 1 :]
     return [
-        View(
+        CValue(
             copy.name,
             shape or None,
             copy.type,
@@ -165,7 +163,7 @@ def _reduce(t: Translator, line: str) -> list[View]:
     ]
 
 
-def _scan(t: Translator, line: str) -> list[View]:
+def _scan(t: Translator, line: str) -> list[CValue]:
     """Each element becomes what it gives with the one before."""
     reverse = "reverse = true" in line
     tensors = _Combination(t, line)

@@ -16,9 +16,7 @@ from .types import (
     parse_type,
     unsigned_c_type,
 )
-from .view import View
-
-__all__ = ["elementwise"]
+from .view import CValue
 
 # In all tables: {a} and {b} are the operands, {w} the width of their type in bits. A shift by more
 # than the width and a division by zero, for which C has no answer, give what they say here.
@@ -142,7 +140,7 @@ _CONVERSIONS = {
 }
 
 
-def elementwise(t: Translator, op: Operation) -> View | list[View]:
+def elementwise(t: Translator, op: Operation) -> CValue | list[CValue]:
     """Translate an operation of arithmetic; raises UnsupportedError for one that is not known."""
     if op.short_name in _CONVERSIONS.get(op.dialect, ()):
         return _convert(t, op)
@@ -194,7 +192,7 @@ def _expression(op: Operation) -> Callable[..., str] | None:
 # ---- operations whose result has another type than the operands
 
 
-def _extended_product(t: Translator, op: Operation) -> list[View]:
+def _extended_product(t: Translator, op: Operation) -> list[CValue]:
     """Both halves of a product of integers, the lower one first."""
     kind = op.operands[0].type
     unsigned = op.short_name == "mului_extended"
@@ -215,7 +213,7 @@ def _predicate(op: Operation) -> str:
     return match.group(1)
 
 
-def _compare_integers(t: Translator, op: Operation) -> View:
+def _compare_integers(t: Translator, op: Operation) -> CValue:
     predicate = _predicate(op)
     kind = op.operands[0].type
     cast = ""
@@ -229,17 +227,17 @@ def _compare_integers(t: Translator, op: Operation) -> View:
     )
 
 
-def _compare_floats(t: Translator, op: Operation) -> View:
+def _compare_floats(t: Translator, op: Operation) -> CValue:
     form = _COMPARE_FLOATS[_predicate(op)]
     return t.elementwise(_shape(op), "i1", lambda a, b: form.format(a=a, b=b), op.operands)
 
 
-def _select(t: Translator, op: Operation) -> View:
+def _select(t: Translator, op: Operation) -> CValue:
     chosen = op.operands[1]
     return t.elementwise(chosen.shape, chosen.type, lambda c, a, b: f"{c}?{a}:{b}", op.operands)
 
 
-def _library_function(t: Translator, op: Operation) -> View:
+def _library_function(t: Translator, op: Operation) -> CValue:
     match = re.search(r'symbol = "__nv_(\w+)"', op.text)
     if match is None:
         raise UnsupportedError(op.text[:120])
@@ -261,7 +259,7 @@ _OTHERS: Mapping[str, Handler] = {
 # ---- conversions
 
 
-def _convert(t: Translator, op: Operation) -> View:
+def _convert(t: Translator, op: Operation) -> CValue:
     shape, target = parse_type(re.split(r" to | -> ", op.type)[1])
     source = op.operands[0].type
     return t.elementwise(shape, target, _conversion(op.short_name, source, target), op.operands[:1])

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from .types import NARROW_FLOATS, Shape, TensorType, c_size, c_type, is_pointer
-from .view import View, contiguous
-
-__all__ = ["Emitter"]
+from .view import CValue, contiguous
 
 _ALIGNMENT = 64
 
@@ -33,20 +31,20 @@ class Emitter:
         self._names += 1
         return f"{prefix}{self._names}"
 
-    def array(self, shape: Shape, kind: str) -> View:
+    def array(self, shape: Shape, kind: str) -> CValue:
         """A new array, whose content is not known."""
         name = self.new_name()
         offset = self.scratch_bytes
         size = math.prod(shape) * c_size(kind)
         self.scratch_bytes += (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         self.emit(f"{c_type(kind)}* {name} = ({c_type(kind)}*)(A+{offset});")
-        return View(name, shape, kind, contiguous(shape), offset)
+        return CValue(name, shape, kind, contiguous(shape), offset)
 
-    def variable(self, tensor: TensorType) -> View:
+    def variable(self, tensor: TensorType) -> CValue:
         """A new array that can be assigned to, of one element for a scalar."""
         shape, kind = tensor
         array = self.array(shape or (1,), kind)
-        return array if shape is not None else View(array.name, None, kind, (), array.store)
+        return array if shape is not None else CValue(array.name, None, kind, (), array.store)
 
     def loop(self, shape: Shape | None, body: Callable[[list[str]], str]) -> None:
         """Run a statement, which is made for the names of the indices, for each element."""
@@ -61,11 +59,11 @@ class Emitter:
             head += f"for(long {index}=0;{index}<{size};{index}++) "
         self.emit(head + "{" + body(indices) + "}")
 
-    def copy(self, target: View, source: View) -> None:
+    def copy(self, target: CValue, source: CValue) -> None:
         """Assign each element."""
         self.loop(target.shape, lambda i: f"{target.at(i)} = {source.at(i)};")
 
-    def dense(self, view: View) -> View:
+    def dense(self, view: CValue) -> CValue:
         """Lays the elements out one after the other in an array."""
         if view.is_contiguous():
             return view
@@ -79,8 +77,8 @@ class Emitter:
         shape: Shape | None,
         kind: str,
         expression: Callable[..., str],
-        operands: Sequence[View],
-    ) -> View:
+        operands: Sequence[CValue],
+    ) -> CValue:
         """A new value, whose elements are made of those of the operands at the same place.
 
         ``expression`` gives the C for as many expressions as there are operands. Where all elements
@@ -95,7 +93,7 @@ class Emitter:
                 self.emit(
                     f"const {c_type(kind)} {name} = ({c_type(kind)})({_in_range(kind, value)});"
                 )
-            return View.same(name, shape, kind)
+            return CValue.same(name, shape, kind)
         assert shape is not None
         result = self.array(shape, kind)
 

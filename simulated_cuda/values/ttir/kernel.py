@@ -18,9 +18,7 @@ from .types import (
     parse_type,
     split_commas,
 )
-from .view import View
-
-__all__ = ["PRELUDE", "to_c"]
+from .view import CValue
 
 PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 _HANDLERS: Mapping[str, Handler] = {**shapes.HANDLERS, **memory.HANDLERS}
@@ -82,7 +80,7 @@ def _arguments(t: Translator, text: str) -> list[str]:
     for i, argument in enumerate(split_commas(text)):
         name, kind = matched(r"(%[\w$.\-]+): (.*?)(?:\s*\{.*\})?$", argument).groups()
         _, kind = parse_type(kind)
-        t.values[name] = View.same(f"arg{i}", None, kind)
+        t.values[name] = CValue.same(f"arg{i}", None, kind)
         kinds.append(kind)
     return kinds
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from .types import UnsupportedError
 
-__all__ = ["libdevice"]
-
 _NOT_A_NUMBER = "({0})!=({0})"
 _INFINITE = "isinf({0})!=0"
 _FINITE = "isfinite({0})!=0"

@@ -16,21 +16,19 @@ from .types import (
     pointee,
     unsigned_c_type,
 )
-from .view import View
-
-__all__ = ["HANDLERS"]
+from .view import CValue
 
 
-def _operand(op: Operation, i: int) -> View | None:
+def _operand(op: Operation, i: int) -> CValue | None:
     """One that an operation may have or not: a mask, or what stands in for masked elements."""
     return op.operands[i] if len(op.operands) > i else None
 
 
-def _where(mask: View | None, indices: list[str], end: str = "") -> str:
+def _where(mask: CValue | None, indices: list[str], end: str = "") -> str:
     return f"if({mask.at(indices)}){end}" if mask is not None else ""
 
 
-def _check(t: Translator, pointers: View, mask: View | None, what: str) -> None:
+def _check(t: Translator, pointers: CValue, mask: CValue | None, what: str) -> None:
     """Return error 700 from the kernel where memory is not allocated.
 
     The whole range that a tile touches is asked for at once, and element by element only when there
@@ -73,12 +71,12 @@ def _write(kind: str, address: str, value: str) -> str:
     return f"*({c_type(kind)}*){address} = {value};"
 
 
-def _no_block(pointers: View) -> None:
+def _no_block(pointers: CValue) -> None:
     if pointers.type.startswith("!tt.ptr<tensor"):
         raise UnsupportedError("block pointers")
 
 
-def _add_pointer(t: Translator, op: Operation) -> View:
+def _add_pointer(t: Translator, op: Operation) -> CValue:
     """Offsets count elements."""
     pointers = op.operands[0]
     size = memory_size(pointee(pointers.type))
@@ -87,7 +85,7 @@ def _add_pointer(t: Translator, op: Operation) -> View:
     )
 
 
-def _load(t: Translator, op: Operation) -> View:
+def _load(t: Translator, op: Operation) -> CValue:
     pointers, mask, other = op.operands[0], _operand(op, 1), _operand(op, 2)
     kind = pointee(pointers.type)
     _no_block(pointers)
@@ -100,7 +98,7 @@ def _load(t: Translator, op: Operation) -> View:
         if mask is not None:
             value = f"{mask.at(zeros)} ? {value} : {other.at(zeros) if other is not None else 0}"
         t.emit(f"{c_type(kind)} {name} = {value};")
-        return View.same(name, pointers.shape, kind)
+        return CValue.same(name, pointers.shape, kind)
     result = t.array(pointers.shape, kind)
 
     def assignment(i: list[str]) -> str:
@@ -113,7 +111,7 @@ def _load(t: Translator, op: Operation) -> View:
     return result
 
 
-def _store(t: Translator, op: Operation) -> list[View]:
+def _store(t: Translator, op: Operation) -> list[CValue]:
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
     _no_block(pointers)
@@ -140,7 +138,7 @@ _UPDATES = {
 """What an atomic makes of the old value ``o`` and the operand ``x``; ``u`` is the unsigned type."""
 
 
-def _atomic_update(t: Translator, op: Operation) -> View:
+def _atomic_update(t: Translator, op: Operation) -> CValue:
     """Programs run one after the other, so that nothing needs to be atomic."""
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
@@ -161,7 +159,7 @@ def _atomic_update(t: Translator, op: Operation) -> View:
     return old
 
 
-def _compare_and_swap(t: Translator, op: Operation) -> View:
+def _compare_and_swap(t: Translator, op: Operation) -> CValue:
     pointers, expected, values = op.operands[:3]
     kind = pointee(pointers.type)
     _check(t, pointers, None, "an atomic")
@@ -178,7 +176,7 @@ def _compare_and_swap(t: Translator, op: Operation) -> View:
     return old
 
 
-def _assert(t: Translator, op: Operation) -> list[View]:
+def _assert(t: Translator, op: Operation) -> list[CValue]:
     """The kernel ends with cudaErrorAssert, 710."""
     condition = op.operands[0]
     match = re.search(r'"((?:[^"\\]|\\.)*)"', op.line)

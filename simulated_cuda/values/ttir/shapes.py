@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from .translator import Handler, Operation, Translator
 from .types import TensorType, UnsupportedError, is_pointer, literal, parse_type
-from .view import View, contiguous
-
-__all__ = ["HANDLERS"]
+from .view import CValue, contiguous
 
 
 def _result_type(op: Operation) -> TensorType:
@@ -28,7 +26,7 @@ def _axis(op: Operation) -> int:
     return int(_attribute(r"axis = (\d+)", op))
 
 
-def _shape_of(view: View) -> tuple[int, ...]:
+def _shape_of(view: CValue) -> tuple[int, ...]:
     if view.shape is None:
         raise UnsupportedError("a scalar in the place of a tensor")
     return view.shape
@@ -37,14 +35,14 @@ def _shape_of(view: View) -> tuple[int, ...]:
 # ---- of nothing
 
 
-def _constant(t: Translator, op: Operation) -> View:
+def _constant(t: Translator, op: Operation) -> CValue:
     text = re.sub(r"\{.*\}", "", op.text).strip()
     if text in ("true", "false"):
-        return View.same(str(int(text == "true")), None, "i1")
+        return CValue.same(str(int(text == "true")), None, "i1")
     shape, kind = parse_type(op.type)
     text = re.sub(r"^dense<(.*)>$", r"\1", text)
     if not text.startswith(("[", '"')):
-        return View.same(literal(text, kind), shape, kind)
+        return CValue.same(literal(text, kind), shape, kind)
     assert shape is not None
     result = t.array(shape, kind)
     for i, element in enumerate(re.findall(r"[^\[\],\s]+", text)):
@@ -52,22 +50,22 @@ def _constant(t: Translator, op: Operation) -> View:
     return result
 
 
-def _poison(t: Translator, op: Operation) -> View:
+def _poison(t: Translator, op: Operation) -> CValue:
     """A value that nothing looks at."""
     shape, kind = parse_type(op.type)
-    return View.same("NULL" if is_pointer(kind) else "0", shape, kind)
+    return CValue.same("NULL" if is_pointer(kind) else "0", shape, kind)
 
 
-def _program_id(t: Translator, op: Operation) -> View:
-    return View.same("pid_" + op.text.split()[0], None, "i32")
+def _program_id(t: Translator, op: Operation) -> CValue:
+    return CValue.same("pid_" + op.text.split()[0], None, "i32")
 
 
-def _number_of_programs(t: Translator, op: Operation) -> View:
+def _number_of_programs(t: Translator, op: Operation) -> CValue:
     dimension = "xyz".index(op.text.split()[0])
-    return View.same(f"((int32_t)grid[{dimension}])", None, "i32")
+    return CValue.same(f"((int32_t)grid[{dimension}])", None, "i32")
 
 
-def _make_range(t: Translator, op: Operation) -> View:
+def _make_range(t: Translator, op: Operation) -> CValue:
     shape, kind = parse_type(op.type)
     start = int(_attribute(r"start = (-?\d+)", op))
     assert shape is not None
@@ -79,20 +77,20 @@ def _make_range(t: Translator, op: Operation) -> View:
 # ---- other views of the same elements
 
 
-def _splat(t: Translator, op: Operation) -> View:
+def _splat(t: Translator, op: Operation) -> CValue:
     shape, kind = _result_type(op)
-    return View.same(op.operands[0].at([]), shape, kind)
+    return CValue.same(op.operands[0].at([]), shape, kind)
 
 
-def _unsplat(t: Translator, op: Operation) -> View:
+def _unsplat(t: Translator, op: Operation) -> CValue:
     source = op.operands[0]
-    return View.same(source.first(), None, source.type)
+    return CValue.same(source.first(), None, source.type)
 
 
-def _expand_dims(t: Translator, op: Operation) -> View:
+def _expand_dims(t: Translator, op: Operation) -> CValue:
     axis, source = _axis(op), op.operands[0]
     shape, strides = _shape_of(source), source.strides
-    return View(
+    return CValue(
         source.name,
         (*shape[:axis], 1, *shape[axis:]),
         source.type,
@@ -101,29 +99,29 @@ def _expand_dims(t: Translator, op: Operation) -> View:
     )
 
 
-def _broadcast(t: Translator, op: Operation) -> View:
+def _broadcast(t: Translator, op: Operation) -> CValue:
     shape, kind = _result_type(op)
     source = op.operands[0]
     sizes = zip(source.strides, _shape_of(source), shape or (), strict=True)
     strides = tuple(stride if before == after else 0 for stride, before, after in sizes)
-    return View(source.name, shape, kind, strides, source.store)
+    return CValue(source.name, shape, kind, strides, source.store)
 
 
-def _reshape(t: Translator, op: Operation) -> View:
+def _reshape(t: Translator, op: Operation) -> CValue:
     shape, kind = _result_type(op)
     source = op.operands[0]
     if source.store is None:
-        return View.same(source.name, shape, kind)
+        return CValue.same(source.name, shape, kind)
     source = t.dense(source)
     assert shape is not None
-    return View(source.name, shape, kind, contiguous(shape), source.store)
+    return CValue(source.name, shape, kind, contiguous(shape), source.store)
 
 
-def _transpose(t: Translator, op: Operation) -> View:
+def _transpose(t: Translator, op: Operation) -> CValue:
     source = op.operands[0]
     order = [int(i) for i in _attribute(r"order = array<i32: ([\d, ]+)>", op).split(",")]
     shape = _shape_of(source)
-    return View(
+    return CValue(
         source.name,
         tuple(shape[i] for i in order),
         source.type,
@@ -135,7 +133,7 @@ def _transpose(t: Translator, op: Operation) -> View:
 # ---- elements of others in another order
 
 
-def _concatenate(t: Translator, op: Operation) -> View:
+def _concatenate(t: Translator, op: Operation) -> CValue:
     shape, kind = _result_type(op)
     assert shape is not None
     result = t.array(shape, kind)
@@ -145,11 +143,11 @@ def _concatenate(t: Translator, op: Operation) -> View:
     return result
 
 
-def _copy_behind(t: Translator, target: View, begin: int, source: View) -> None:
+def _copy_behind(t: Translator, target: CValue, begin: int, source: CValue) -> None:
     t.loop(source.shape, lambda i: f"{target.name}[{begin}+{i[0]}] = {source.at(i)};")
 
 
-def _join(t: Translator, op: Operation) -> View:
+def _join(t: Translator, op: Operation) -> CValue:
     """Two tensors along a new last dimension."""
     shape, kind = _result_type(op)
     assert shape is not None
@@ -159,11 +157,11 @@ def _join(t: Translator, op: Operation) -> View:
     return result
 
 
-def _copy_to_last(t: Translator, target: View, last: int, source: View) -> None:
+def _copy_to_last(t: Translator, target: CValue, last: int, source: CValue) -> None:
     t.loop(source.shape, lambda i: f"{target.at([*i, str(last)])} = {source.at(i)};")
 
 
-def _split(t: Translator, op: Operation) -> list[View]:
+def _split(t: Translator, op: Operation) -> list[CValue]:
     """Two tensors of one with a last dimension of two."""
     source = t.dense(op.operands[0])
     results = []
@@ -174,11 +172,11 @@ def _split(t: Translator, op: Operation) -> list[View]:
     return results
 
 
-def _copy_from_last(t: Translator, target: View, source: View, last: int) -> None:
+def _copy_from_last(t: Translator, target: CValue, source: CValue, last: int) -> None:
     t.loop(target.shape, lambda i: f"{target.at(i)} = {source.at([*i, str(last)])};")
 
 
-def _gather(t: Translator, op: Operation) -> View:
+def _gather(t: Translator, op: Operation) -> CValue:
     axis = _axis(op)
     source, index = t.dense(op.operands[0]), op.operands[1]
     result = t.array(_shape_of(index), source.type)
@@ -191,7 +189,7 @@ def _gather(t: Translator, op: Operation) -> View:
     return result
 
 
-def _dot(t: Translator, op: Operation) -> View:
+def _dot(t: Translator, op: Operation) -> CValue:
     """A product of matrices, or of batches of them, beside which something is added."""
     a, b, c = op.operands
     result = t.array(_shape_of(c), c.type)
@@ -211,7 +209,7 @@ def _dot(t: Translator, op: Operation) -> View:
     return result
 
 
-def _nothing(t: Translator, op: Operation) -> list[View]:
+def _nothing(t: Translator, op: Operation) -> list[CValue]:
     return []
 
 

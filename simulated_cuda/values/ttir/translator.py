@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from .emitter import Emitter
 from .types import IDENTIFIER, UnsupportedError, split_type
-from .view import View
-
-__all__ = ["Handler", "Operation", "Region", "Translator", "lines_of", "matched"]
+from .view import CValue
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _LOCATION = re.compile(
@@ -26,7 +24,7 @@ class Operation:
     """One operation: its name, operands and what else its line says."""
 
     name: str
-    operands: Sequence[View]
+    operands: Sequence[CValue]
     text: str
     """What stands behind the name: operands and attributes."""
     type: str
@@ -45,9 +43,9 @@ class Operation:
         return self.name.partition(".")[2]
 
 
-Handler = Callable[["Translator", Operation], "View | list[View]"]
+Handler = Callable[["Translator", Operation], "CValue | list[CValue]"]
 """Writes the C for an operation, and gives its results."""
-Region = Callable[["Translator", str], "list[View]"]
+Region = Callable[["Translator", str], "list[CValue]"]
 """The same for an operation with regions, whose lines it reads itself: it is given the first one,
 without the name of the result."""
 
@@ -65,7 +63,7 @@ class Translator(Emitter):
         self.position = 0
         self.closing_line = ""
         """With which the last block ended: ``}``, ``} else {`` or ``} do {``."""
-        self.values: dict[str, View] = {}
+        self.values: dict[str, CValue] = {}
 
     def next_line(self) -> str:
         """Take a line."""
@@ -73,13 +71,13 @@ class Translator(Emitter):
         self.position += 1
         return line
 
-    def named(self, text: str) -> list[View]:
+    def named(self, text: str) -> list[CValue]:
         """The values whose names stand in a text."""
         return [self.values[name] for name in re.findall(IDENTIFIER, text)]
 
-    def block(self) -> list[View]:
+    def block(self) -> list[CValue]:
         """Translate up to the closing brace; returns the operands of the terminator."""
-        results: list[View] = []
+        results: list[CValue] = []
         while True:
             line = self.next_line()
             if line.startswith("}"):
@@ -104,7 +102,7 @@ class Translator(Emitter):
         made = self._handler_of(operation)(self, operation)
         self._bind(result, made if isinstance(made, list) else [made])
 
-    def _bind(self, name: str | None, views: Sequence[View]) -> None:
+    def _bind(self, name: str | None, views: Sequence[CValue]) -> None:
         if name is None:
             return
         if len(views) == 1:

@@ -5,28 +5,6 @@ from __future__ import annotations
 import re
 import struct
 
-__all__ = [
-    "BITS",
-    "C_TYPES",
-    "IDENTIFIER",
-    "NARROW_FLOATS",
-    "Shape",
-    "TensorType",
-    "UnsupportedError",
-    "c_size",
-    "c_type",
-    "is_float",
-    "is_pointer",
-    "literal",
-    "memory_size",
-    "parse_type",
-    "parse_types",
-    "pointee",
-    "split_commas",
-    "split_type",
-    "unsigned_c_type",
-]
-
 Shape = tuple[int, ...]
 TensorType = tuple["Shape | None", str]
 """A shape, which is None for a scalar, and the type of the elements."""

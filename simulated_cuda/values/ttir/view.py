@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from .types import Shape
 
-__all__ = ["View", "contiguous"]
-
 
 @dataclass(frozen=True)
-class View:
+class CValue:
     """A strided view of a C expression, variable or array.
 
     So ``splat``, ``broadcast``, ``expand_dims`` and ``trans`` cost nothing: they are other views.
@@ -29,9 +27,9 @@ class View:
     """Where the array lies among a program's arrays, in bytes; None if there is no array."""
 
     @staticmethod
-    def same(name: str, shape: Shape | None, kind: str) -> View:
+    def same(name: str, shape: Shape | None, kind: str) -> CValue:
         """A view whose elements are all the value of one expression."""
-        return View(name, shape, kind, tuple(0 for _ in shape or ()))
+        return CValue(name, shape, kind, tuple(0 for _ in shape or ()))
 
     def uniform(self) -> bool:
         """Tells whether all elements are the same one."""
@@ -56,10 +54,10 @@ class View:
         """An expression for the first element."""
         return self.at(["0"] * len(self.shape or ()))
 
-    def element(self, indices: Sequence[str]) -> View:
+    def element(self, indices: Sequence[str]) -> CValue:
         """One element of an array, as a scalar."""
         terms = [f"{index}*{stride}" for index, stride in zip(indices, self.strides, strict=False)]
-        return View.same(f"{self.name}[{'+'.join(terms)}]", None, self.type)
+        return CValue.same(f"{self.name}[{'+'.join(terms)}]", None, self.type)
 
     def is_contiguous(self) -> bool:
         """Tells whether it is an array whose elements lie one after the other."""

@@ -7,8 +7,6 @@ from collections import defaultdict
 
 from .translator import lines_of
 
-__all__ = ["written_arguments"]
-
 _NAME = r"%[\w$.\-]+"
 _CARRIES = re.compile(r"scf\.|\} (else|do) |\^bb")
 """Begins what hands values on to names that it does not tell from one another."""

@@ -39,6 +39,7 @@ from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
+from .processes import END, collect, follow_forks
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Failure, Outcome, Request
 
@@ -170,6 +171,7 @@ class _Run:
         """Write the outcome and leave the process, without the script's own end: stopped in a step
         it must not go on to save what it has."""
         self._finishing = True
+        collect(self._request.folder, ended)
         failure = failure or self._of_thread
         outcome = Outcome(ended=ended, failure=failure, status=status)
         describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
@@ -268,6 +270,7 @@ class _Run:
 
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
+        follow_forks(self._request.folder)
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)
@@ -292,13 +295,15 @@ class _Run:
             self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
 
     def _look(self) -> None:
-        """Print progress, and end the run when the peak has stood still."""
-        from memprof.profiler.device.draining import on_main_thread
-
+        """Print progress, and end the run when it is asked to end, or the peak has stood still."""
         torch, last = sys.modules["torch"], time.monotonic()
         shown: tuple[int, int] | None = None
+        end = os.path.join(self._request.folder, END)
         while not self._finishing:
             time.sleep(_PERIOD)
+            if os.path.exists(end):
+                with open(end) as f:
+                    self._leave(f.read())
             if not torch.cuda.is_initialized():
                 continue
             peaks, asked, steps = _peaks(), self._watch.asked, self._watch.steps
@@ -315,10 +320,16 @@ class _Run:
             if self._request.until_still and self._leaving.stands_still(
                 (steps, *peaks), asked, self._watch.trains
             ):
-                ended = f"{STILL} for {asked - self._leaving.asked:,} allocations"
-                on_main_thread(functools.partial(self._finish_once, ended))
-                time.sleep(_PATIENCE)
-                self._finish_once(ended)
+                self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
+
+    def _leave(self, ended: str) -> None:
+        """End the run from another thread than the main one."""
+        from memprof.profiler.device.draining import on_main_thread
+
+        on_main_thread(functools.partial(self._finish_once, ended))
+        torch = sys.modules["torch"]
+        time.sleep(_PATIENCE if torch.cuda.is_initialized() else _PATIENCE / 10)
+        self._finish_once(ended)
 
     def _finish_once(self, ended: str) -> None:
         if not self._finishing:  # Else the run's end is being described.

@@ -44,6 +44,8 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "counters": s.outcome.counters,
                 "uncovered": s.outcome.uncovered,
                 "notes": s.outcome.notes,
+                "processes": s.outcome.processes,
+                "used_at_once_bytes": s.outcome.used,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
             }
@@ -82,6 +84,8 @@ def render(
     _verdict(page, worst, limit)
     if len(simulations) > 1:
         _ranks(page, simulations)
+    if worst.outcome.processes:
+        _processes(page, worst)
     page.line()
     text = page.text()
     if worst.outcome.accounts:
@@ -162,10 +166,26 @@ def _why_not(page: Page, s: Simulation) -> None:
 
 
 _WHY_NOTHING = (
-    "Nothing in the script's own process put a tensor on a CUDA device. If it starts others "
-    "(torchrun, accelerate launch), simulate the training script itself, with --world-size; if it "
+    "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
     "chooses its device, see that it chose cuda."
 )
+
+
+def _processes(page: Page, s: Simulation) -> None:
+    """A row a process that the script started, and what all used at once."""
+    page.section("By process")
+    table = page.table("process", "device", ">reserved", ">allocated")
+    for process in s.outcome.processes:
+        what = f"{process.process} {process.name}".strip()
+        if process.lost:
+            table.add_row(f"{what} (was killed, and left no account)", "", "", "")
+        for account in process.accounts:
+            figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
+            table.add_row(what, account.device, *figures)
+    page.show(table)
+    for device, nbytes in enumerate(s.outcome.used):
+        if nbytes:
+            page.line(f"  all processes on cuda:{device} at once: {page.bytes(nbytes)} at most")
 
 
 def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:

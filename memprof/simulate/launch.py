@@ -42,6 +42,7 @@ from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Failure, Outcome, Request
+from .vllm import follow_workers, serving
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
@@ -232,6 +233,7 @@ class _Run:
             *of_accumulation(steps, backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
+        outcome.serving = serving()
         outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -271,6 +273,7 @@ class _Run:
         self._watch = Watch(on_step=self._after_step)
         self._watch.install()
         follow_forks(self._request.folder)
+        follow_workers()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
         REPORTS.start(says=False)

@@ -31,6 +31,7 @@ from memprof.profiler.model import DeviceAccount
 from memprof.simulated_cuda.after_import import after_import
 
 from .leaving import BY_ITSELF, why_undecided
+from .vllm import Serving, follow_workers, serving
 
 FOLDER = "MEMPROF_SIMULATE_FOLDER"
 """Environment variable with the folder of the run, for processes that the script starts."""
@@ -59,6 +60,7 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
         out_of_memory: the account of the last moment at which an allocation failed.
         undecided: as of an ``Outcome``.
         lost: whether it ended without an account: it was killed.
+        serving: of a serving engine's worker.
     """
 
     process: int
@@ -67,6 +69,7 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
     out_of_memory: DeviceAccount | None = None
     undecided: str = ""
     lost: bool = False
+    serving: Serving | None = None
 
 
 def follow(folder: str) -> None:
@@ -81,6 +84,7 @@ def follow(folder: str) -> None:
             compute_known()
         _Followed(Path(folder)).begin()
         follow_forks(folder)
+        follow_workers()
 
     after_import("torch", torch_is_there)
 
@@ -159,6 +163,7 @@ class _Followed:
             process=self._process,
             name=_name(),
             out_of_memory=self._out_of_memory,
+            serving=serving(),
         )
         with contextlib.suppress(Exception):  # It is ``lost`` then, and its total is known.
             watch = self._watch

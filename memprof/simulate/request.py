@@ -10,6 +10,7 @@ from memprof.profiler.model import DeviceAccount, Profile
 
 from .messages import Sent
 from .processes import ProcessOutcome
+from .vllm import Serving
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
@@ -77,6 +78,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         idle: changes that found nothing to change.
         sent: messages to other ranks of the job, by rank.
         processes: those that the script has started and that used a device.
+        serving: of a serving engine's worker in the script's own process.
         used: by device, the most bytes that all processes had of it at once, contexts included.
     """
 
@@ -96,4 +98,5 @@ class Outcome(msgspec.Struct, kw_only=True):
     idle: list[str] = []
     sent: dict[int, Sent] = {}
     processes: list[ProcessOutcome] = []
+    serving: Serving | None = None
     used: list[int] = []

@@ -16,6 +16,8 @@ from memprof.profiler.report.sections.account import of_accounts
 
 from .leaving import STILL
 from .parent import Simulation
+from .request import Outcome
+from .vllm import Serving
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "uncovered": s.outcome.uncovered,
                 "notes": s.outcome.notes,
                 "processes": s.outcome.processes,
+                "serving": _engines(s.outcome),
                 "used_at_once_bytes": s.outcome.used,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
@@ -86,6 +89,8 @@ def render(
         _ranks(page, simulations)
     if worst.outcome.processes:
         _processes(page, worst)
+    for engine in _engines(worst.outcome):
+        _serving(page, engine)
     page.line()
     text = page.text()
     if worst.outcome.accounts:
@@ -169,6 +174,36 @@ _WHY_NOTHING = (
     "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
     "chooses its device, see that it chose cuda."
 )
+
+
+def _engines(outcome: Outcome) -> list[Serving]:
+    found = [outcome.serving, *(process.serving for process in outcome.processes)]
+    return [engine for engine in found if engine is not None]
+
+
+_SERVING = (
+    ("weights", "weights"),
+    ("activations", "most beside them in the profile run"),
+    ("outside", "outside of torch, as the engine found"),
+    ("graphs", "CUDA graphs"),
+    ("graphs_estimated", "CUDA graphs, the engine's estimate"),
+    ("kv_cache", "KV cache"),
+)
+
+
+def _serving(page: Page, engine: Serving) -> None:
+    page.section(engine.engine)
+    table = page.table(">bytes", "what")
+    for name, what in _SERVING:
+        nbytes = getattr(engine, name)
+        if nbytes is not None:
+            table.add_row(page.bytes(nbytes), what)
+    page.show(table)
+    if engine.tokens is not None:
+        page.line(
+            f"  KV cache: {engine.blocks or 0:,} blocks, {engine.tokens:,} tokens, "
+            f"{engine.requests or 0:,.2f} requests of {engine.longest or 0:,} tokens at once"
+        )
 
 
 def _processes(page: Page, s: Simulation) -> None:

@@ -71,7 +71,7 @@ def launch(arguments: list[str]) -> None:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise
         if isinstance(e, SystemExit):
-            status = e.code if isinstance(e.code, int) else int(e.code is not None)
+            status = int(e.code) if isinstance(e.code, int) else int(e.code is not None)
             if status and not isinstance(e.code, int):
                 print(e.code, file=sys.stderr)
         elif isinstance(e, CannotRun):

@@ -349,8 +349,8 @@ def _wait(
     words: Sequence[str],
     variables: Mapping[str, str],
     settings: Settings,
-    given: int | None,
-    folder: str,
+    given: int | None = None,
+    folder: str = "",
 ) -> int | None:
     """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
     of its standard input, None for this process's; ``folder`` is the run's."""

@@ -177,8 +177,12 @@ _WHY_NOTHING = (
 
 
 def _engines(outcome: Outcome) -> list[Serving]:
-    found = [outcome.serving, *(process.serving for process in outcome.processes)]
-    return [engine for engine in found if engine is not None]
+    """Workers of serving engines; those that have the same figures, as ranks do, once."""
+    found: list[Serving] = []
+    for engine in (outcome.serving, *(process.serving for process in outcome.processes)):
+        if engine is not None and engine not in found:
+            found.append(engine)
+    return found
 
 
 _SERVING = (

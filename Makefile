@@ -39,7 +39,7 @@ VENV := .venv$(addprefix -,$(OTHER_TORCH))
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.complete-$(TORCH)-$(KEY)
 SIMGPU_VENV := .venv-simgpu-$(SIMGPU_TORCH)
-SIMGPU_SOURCES := $(wildcard $(addprefix $(SIMGPU)/,src/* build.py elf.py libraries.py))
+SIMGPU_SOURCES := $(wildcard $(addprefix $(SIMGPU)/,src/* build.py elf.py libraries.py functions.txt))
 # A device built from older sources lacks what the newer Python code calls.
 SIMGPU_KEY := $(shell cat pyproject.toml constraints.txt $(SIMGPU_SOURCES) | cksum | cut -d' ' -f1)
 SIMGPU_STAMP := $(SIMGPU_VENV)/.complete-$(SIMGPU_TORCH)-$(SIMGPU_KEY)

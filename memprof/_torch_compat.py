@@ -74,4 +74,11 @@ def allocate_by(settings: Callable[[], str]) -> None:
         if text:
             torch._C._accelerator_setAllocatorSettings(text)
 
-    torch.cuda._lazy_call(put)  # type: ignore[no-untyped-call]
+    on_cuda_start(put)
+
+
+def on_cuda_start(do: Callable[[], object]) -> None:
+    """Call ``do`` as CUDA starts in a process, or now if it has; a forked process does so too."""
+    import torch
+
+    torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]

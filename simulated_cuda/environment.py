@@ -16,7 +16,7 @@ MAX_DEVICES = 32
 _RUNTIME = Path(__file__).resolve().parent / "runtime"
 # Which real devices a process may see, and in which order: nothing to a simulated one, of which
 # torch would see none where this is "".
-_OF_REAL_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SIMGPU_MEM_MB")
+_OF_REAL_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SIMGPU_MEM_MB", "SIMGPU_SHARED")
 
 
 def simulated_environment(

@@ -1,7 +1,8 @@
 """Which libraries stand in for NVIDIA's, and which functions each must have.
 
 A library has the functions that somebody may ask it for: those that torch's libraries were linked
-against, those whose names they look up at run time, the driver's that Triton's header declares, and
+against, those whose names they look up at run time, the driver's that Triton's header declares, the
+public ones in ``functions.txt``, to which extensions of other packages (vLLM's, SGLang's) link, and
 whatever is written by hand. Where there is no code for one, it is a stub (see `stubs`).
 """
 
@@ -17,8 +18,7 @@ from .torch_build import TorchBuild
 
 CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
-DRIVER_LINK = "libcuda.so"
-"""A link to the driver's library, for ``-lcuda``."""
+_FUNCTIONS = Path(__file__).resolve().parent / "functions.txt"
 PROGRAM = "nvidia-smi"
 """A program beside them, which scripts run to see what device there is."""
 
@@ -99,6 +99,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
         optional |= elf.weakly_wanted
         needed |= set(elf.needed)
         own |= elf.functions
+    public = public_functions()
     libraries = [
         Library(soname, kind)
         for kind in KINDS
@@ -109,8 +110,8 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
     unknown = {n for n in needed if re.match(r"lib(cu|nv|nccl)", n)} - {x.soname for x in libraries}
     for library in libraries:
         names = re.compile(library.kind.names)
-        library.functions = {n for n in wanted.keys() - own if names.match(n)}
-        versions = {wanted[n] for n in library.functions} - {None}
+        library.functions = {n for n in (wanted.keys() | public) - own if names.match(n)}
+        versions = {wanted.get(n) for n in library.functions} - {None}
         if len(versions) > 1:
             raise SimulationError(f"torch asks {library.soname} for several versions: {versions}")
         library.version = versions.pop() if versions else None
@@ -128,6 +129,12 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
             "2.15; a newer memprof may know it"
         )
     return libraries
+
+
+def public_functions() -> frozenset[str]:
+    """Names of functions that NVIDIA's libraries have, whether or not torch asks for them."""
+    lines = _FUNCTIONS.read_text().splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
 
 
 def _looked_up(torch: TorchBuild) -> set[str]:

@@ -22,6 +22,7 @@ from memprof.simulate.parent import Settings, Simulation, StandardInput, find_sm
 from memprof.simulate.parent import simulate as simulate_script
 from memprof.simulate.pretend import parse_pretence
 from memprof.simulate.result import as_json, render, write_profile_of
+from memprof.simulate.serving import ready_sign
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
 
@@ -175,6 +176,11 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 )
 @steps_option("End after so many optimizer steps.")
 @click.option("--to-the-end", is_flag=True, help="Let the script end by itself.")
+@click.option(
+    "--until",
+    metavar="TEXT",
+    help="Leave it when its output has this. [what vllm and sglang print when they serve]",
+)
 @click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
 @timeout_option("End it then.")
 @click.option(
@@ -207,6 +213,7 @@ def simulate(
     devices: int | None,
     steps: int | None,
     to_the_end: bool,
+    until: str | None,
     smallest: bool,
     timeout: float | None,
     pretend: tuple[str, ...],
@@ -258,6 +265,7 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
             input=given,
+            until=until or ready_sign(parsed),
             heard={other: messages[rank] for other, messages in sent.items() if rank in messages},
         )
         with failures_in_words("simulate"):

@@ -21,6 +21,7 @@ from memprof.profiler.writing import check_writable, write_whole
 from memprof.simulate.command_line import Command, jobs_of, parse
 from memprof.simulate.parent import Settings, Simulation, attempt, simulate
 from memprof.simulate.partitions import DRAWN_ANEW, UNCACHED
+from memprof.simulate.serving import ready_sign
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
 
@@ -196,6 +197,7 @@ class Tries:
             job=job,
             devices=job.ranks_per_host if job is not None else plan.settings.devices,
             changes=changes,
+            until=ready_sign(command),
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
         )
         key = self._key(command, env, settings)

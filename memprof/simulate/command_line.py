@@ -50,11 +50,14 @@ def parse(words: tuple[str, ...]) -> Command:
     if not name.startswith("python"):
         program = words
         interpreter = sys.executable
-        if words[0] != "-m" and shutil.which(words[0]) and not os.path.isfile(words[0]):
-            raise BadInput(
-                f"{words[0]} is a program, not a Python script: write python SCRIPT ARGUMENT ... "
-                "or -m MODULE ARGUMENT ..."
-            )
+        installed = shutil.which(words[0])
+        if words[0] != "-m" and installed is not None and not os.path.isfile(words[0]):
+            if not _is_python(installed):
+                raise BadInput(
+                    f"{words[0]} is a program, not a Python script: write python SCRIPT ARGUMENT "
+                    "... or -m MODULE ARGUMENT ..."
+                )
+            program = (installed, *words[1:])
     else:
         # A bare `python` is the one that memprof runs in, as in a shell with that environment.
         interpreter = words[0] if os.sep in words[0] else sys.executable
@@ -72,6 +75,13 @@ def parse(words: tuple[str, ...]) -> Command:
     if program[0].startswith("-") and program[0] != "-m":
         raise BadInput(f"{program[0]} is no script; before one only options of Python may stand")
     return Command(interpreter, options, program)
+
+
+def _is_python(path: str) -> bool:
+    """Tells whether an installed program is a script of Python's, as pip makes them."""
+    with open(path, "rb") as f:
+        first = f.readline(1_000)
+    return first.startswith(b"#!") and b"python" in first
 
 
 def _launcher(name: str) -> BadInput:

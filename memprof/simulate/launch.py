@@ -39,8 +39,10 @@ from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
+from .processes import END, collect, follow_forks
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Failure, Outcome, Request
+from .vllm import follow_workers, serving
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
@@ -69,7 +71,7 @@ def launch(arguments: list[str]) -> None:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise
         if isinstance(e, SystemExit):
-            status = e.code if isinstance(e.code, int) else int(e.code is not None)
+            status = int(e.code) if isinstance(e.code, int) else int(e.code is not None)
             if status and not isinstance(e.code, int):
                 print(e.code, file=sys.stderr)
         elif isinstance(e, CannotRun):
@@ -170,6 +172,7 @@ class _Run:
         """Write the outcome and leave the process, without the script's own end: stopped in a step
         it must not go on to save what it has."""
         self._finishing = True
+        collect(self._request.folder, ended)
         failure = failure or self._of_thread
         outcome = Outcome(ended=ended, failure=failure, status=status)
         describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
@@ -230,6 +233,7 @@ class _Run:
             *of_accumulation(steps, backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
+        outcome.serving = serving()
         outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
         if self._flops is not None:
             outcome.flops = self._flops.total
@@ -268,6 +272,8 @@ class _Run:
 
         self._watch = AllocatorSession(on_step=self._after_step)
         self._watch.install()
+        follow_forks(self._request.folder)
+        follow_workers()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
         REPORTS.start()
@@ -292,13 +298,15 @@ class _Run:
             self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
 
     def _look(self) -> None:
-        """Print progress, and end the run when the peak has stood still."""
-        from memprof.profiler.device.draining import on_main_thread
-
+        """Print progress, and end the run when it is asked to end, or the peak has stood still."""
         torch, last = sys.modules["torch"], time.monotonic()
         shown: tuple[int, int] | None = None
+        end = os.path.join(self._request.folder, END)
         while not self._finishing:
             time.sleep(_PERIOD)
+            if os.path.exists(end):
+                with open(end) as f:
+                    self._leave(f.read())
             if not torch.cuda.is_initialized():
                 continue
             peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
@@ -315,10 +323,16 @@ class _Run:
             if self._request.until_still and self._leaving.stands_still(
                 (steps, *peaks), asked, self._watch.trains
             ):
-                ended = f"{STILL} for {asked - self._leaving.asked:,} allocations"
-                on_main_thread(functools.partial(self._finish_once, ended))
-                time.sleep(_PATIENCE)
-                self._finish_once(ended)
+                self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
+
+    def _leave(self, ended: str) -> None:
+        """End the run from another thread than the main one."""
+        from memprof.profiler.device.draining import on_main_thread
+
+        on_main_thread(functools.partial(self._finish_once, ended))
+        torch = sys.modules["torch"]
+        time.sleep(_PATIENCE if torch.cuda.is_initialized() else _PATIENCE / 10)
+        self._finish_once(ended)
 
     def _finish_once(self, ended: str) -> None:
         if not self._finishing:  # Else the run's end is being described.

@@ -10,14 +10,17 @@ import os
 import select
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
@@ -29,6 +32,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
+from .processes import END, FOLDER, collect, outcomes
 from .request import VARIABLE, Failure, Outcome, Request, Run
 
 _CHUNK = 1 << 16
@@ -127,6 +131,8 @@ class Settings(Run):
         quiet: without the script's output and progress.
         output: a file for the script's output, without progress; None for standard error.
         input: what the script reads, the same in each run; None for what this process would read.
+        until: text in a line of the script's output at which it has shown all that it takes; None
+            where it ends by itself, or is left as ``Run`` says.
     """
 
     gpu: Gpu
@@ -136,6 +142,7 @@ class Settings(Run):
     quiet: bool = False
     output: str | None = None
     input: StandardInput | None = field(default=None, repr=False, compare=False)
+    until: str | None = None
 
 
 @dataclass(slots=True)
@@ -160,9 +167,10 @@ class Simulation:
 
     @property
     def least(self) -> int:
-        """Bytes without which it cannot run: what is allocated at most, and what is outside."""
-        if self.account is None:
-            return 0
+        """Bytes without which it cannot run: what is allocated at most, and what is outside; of
+        several processes all that they had."""
+        if self.account is None or self.outcome.processes:
+            return self.needed
         return self.account.most_allocated + self.account.outside_bytes
 
     @property
@@ -177,8 +185,10 @@ class Simulation:
 
     @property
     def needed(self) -> int:
-        """Bytes that the device must have: reserved, and outside of the allocator."""
-        return self.account.needed if self.account is not None else 0
+        """Bytes that the device must have: reserved, and outside of the allocator; of several
+        processes, what all had at once."""
+        own = self.account.needed if self.account is not None else 0
+        return max([own, *self.outcome.used])
 
 
 def simulate(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
@@ -272,11 +282,16 @@ def _run(
         run["torch_config"] = (*settings.torch_config, *settings_of(settings.changes))
         request = Request(
             **run,
+            folder=folder,
             outcome=os.path.join(folder, "outcome.json"),
             world_size=job.world_size if job is not None else None,
             rank=job.rank if job is not None else 0,
             progress=settings.output is None and not settings.quiet,
         )
+        variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
+        variables[FOLDER] = folder
+        children = [str(Path(__file__).with_name("children")), variables.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, children))
         variables[VARIABLE] = os.path.join(folder, "request.json")
         with open(variables[VARIABLE], "wb") as f:
             f.write(msgspec.json.encode(request))
@@ -284,12 +299,13 @@ def _run(
         words += ["-m", "memprof.simulate.launch", *command.program]
         given = settings.input
         with nullcontext() if given is None else given.for_one_run() as descriptor:
-            status = _wait(words, variables, settings, descriptor)
+            status = _wait(words, variables, settings, descriptor, folder)
         try:
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
         except FileNotFoundError:
             outcome = Outcome(failure=None if status is None else _died(status))
+        _add_processes(outcome, folder, settings.devices)
         if status is None and outcome.failure is None:
             outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
             outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
@@ -300,31 +316,62 @@ def _run(
         return outcome
 
 
+def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
+    """Add what the processes took that the script has started: Note [Accounts of several
+    processes]."""
+    with contextlib.suppress(FileNotFoundError):
+        table = Path(folder, "devices").read_bytes()
+        outcome.used = list(struct.unpack_from(f"{devices}Q", table))  # UseTable::most
+    outcome.processes = outcomes(folder)
+    if not outcome.processes:
+        return
+    fullest: dict[str, DeviceAccount] = {}
+    for account in [*outcome.accounts, *(a for p in outcome.processes for a in p.accounts)]:
+        other = fullest.setdefault(account.device, account)
+        if account.reserved > other.reserved:
+            fullest[account.device] = account
+    outcome.accounts = sorted(fullest.values(), key=lambda account: -account.reserved)
+    for process in outcome.processes:
+        outcome.undecided = outcome.undecided or process.undecided
+        if process.out_of_memory is None:
+            continue
+        outcome.out_of_memory = outcome.out_of_memory or process.out_of_memory
+        failure = outcome.failure
+        if failure is None and outcome.status:
+            failure = Failure(kind="SystemExit", message=str(outcome.status), trace="")
+        if failure is not None:  # The script fails as one of its processes has no memory.
+            outcome.failure = msgspec.structs.replace(failure, out_of_memory=True)
+
+
 def _wait(
     words: Sequence[str],
     variables: Mapping[str, str],
     settings: Settings,
     given: int | None = None,
+    folder: str = "",
 ) -> int | None:
     """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
-    of its standard input, None for this process's."""
+    of its standard input, None for this process's; ``folder`` is the run's."""
     with contextlib.ExitStack() as files:
         # What the script prints is no result of ours: it goes where messages go.
-        output: Any = subprocess.DEVNULL if settings.quiet else sys.stderr
+        output: Any = files.enter_context(open(os.devnull, "wb")) if settings.quiet else sys.stderr
         if settings.output is not None:
             output = files.enter_context(open(settings.output, "wb"))
         process = subprocess.Popen(
             words,
             env=dict(variables),
             stdin=given,
-            stdout=output,
-            stderr=output,
+            stdout=output if settings.until is None else subprocess.PIPE,
+            stderr=output if settings.until is None else subprocess.STDOUT,
             start_new_session=True,
         )
+        if settings.until is not None:
+            _read_until(process, settings.until, output, folder)
     with exits_on_signals():
         try:
             return process.wait(settings.timeout_s)
         except subprocess.TimeoutExpired:
+            collect(folder, f"it was ended after {settings.timeout_s:g} s (--timeout)")
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)  # It has an account to write.
@@ -334,6 +381,34 @@ def _wait(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folder: str) -> None:
+    """Hand a process's output on to ``output``, and have the run end once ``until`` is in it, in a
+    thread of its own, which goes on to the end of the output."""
+    assert process.stdout is not None
+    lines: IO[bytes] = process.stdout
+    onward = os.dup(output.fileno())
+
+    def read() -> None:
+        waits = True
+        for line in lines:
+            with contextlib.suppress(OSError):
+                os.write(onward, line)
+            if waits and until.encode() in line:
+                waits = False
+                threading.Thread(target=end, daemon=True).start()
+        os.close(onward)
+
+    def end() -> None:
+        ended = f"it was ready: {until!r}"
+        collect(folder, ended)
+        Path(folder, END).write_text(ended)
+        time.sleep(_GRACE_S)  # for the script's own account
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 @contextlib.contextmanager

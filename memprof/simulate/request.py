@@ -9,6 +9,8 @@ import msgspec
 from memprof.profiler.model import DeviceAccount, Profile
 
 from .messages import Sent
+from .processes import ProcessOutcome
+from .vllm import Serving
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
@@ -36,10 +38,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
-    """Describes how to run a script, as its process is told: where its ``Outcome`` goes, and
-    whether to print progress. Without a ``world_size`` process groups are left as they are; with
-    one the job's other ranks are not there."""
+    """Describes how to run a script, as its process is told: the ``folder`` in which its
+    ``Outcome`` goes to ``outcome``, and whether to print progress. Without a ``world_size`` process
+    groups are left as they are; with one the job's other ranks are not there."""
 
+    folder: str
     outcome: str
     world_size: int | None = None
     rank: int = 0
@@ -74,6 +77,9 @@ class Outcome(msgspec.Struct, kw_only=True):
         flops: of the graphs that were partitioned, if they were counted.
         idle: changes that found nothing to change.
         sent: messages to other ranks of the job, by rank.
+        processes: those that the script has started and that used a device.
+        serving: of a serving engine's worker in the script's own process.
+        used: by device, the most bytes that all processes had of it at once, contexts included.
     """
 
     accounts: list[DeviceAccount] = []
@@ -91,3 +97,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     changed: list[str] = []
     idle: list[str] = []
     sent: dict[int, Sent] = {}
+    processes: list[ProcessOutcome] = []
+    serving: Serving | None = None
+    used: list[int] = []

@@ -16,6 +16,8 @@ from memprof.profiler.report.sections.account import of_accounts
 
 from .leaving import STILL
 from .parent import Simulation
+from .request import Outcome
+from .vllm import Serving
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
@@ -44,6 +46,9 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "counters": s.outcome.counters,
                 "uncovered": s.outcome.uncovered,
                 "notes": s.outcome.notes,
+                "processes": s.outcome.processes,
+                "serving": _engines(s.outcome),
+                "used_at_once_bytes": s.outcome.used,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
             }
@@ -82,6 +87,10 @@ def render(
     _verdict(page, worst, limit)
     if len(simulations) > 1:
         _ranks(page, simulations)
+    if worst.outcome.processes:
+        _processes(page, worst)
+    for engine in _engines(worst.outcome):
+        _serving(page, engine)
     page.line()
     text = page.text()
     if worst.outcome.accounts:
@@ -162,10 +171,60 @@ def _why_not(page: Page, s: Simulation) -> None:
 
 
 _WHY_NOTHING = (
-    "Nothing in the script's own process put a tensor on a CUDA device. If it starts others "
-    "(torchrun, accelerate launch), simulate the training script itself, with --world-size; if it "
+    "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
     "chooses its device, see that it chose cuda."
 )
+
+
+def _engines(outcome: Outcome) -> list[Serving]:
+    """Workers of serving engines; those that have the same figures, as ranks do, once."""
+    found: list[Serving] = []
+    for engine in (outcome.serving, *(process.serving for process in outcome.processes)):
+        if engine is not None and engine not in found:
+            found.append(engine)
+    return found
+
+
+_SERVING = (
+    ("weights", "weights"),
+    ("activations", "most beside them in the profile run"),
+    ("outside", "outside of torch, as the engine found"),
+    ("graphs", "CUDA graphs"),
+    ("graphs_estimated", "CUDA graphs, the engine's estimate"),
+    ("kv_cache", "KV cache"),
+)
+
+
+def _serving(page: Page, engine: Serving) -> None:
+    page.section(engine.engine)
+    table = page.table(">bytes", "what")
+    for name, what in _SERVING:
+        nbytes = getattr(engine, name)
+        if nbytes is not None:
+            table.add_row(page.bytes(nbytes), what)
+    page.show(table)
+    if engine.tokens is not None:
+        page.line(
+            f"  KV cache: {engine.blocks or 0:,} blocks, {engine.tokens:,} tokens, "
+            f"{engine.requests or 0:,.2f} requests of {engine.longest or 0:,} tokens at once"
+        )
+
+
+def _processes(page: Page, s: Simulation) -> None:
+    """A row a process that the script started, and what all used at once."""
+    page.section("By process")
+    table = page.table("process", "device", ">reserved", ">allocated")
+    for process in s.outcome.processes:
+        what = f"{process.process} {process.name}".strip()
+        if process.lost:
+            table.add_row(f"{what} (was killed, and left no account)", "", "", "")
+        for account in process.accounts:
+            figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
+            table.add_row(what, account.device, *figures)
+    page.show(table)
+    for device, nbytes in enumerate(s.outcome.used):
+        if nbytes:
+            page.line(f"  all processes on cuda:{device} at once: {page.bytes(nbytes)} at most")
 
 
 def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:

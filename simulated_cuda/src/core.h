@@ -43,15 +43,24 @@ typename Map::iterator last_up_to(Map& map, uintptr_t address) {
 // ---- calls (core_calls.cpp)
 extern std::atomic<ApiStat*> g_stats;  // the head of the list of entry points
 
+// ---- processes on a device (core_users.cpp)
+size_t used_by_others(int physical);
+// Says that this process uses so many bytes; false where there is no room for them.
+bool use(int physical, size_t bytes);
+
 // ---- memory (core_memory.cpp)
 // The memory of one device that cudaMalloc hands out, in multiples of GRANULARITY.
 struct Arena {
   uintptr_t base = 0;
   size_t used = 0;  // by whatever takes of this device's memory
-  size_t* published = nullptr;
+  int physical = 0;
   std::map<uintptr_t, size_t> live, holes;  // address -> size
-  void take(size_t size) { *published = used += size; }
-  void give_back(size_t size) { *published = used -= size; }
+  bool take(size_t size) {
+    if (!use(physical, used + size)) return false;
+    used += size;
+    return true;
+  }
+  void give_back(size_t size) { use(physical, used -= size); }
 };
 Arena* arena(int device);
 // Addresses alone, which cost no memory of the device: nullptr where there is no hole. Sizes are

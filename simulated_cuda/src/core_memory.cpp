@@ -10,7 +10,6 @@ namespace simgpu {
 std::atomic<uint64_t> g_memory_generation{1};
 
 namespace {
-constexpr int MAX_DEVICES = 32;  // environment.py has the same
 constexpr size_t PAGE = 4096;
 constexpr int LAZY = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
@@ -35,20 +34,6 @@ uint64_t next_allocation_id() {
   return ++last;
 }
 
-// What each device has in use, for other processes: they find it by its name in /proc (see
-// nvidia-ml.cpp). After a fork it stays the parent's, which its first word says.
-static size_t* published() {
-  static auto* table = [] {
-    int file = memfd_create(PUBLISHED, MFD_CLOEXEC);
-    bool ok = file >= 0 && !ftruncate(file, PAGE);
-    void* page = ok ? mmap(nullptr, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
-    auto* words = page == MAP_FAILED ? new size_t[MAX_DEVICES + 1] : (size_t*)page;
-    words[0] = (size_t)getpid();
-    return words;
-  }();
-  return table;
-}
-
 Arena* arena(int device) {
   static Arena* arenas = [] {
     auto* made = new Arena[MAX_DEVICES];
@@ -63,7 +48,7 @@ Arena* arena(int device) {
       made[i].holes[made[i].base] = size;
       // What a context takes on a real device.
       made[i].used = (size_t)environment_number("SIMGPU_CONTEXT_MB", 512) << 20;
-      made[i].published = published() + 1 + physical_device(i);
+      made[i].physical = physical_device(i);
     }
     return made;
   }();
@@ -119,11 +104,11 @@ int mem_alloc(int device, size_t size, void** out) {
   touch_primary(device);
   Arena* from = arena(device);
   size = rounded_up(size, GRANULARITY);
-  if (from->used + size > config().memory) return E_OOM;
+  if (!from->take(size)) return E_OOM;
   *out = address_take(from, size);
-  if (!*out) return E_OOM;
-  from->take(size);
-  return OK;
+  if (*out) return OK;
+  from->give_back(size);
+  return E_OOM;
 }
 
 int mem_free(void* pointer) {
@@ -144,7 +129,8 @@ int mem_free(void* pointer) {
 void mem_info(int device, size_t* free, size_t* total) {
   LOCK;
   *total = config().memory;
-  *free = config().memory - arena(device)->used;
+  size_t used = arena(device)->used + used_by_others(arena(device)->physical);
+  *free = used < *total ? *total - used : 0;
 }
 
 int host_alloc(size_t size, void** out) {

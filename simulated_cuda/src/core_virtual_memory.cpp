@@ -74,11 +74,13 @@ int vmm_address_free(void* pointer, size_t size) {
 int vmm_create(int device, size_t size, uint64_t* handle) {
   LOCK;
   if (!size || size % GRANULARITY) return E_VALUE;
-  if (arena(device)->used + size > config().memory) return E_OOM;
+  if (!arena(device)->take(size)) return E_OOM;
   size_t offset = g_file_size;
   g_file_size += size;  // offsets are never used again; `unreference` gives back what lies there
-  if (ftruncate(physical_file(), g_file_size)) return E_OOM;
-  arena(device)->take(size);
+  if (ftruncate(physical_file(), g_file_size)) {
+    arena(device)->give_back(size);
+    return E_OOM;
+  }
   touch_primary(device);
   *handle = ++g_last_handle;
   vmm_physical()[*handle] = {size, offset, 1, device};

@@ -80,9 +80,18 @@ int set_device(int device);
 int device_attribute(int attribute, int device, int* out);
 int occupancy(int block);        // blocks of so many threads that a multiprocessor holds at once
 void touch_primary(int device);  // marks the primary context active
-// The name of the file in memory that tells other processes what this one uses: its process
-// number, then bytes by physical device.
+// What processes use of the physical devices, in the file of SIMGPU_SHARED or in one in memory with
+// the name PUBLISHED (core_users.cpp). parent.py reads `most`, the most that all used at once.
+constexpr int MAX_DEVICES = 32;  // environment.py has the same
 constexpr char PUBLISHED[] = "simgpu-used";
+struct UseOfProcess {
+  int32_t process;
+  uint64_t bytes[MAX_DEVICES];
+};
+struct UseTable {
+  uint64_t most[MAX_DEVICES];
+  UseOfProcess processes[128];
+};
 bool primary_active(int device);
 // Devices that exist. A device of CUDA is one of those that CUDA_VISIBLE_DEVICES shows.
 int physical_devices();

@@ -1,11 +1,13 @@
 // libnvidia-ml (NVML): the devices of the simulation as this process sees them. It counts the
-// devices that exist, whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is that of this
-// process and of those that it was started by: so a program sees its own memory in nvidia-smi.
+// devices that exist, whatever CUDA_VISIBLE_DEVICES says, as NVML does. Used memory is that of the
+// processes that share the devices (SIMGPU_SHARED), or of this one and those that it was started by:
+// so a program sees its own memory in nvidia-smi.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -27,27 +29,30 @@ struct User {
   int pid;
   size_t bytes;
 };
-// What a process says that it uses of a device (see PUBLISHED), or 0.
-size_t published(int pid, int physical) {
+// Those that a table says are on a device (see UseTable), of `only` if that is not 0.
+void add_users(int table, int physical, int only, std::vector<User>& all) {
+  UseTable uses;
+  if (pread(table, &uses, sizeof uses, 0) != (ssize_t)sizeof uses) return;
+  for (UseOfProcess& use : uses.processes) {
+    if (!use.process || !use.bytes[physical] || kill(use.process, 0)) continue;
+    if (!only || use.process == only) all.push_back({use.process, use.bytes[physical]});
+  }
+}
+// What a process that has its devices alone says of itself; a forked one has its parent's table.
+void add_user(int pid, int physical, std::vector<User>& all) {
   std::string folder = "/proc/" + std::to_string(pid) + "/fd/";
   std::string file = std::string("/memfd:") + PUBLISHED + " (deleted)";
   DIR* entries = opendir(folder.c_str());
-  if (!entries) return 0;
-  size_t bytes = 0;
+  if (!entries) return;
   while (dirent* entry = readdir(entries)) {
     char target[64];
     ssize_t n = readlink((folder + entry->d_name).c_str(), target, sizeof target);
     if (n < 0 || std::string(target, n) != file) continue;
-    int fd = open((folder + entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
-    size_t owner = 0, word = sizeof owner;
-    // A forked process has its parent's.
-    if (pread(fd, &owner, word, 0) == (ssize_t)word && owner == (size_t)pid &&
-        pread(fd, &bytes, word, (1 + physical) * word) != (ssize_t)word)
-      bytes = 0;
-    close(fd);
+    int table = open((folder + entry->d_name).c_str(), O_RDONLY | O_CLOEXEC);
+    add_users(table, physical, pid, all);
+    close(table);
   }
   closedir(entries);
-  return bytes;
 }
 int parent(int pid) {
   int found = 0;
@@ -59,8 +64,15 @@ int parent(int pid) {
 }
 std::vector<User> users(int physical) {
   std::vector<User> all;
+  const char* shared = getenv("SIMGPU_SHARED");
+  int table = shared && *shared ? open(shared, O_RDONLY | O_CLOEXEC) : -1;
+  if (table >= 0) {
+    add_users(table, physical, 0, all);
+    close(table);
+    return all;
+  }
   for (int pid = getpid(); pid > 0; pid = parent(pid))
-    if (size_t bytes = published(pid, physical)) all.push_back({pid, bytes});
+    add_user(pid, physical, all);
   return all;
 }
 struct Memory {

@@ -22,11 +22,13 @@ WEIGHT = 4 * N * N
 """Bytes of a square float32 matrix, of which the scripts' tensors are made: 4 MiB."""
 
 
-def simulate(tmp_path: Path, source: str, *options: str) -> tuple[int, dict[str, Any], str]:
+def simulate(
+    tmp_path: Path, source: str, *options: str, arguments: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any], str]:
     """Exit status, JSON and standard error of a script."""
     script = tmp_path / "script.py"
     script.write_text(source)
-    done = memprof("simulate", "--json", *options, "--", "python", str(script))
+    done = memprof("simulate", "--json", *options, "--", "python", str(script), *arguments)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

@@ -1,0 +1,129 @@
+"""Reads what a worker of vLLM has measured and decided: weights, graphs, KV cache.
+
+Everything here knows names of vLLM's, as versions 0.24 to 0.26 have them (``v1/worker/gpu_worker``,
+``v1/core/kv_cache_utils``). A name that is not there costs its figure, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import msgspec
+
+from memprof.simulated_cuda.after_import import after_import
+
+_T = TypeVar("_T")
+
+
+class Serving(msgspec.Struct, kw_only=True):
+    """Describes a worker of a serving engine, in bytes; None for what it does not say.
+
+    Attributes:
+        engine: its name and version.
+        weights: of the model.
+        activations: most beside weights in the run that profiles the model.
+        outside: what vLLM itself found to be outside of torch.
+        graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
+        kv_cache: of all blocks of keys and values.
+        blocks, tokens: how many blocks there are, and tokens that they hold.
+        longest: tokens of the longest request.
+        requests: of that length at once.
+    """
+
+    engine: str
+    weights: int | None = None
+    activations: int | None = None
+    outside: int | None = None
+    graphs_estimated: int | None = None
+    graphs: int | None = None
+    kv_cache: int | None = None
+    blocks: int | None = None
+    tokens: int | None = None
+    longest: int | None = None
+    requests: float | None = None
+
+
+_workers: list[Any] = []
+_graphs: dict[int, int] = {}
+"""By worker, bytes of its CUDA graphs."""
+
+
+def follow_workers() -> None:
+    """Keep each worker that this process makes, for ``serving``."""
+    after_import("vllm.v1.worker.gpu_worker", _worker_is_there)
+
+
+def _worker_is_there(module: ModuleType) -> None:
+    worker: Any = getattr(module, "Worker", None)
+    if worker is None or not hasattr(worker, "initialize_from_config"):
+        return
+    prepare: Callable[..., Any] = worker.initialize_from_config
+
+    @functools.wraps(prepare)
+    def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _workers.append(self)
+        with contextlib.suppress(AttributeError):
+            _keep_graphs(self)
+        return prepare(self, *args, **kwargs)
+
+    worker.initialize_from_config = initialize_from_config
+
+
+def _keep_graphs(worker: Any) -> None:
+    capture: Callable[..., Any] = worker.model_runner.capture_model
+
+    @functools.wraps(capture)
+    def capture_model(*args: Any, **kwargs: Any) -> Any:
+        nbytes = capture(*args, **kwargs)
+        if isinstance(nbytes, int):
+            _graphs[id(worker)] = nbytes
+        return nbytes
+
+    worker.model_runner.capture_model = capture_model
+
+
+def serving() -> Serving | None:
+    """What the last worker of this process has; None where there is none."""
+    if not _workers:
+        return None
+    worker = _workers[-1]
+    found = Serving(engine=f"vLLM {_read(lambda: _version(), '')}".strip())
+    runner = worker.model_runner
+    found.weights = _read(lambda: int(runner.model_memory_usage))
+    found.activations = _read(lambda: int(worker.peak_activation_memory))
+    found.outside = _read(lambda: int(worker.non_torch_memory))
+    found.graphs_estimated = _read(lambda: int(worker.cudagraph_memory_estimate))
+    found.graphs = _graphs.get(id(worker))
+    config = _read(lambda: runner.kv_cache_config)
+    found.kv_cache = _read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
+    found.blocks = _read(lambda: int(config.num_blocks))
+    found.longest = _read(lambda: int(worker.model_config.max_model_len))
+    capacity = _read(lambda: _capacity(worker.vllm_config, config))
+    if capacity is not None:
+        found.tokens, found.requests = capacity
+    return found
+
+
+def _version() -> str:
+    import vllm  # type: ignore[import-not-found]
+
+    return str(vllm.__version__)
+
+
+def _capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity  # type: ignore[import-not-found]
+
+    tokens, requests = get_kv_cache_capacity(vllm_config, kv_cache_config)
+    return int(tokens), float(requests)
+
+
+def _read(value: Callable[[], _T], missing: Any = None) -> Any:
+    """A figure, or what stands for it where this vLLM has other names."""
+    try:
+        return value()
+    except Exception:
+        return missing

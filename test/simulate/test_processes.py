@@ -1,0 +1,141 @@
+"""Processes that a script starts: each is counted, also where all share one device."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memprof.simulate.command_line import BadInput, Command, parse
+from memprof.simulate.serving import READY, ready_sign
+
+from .test_simulate import MIB, adds_up, simulate
+
+CONTEXT = 512 * MIB
+
+ENGINE = """
+import multiprocessing
+import os
+import sys
+import time
+
+import torch
+
+
+def work(number, holds):
+    tensor = torch.empty(100 * (number + 1) << 20, dtype=torch.uint8, device="cuda")
+    holds.wait()
+    print("free", torch.cuda.mem_get_info()[0] >> 20, file=sys.stderr)
+    holds.wait()
+    if number == 0 and "serves" in sys.argv:
+        print("it is", "ready", flush=True)
+    if number == 2:
+        torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+    elif number == 3:
+        os.kill(os.getpid(), 9)
+    while "serves" in sys.argv:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1])
+    found = []
+    for method in sys.argv[2].split(","):
+        context = multiprocessing.get_context(method)
+        holds = context.Barrier(count)
+        workers = []
+        for n in range(count):
+            name = f"{method}-{n}"
+            workers.append(context.Process(target=work, args=(n, holds), name=name))
+            workers[-1].start()
+        for worker in workers:
+            worker.join()
+        found += [worker.exitcode for worker in workers]
+    sys.exit(any(found))
+"""
+
+
+@pytest.mark.simgpu
+def test_processes_that_are_forked_and_started_anew_are_counted(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, ENGINE, arguments=("2", "spawn,fork"))
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    found = {p["name"]: p for p in rank["processes"]}
+    # THEN each has its account, which adds up
+    assert {name: p["accounts"][0]["reserved"] for name, p in found.items()} == {
+        f"{method}-{n}": 100 * (n + 1) * MIB for method in ("spawn", "fork") for n in range(2)
+    }
+    assert all(adds_up(p["accounts"][0]) for p in found.values())
+    # AND the device had to have two of them at once, contexts included
+    assert rank["used_at_once_bytes"] == [300 * MIB + 2 * CONTEXT]
+    assert rank["needed_bytes"] == 300 * MIB + 2 * CONTEXT
+    # AND each saw what the other had taken
+    total = result["gpu"]["memory"] - rank["used_at_once_bytes"][0]
+    assert errors.count(f"free {total // MIB}") == 4
+
+
+@pytest.mark.simgpu
+def test_a_process_without_memory_and_one_that_is_killed(tmp_path: Path) -> None:
+    arguments = ("4", "spawn")
+    status, result, errors = simulate(tmp_path, ENGINE, "--gpu", "rtx-4090", arguments=arguments)
+    # THEN the script does not fit, since what it started did not
+    assert status == 1, errors
+    (rank,) = result["ranks"]
+    assert rank["fits"] is False
+    assert any(a["failure"]["requested"] == 60 << 30 for a in rank["failed_at"] if a["failure"])
+    # AND of the process that was killed it is known that it was there
+    assert [p["lost"] for p in rank["processes"]].count(True) == 1
+
+
+@pytest.mark.simgpu
+def test_a_server_is_left_when_it_is_ready(tmp_path: Path) -> None:
+    arguments = ("2", "spawn", "serves")
+    status, result, errors = simulate(
+        tmp_path, ENGINE, "--until", "it is ready", arguments=arguments
+    )
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert rank["ended"] == "it was ready: 'it is ready'"
+
+
+def test_servers_are_recognised_and_other_programs_of_theirs_are_not() -> None:
+    def sign(*program: str) -> str | None:
+        return ready_sign(Command("python", (), program))
+
+    assert sign("/venv/bin/vllm", "serve", "model") == READY["vllm"]
+    assert sign("-m", "vllm.entrypoints.cli.main", "serve", "model") == READY["vllm"]
+    assert sign("-m", "sglang.launch_server", "--model-path", "m") == READY["sglang"]
+    assert sign("-m", "sglang.bench_one_batch") is None
+    assert sign("vllm", "bench", "latency") is None
+    assert sign("serve.py") is None
+
+
+def test_programs_of_pip_are_taken_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "engine"
+    program.write_text(f"#!{sys.executable}\nprint()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert parse(("engine", "serve", "m")).program == (str(program), "serve", "m")
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(BadInput, match="is a program, not a Python script"):
+        parse(("engine", "serve", "m"))
+
+
+@pytest.mark.simgpu
+def test_an_extension_may_link_to_what_torch_does_not_ask_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a library with functions of NVIDIA's that no library of torch wants
+    names = ("cublasHgemm", "cusparseSbsrmm", "cusolverDnCCgesv")
+    calls = "".join(f"int {name}(); int call_{name}() {{ return {name}(0); }}\n" for name in names)
+    (tmp_path / "extension.c").write_text(calls)
+    library = tmp_path / "extension.so"
+    source = str(tmp_path / "extension.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", str(library)], check=True)
+    # THEN it loads, with all its names found at once, and a call says what is not simulated
+    loaded = ctypes.CDLL(str(library), mode=2)  # RTLD_NOW
+    assert loaded.call_cusolverDnCCgesv() == 9
+    assert "not simulated: cusolverDnCCgesv" in capfd.readouterr().err

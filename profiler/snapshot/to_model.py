@@ -285,7 +285,12 @@ def _notes(account: DeviceAccount, has_history: bool) -> list[str]:
 
 
 def _lines(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame | None, SourceFrame | None]:
-    return line_and_library(user_lines(one for f in raw for one in frames_of((f,))))
+    return line_and_library(user_lines(one for f in raw for one in frames_of((_with_line(f),))))
+
+
+def _with_line(frame: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``frame``, with line 0 in place of the 2**64 - 1 that C++'s unwinder has for unknown."""
+    return frame if frame["line"] <= LARGEST else {**frame, "line": 0}
 
 
 _NO_STACK = Held(Category.ALLOCATED, 0, 0, holder=NO_STACK)

@@ -55,7 +55,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench bench-autograd bench-tracker doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-what-if bench-simulate bench-trees bench-call bench-call-cpu bench bench-autograd bench-tracker doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -84,6 +84,11 @@ pytest: $(ENVIRONMENT) ## the CPU tests alone
 lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+JS := profiler/report/html
+lint-js: ## types and rules of the pages' scripts, by npm's TypeScript and Biome
+	@command -v npm >/dev/null || { echo "skipped: there is no npm, which fetches TypeScript and Biome"; exit 0; }; \
+	  cd $(JS) && npx --yes -p typescript@5.9 tsc -p jsconfig.json && npx --yes @biomejs/biome@2.3.8 check assets
 
 format: $(STAMP) ## rewrite the sources the way lint wants them
 	$(VENV)/bin/ruff check --fix .

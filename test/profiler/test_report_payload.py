@@ -38,6 +38,7 @@ from memprof.profiler.report.html.payload import (
     ranks_payload,
     report_payload,
 )
+from memprof.profiler.report.html.payload_live import HOLDS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 
@@ -101,7 +102,7 @@ def expected(attribution: Attribution, x: LiveItem) -> Row:
             places.append(("unattributed", site.why.get(view, "unknown")))
         else:
             places.append((named[0], label(attribution, view, named[1])))
-    return site.category.value, *places, x.nbytes, x.owner, x.hold.value
+    return site.category.value, *places, x.nbytes, x.owner, HOLDS[x.hold]
 
 
 def label(attribution: Attribution, view: View, graph: int | None) -> str | None:

@@ -19,6 +19,8 @@ Element = list[Any]
 Plain = Mapping[str, Any]
 """A section, table or column as JSON values, see ``Section.plain``."""
 
+LANE_HEAD = 20
+LANE_ROW = 18
 _MOST_LINES = 50
 _LONGEST_PATH = 36
 _NOTES = {"warn": "p.notice", "error": "p.notice.error"}
@@ -71,11 +73,37 @@ def _profile_elements(profile: dict[str, Any]) -> dict[str, Any]:
     shown = {
         **profile,
         "devices": devices,
+        "gantt": profile["gantt"] and _gantt(profile["gantt"]),
         "elements": list(_page(profile, of_device)),
         "templates": {name: sortable(table) for name, table in profile["templates"].items()},
     }
     del shown["header"], shown["sections"]
     return shown
+
+
+def _gantt(gantt: Plain) -> dict[str, Any]:
+    """The bars of the page with the places of their lanes and rows, in pixels from the top; a row
+    has the bars from ``first`` to ``end``. The legend has its elements."""
+    heads, rows = [], []
+    top = first = 0
+    for lane in gantt["lanes"]:
+        heads.append({"text": f"{lane['name']}  {sum(lane['rows']):,}", "top": top})
+        top += LANE_HEAD
+        for n in lane["rows"]:
+            rows.append({"top": top, "first": first, "end": first + n})
+            top += LANE_ROW
+            first += n
+    entries: dict[str, list[Element]] = {}
+    for entry in gantt["bars"]["legend"]:
+        swatch = ["i.swatch", {"style": {"--swatch": f"var({entry['variable']})"}}]
+        count = ["span.num.dim", {}, f"{entry['count']:,}"]
+        item = ["li", {}, swatch, f"{entry['label']} ", count]
+        entries.setdefault(entry["title"], []).append(item)
+    legend = [
+        ["ul.legend", {"aria-label": title}, ["li", {}, ["strong", {}, title]], *items]
+        for title, items in entries.items()
+    ]
+    return {**gantt, "heads": heads, "rows": rows, "height": top, "legend": legend}
 
 
 def _page(profile: Plain, of_device: set[str]) -> Iterator[Element]:
@@ -154,36 +182,37 @@ def sortable(data: Plain, title: str = "") -> dict[str, Any]:
     name = names[0] if names else -1
 
     def row(cells: list[Any], depth: int) -> list[Any]:
-        return [
-            _cell(columns, cells, i, below[i], depth if i == name else 0, short=i != wide)
-            for i in main
-        ]
+        return [_cell(columns, cells, i, below[i], depth if i == name else 0) for i in main]
+
+    def classes(i: int) -> str:
+        if i == wide:
+            return "wide"
+        if Unit(columns[i]["unit"]).is_number:
+            return "num"
+        return "nowrap" if all(len(str(cells[i])) < 40 for cells in data["rows"]) else ""
 
     depth = data["depth"] or [0] * len(data["rows"])
     return {
         "title": data["caption"] or title,
         "captioned": bool(data["caption"]),
         "fit": not folded,
-        "columns": [_heading(columns[i], is_wide=i == wide) for i in main],
+        "columns": [_heading(columns[i], classes(i)) for i in main],
         "rows": [row(cells, n) for cells, n in zip(data["rows"], depth, strict=True)],
         "foot": [row(cells, 0) for cells in data["foot"]],
     }
 
 
-def _heading(column: Plain, is_wide: bool) -> dict[str, Any]:
-    unit = Unit(column["unit"])
+def _heading(column: Plain, classes: str) -> dict[str, Any]:
     title = column["title"]
     return {
         "title": title[:1].upper() + title[1:],
-        "class": " ".join([*(["num"] if unit.is_number else []), *(["wide"] if is_wide else [])]),
+        "class": classes,
         "help": column["help"] or None,
-        "sorted": unit is not Unit.FIGURE,
+        "sorted": Unit(column["unit"]) is not Unit.FIGURE,
     }
 
 
-def _cell(
-    columns: list[Plain], cells: list[Any], i: int, below: range, depth: int, short: bool
-) -> Any:
+def _cell(columns: list[Plain], cells: list[Any], i: int, below: range, depth: int) -> Any:
     column, value = columns[i], cells[i]
     text = _words(column, value)
     children = _content(column, value, text)
@@ -198,8 +227,6 @@ def _cell(
         children += [*code[:1], ["div.dim.code" if is_code else "div.dim", {}, *small]]
     if depth:
         children = [["div", {"style": {"padding-left": f"{depth * 18}px"}}, *children]]
-    elif short and isinstance(value, str) and len(value) < 40 and children == [text]:
-        children = [["span.nowrap", {}, text]]
     if isinstance(value, (int, float)):
         return [value, *children]
     return text if children == [text] else [text, *children]

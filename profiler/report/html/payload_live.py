@@ -30,7 +30,7 @@ from ..sections.about import module_name
 _NONE, _ENTRY = -1, -2
 """No item, and the first of those that are live when a program begins; the others are below it."""
 _KNOWN: dict[str, Callable[[Site], Any]] = {
-    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside", "graph")},
+    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside")},
     "category": lambda site: site.category.value,
     "module": lambda site: module_name(site.module),
     "location": lambda site: place(site.frame) or None,
@@ -38,6 +38,13 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     "code": lambda site: site.frame and site.frame.code.strip(),
 }
 """What the page has of a site beside its place in each view."""
+HOLDS = {
+    Hold.CALL: "it belongs to this call: an input of it, or made by it",
+    Hold.PERSISTENT: "it stays from call to call: a parameter, a buffer or optimizer state",
+    Hold.SAVED: "a forward saved it and its backward has not run yet",
+    Hold.HANDED_ON: "another compiled graph takes it as an input later",
+}
+"""Why an item is live, as the page puts it."""
 _T = TypeVar("_T")
 
 
@@ -82,7 +89,8 @@ class Sites:
         if id(site) not in self._numbers:
             places = [self._place(site, view) for view in View]
             values = [of(site) for of in _KNOWN.values()]
-            self._numbers[id(site)] = self._rows[(*places, self._modules(site), *values)]
+            names = self._modules(site), self._label(site)
+            self._numbers[id(site)] = self._rows[(*places, *names, *values)]
         return self._numbers[id(site)]
 
     def _modules(self, site: Site) -> tuple[str, ...]:
@@ -91,6 +99,11 @@ class Sites:
         if named is None:
             return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
         return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
+
+    def _label(self, site: Site) -> str:
+        """The graph that a site is in, "" if none of the profile made it."""
+        named = self.attribution.named(site, View.GRAPH)
+        return "" if named is None or named[1] is None else named[0]
 
     def _place(self, site: Site, view: View) -> int:
         named = self.attribution.named(site, view)
@@ -102,7 +115,7 @@ class Sites:
     def payload(self) -> dict[str, Any]:
         """Columns of sites; ``in_`` and the name of a view is its place in that."""
         places = [f"in_{view.value}" for view in View]
-        return columns([*places, "modules", *_KNOWN], self._rows)
+        return columns([*places, "modules", "label", *_KNOWN], self._rows)
 
     def places(self) -> dict[str, Any]:
         """Columns of the places of each view; ``below`` is what the page shows below a name."""
@@ -134,7 +147,7 @@ class Items:
 
     def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         site = self._sites.of(graph, storage, owner, line)
-        return self.rows[site, storage.nbytes, owner, hold.value]
+        return self.rows[site, storage.nbytes, owner, HOLDS[hold]]
 
     def of(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
@@ -225,6 +238,7 @@ def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) ->
             for start, n in placement.segments
         ],
         "last": len(placement.lines),
+        "hold": HOLDS[Hold.CALL],
         "instants": next(
             (
                 _instants([e.line for e in program.events], placement.lines)

@@ -41,7 +41,10 @@ interface GanttPayload {
   end: number;
   calls: [number, number] | null;
   all_calls: [number, number] | null;
-  lanes: { name: string; rows: number[] }[];
+  heads: { text: string; top: number }[];
+  rows: { top: number; first: number; end: number }[];
+  height: number;
+  legend: Tree[];
   bars: Bars;
   modes: string[];
   pauses: [number, number][];
@@ -52,7 +55,8 @@ interface Site {
   node: string | null;
   fqn: string | null;
   outside: string | null;
-  graph: number;
+  /** Of its graph. */
+  label: string;
   category: string;
   module: string | null;
   location: string | null;
@@ -92,6 +96,7 @@ interface Placement {
   segments: [start: number, nbytes: number, used: number][];
   last: number;
   instants: number[];
+  hold: string;
   blocks: Block[];
 }
 interface Graph {
@@ -129,7 +134,6 @@ type Position = [call: number, position: number];
 
 /** A storage that is live: where it comes from, and what it is. */
 type Detail = Site & {
-  label?: string;
   nbytes: number;
   owner: string | null;
   hold: string;
@@ -196,12 +200,6 @@ interface Leaf {
   items: number[];
   info?: Detail;
   children?: Leaf[];
-}
-
-interface Lanes {
-  heads: { name: string; top: number; bars: number }[];
-  rows: { top: number; first: number; end: number }[];
-  height: number;
 }
 
 /** What the reader has chosen, and what is drawn again when that changes. */

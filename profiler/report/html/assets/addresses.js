@@ -29,7 +29,12 @@ function addresses(state, root) {
   let painted;
 
   /** @type {(block: Block) => Detail} */
-  const describe = ({ site, nbytes }) => ({ ...siteAt(state.profile, site), nbytes, owner: null, hold: "call" });
+  const describe = ({ site, nbytes }) => ({
+    ...rowOf(state.profile.sites, site),
+    nbytes,
+    owner: null,
+    hold: placements[0].hold,
+  });
   /** @type {(block: Block) => void} */
   const pick = (block) => state.showDetail(block.name, [], describe(block));
 
@@ -73,33 +78,43 @@ function addresses(state, root) {
     /** @type {Cell[][]} */
     const foot = live.length ? [["", bytesCell(used), "total"]] : [];
     const title = "Blocks at this instant, by address";
-    fill(byId("address-table"), table({ ...templates.addresses, title, rows, foot }, 8, (i) => pick(live[i])));
+    fill(
+      byId("address-table"),
+      table({ ...templates.addresses, title, rows, foot }, 8, (i) => pick(live[i])),
+    );
   }
 
   /** Segments upwards by address, as high as the root of what they hold; blocks by their instants. */
   function paint(/** @type {Placement} */ { name, segments, blocks, last }, /** @type {number} */ reserved) {
     const percent = (/** @type {number} */ n, /** @type {number} */ whole) => `${(100 * n) / whole}%`;
-    const boxes = segments.filter(([, , used]) => used).map(([start, nbytes, used]) => {
-      const own = blocks.filter(({ address }) => address >= start && address < start + nbytes);
-      return el("div.segment", { style: { "flex-grow": String(Math.sqrt(used)) } }, el("i", {}, bytes(used)), own.map((b) => {
-        const style = {
-          left: percent(b.begin, last + 1),
-          width: percent(b.end - b.begin, last + 1),
-          bottom: percent(b.address - start, used),
-          height: percent(b.nbytes, used),
-          "--ground": `var(${categoryVariable(describe(b).category)})`,
-        };
-        const text = tip(b.name, [
-          ["bytes", bytes(b.nbytes)],
-          ["of the pool", share(b.nbytes, reserved)],
-          ["address", hexadecimal(b.address)],
-          ["instants", `${grouped(b.begin)} to ${grouped(b.end - 1)}`],
-          ...siteFacts(describe(b)),
-        ]);
-        const parts = [b.name, bytes(b.nbytes)].map((line) => el("span", {}, line));
-        return el("div.block", { style, "data-tip": text, click: () => pick(b) }, parts);
-      }));
-    });
+    const boxes = segments
+      .filter(([, , used]) => used)
+      .map(([start, nbytes, used]) => {
+        const own = blocks.filter(({ address }) => address >= start && address < start + nbytes);
+        return el(
+          "div.segment",
+          { style: { "flex-grow": String(Math.sqrt(used)) } },
+          el("i", {}, bytes(used)),
+          own.map((b) => {
+            const style = {
+              left: percent(b.begin, last + 1),
+              width: percent(b.end - b.begin, last + 1),
+              bottom: percent(b.address - start, used),
+              height: percent(b.nbytes, used),
+              "--ground": `var(${categoryVariable(describe(b).category)})`,
+            };
+            const text = tip(b.name, [
+              ["bytes", bytes(b.nbytes)],
+              ["of the pool", share(b.nbytes, reserved)],
+              ["address", hexadecimal(b.address)],
+              ["instants", `${grouped(b.begin)} to ${grouped(b.end - 1)}`],
+              ...siteFacts(describe(b)),
+            ]);
+            const parts = [b.name, bytes(b.nbytes)].map((line) => el("span", {}, line));
+            return el("div.block", { style, "data-tip": text, click: () => pick(b) }, parts);
+          }),
+        );
+      });
     fill(byId("segments"), boxes);
     byId("address-map").ariaLabel = `Address map of ${name}; the table below has what is there at the instant`;
     byId("address-map").dataset.last = `instant ${grouped(last)}`;

@@ -170,7 +170,10 @@ function curve({ label, time_ns: time, peak, stacked: isStacked, lines: given },
     draw: (plot) => peak !== null && mark(plot, peak, "peak"),
     hover(x) {
       const i = Math.max(0, above(time, x) - 1);
-      return tip(ns(time[i]), lines.map((l) => [words(l.name), bytes(l.values[i])]));
+      return tip(
+        ns(time[i]),
+        lines.map((l) => [words(l.name), bytes(l.values[i])]),
+      );
     },
   });
 }

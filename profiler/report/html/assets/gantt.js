@@ -1,35 +1,19 @@
 // Operations, compiled calls and compilations over time: lanes of rows of bars, their window, the
 // chosen bar. A bar is its number in the columns of payload_gantt.py, which go row by row.
 
+// As elements.py places lanes and rows.
 const ROW = 18;
 const BAR = 16;
 const HEAD = 20;
 const TOP = 26;
 const MOST_HEIGHT = 420;
 
-/** Where lanes and rows are, in pixels from the top; a row has the bars from `first` to `end`. @type {(lanes: GanttPayload["lanes"]) => Lanes} */
-function placed(lanes) {
-  /** @type {Lanes} */
-  const found = { heads: [], rows: [], height: 0 };
-  let first = 0;
-  for (const { name, rows } of lanes) {
-    found.heads.push({ name, top: found.height, bars: sum(rows) });
-    found.height += HEAD;
-    for (const n of rows) {
-      found.rows.push({ top: found.height, first, end: first + n });
-      found.height += ROW;
-      first += n;
-    }
-  }
-  return found;
-}
-
 /** @type {Draw} */
 function gantt(state, root) {
-  const { bars, lanes, modes, pauses, calls, all_calls: allCalls, end } = state.profile.gantt;
+  const { bars, heads, rows, legend, modes, pauses, calls, all_calls: allCalls, end } = state.profile.gantt;
   const { start, duration, call, name: names, kind: kinds, color: colors } = bars;
-  const { heads, rows, height: total } = placed(lanes);
-  const height = Math.min(total + 8, MOST_HEIGHT);
+  const total = state.profile.gantt.height + 8;
+  const height = Math.min(total, MOST_HEIGHT);
   addTemplate(root, "gantt", {
     earlier: () => chart.pan(-0.5),
     later: () => chart.pan(0.5),
@@ -46,7 +30,7 @@ function gantt(state, root) {
   });
   const box = byId("gantt");
   const scroll = byId("gantt-scroll");
-  byId("gantt-space").style.height = `${total + 8 - height}px`;
+  byId("gantt-space").style.height = `${total - height}px`;
   /** @type {number | null} */
   let selected = null;
   let wanted = "";
@@ -54,7 +38,8 @@ function gantt(state, root) {
   const nameOf = (/** @type {number} */ i) => names.of[names.at[i]];
   const kindOf = (/** @type {number} */ i) => kinds.of[kinds.at[i]];
   const endOf = (/** @type {number} */ i) => start[i] + duration[i];
-  const rowOf = (/** @type {number} */ i) => rows[above(rows.map((row) => row.first), i) - 1];
+  const firsts = rows.map((row) => row.first);
+  const rowOf = (/** @type {number} */ i) => rows[above(firsts, i) - 1];
   const isFound = (/** @type {number} */ i) => !wanted || nameOf(i).toLowerCase().includes(wanted);
   const inOrder = [...start.keys()].sort((a, b) => start[a] - start[b]);
 
@@ -90,15 +75,14 @@ function gantt(state, root) {
     c.fillStyle = color("--line");
     for (const [from, to] of pauses) c.fillRect(chart.x(from), 0, chart.x(to) - chart.x(from), height);
     c.translate(0, -scroll.scrollTop);
-    const isSeen = (/** @type {{ top: number }} */ { top }) => top < scroll.scrollTop + height && top + HEAD > scroll.scrollTop;
+    const isSeen = (/** @type {{ top: number }} */ { top }) =>
+      top < scroll.scrollTop + height && top + HEAD > scroll.scrollTop;
     const fills = colors.of.map(color);
     const inks = colors.of.map(inkOn);
     for (const row of rows.filter(isSeen)) drawRow(c, row, fills, inks);
-    for (const { name, top, bars: n } of heads.filter(isSeen)) {
-      c.font = "600 11px system-ui";
-      c.fillStyle = color("--text");
-      c.fillText(`${name}  ${grouped(n)}`, 6, top + HEAD / 2);
-    }
+    c.font = "600 11px system-ui";
+    c.fillStyle = color("--text");
+    for (const { text, top } of heads.filter(isSeen)) c.fillText(text, 6, top + HEAD / 2);
     if (selected !== null) {
       c.strokeStyle = color("--accent");
       c.lineWidth = 2;
@@ -109,8 +93,8 @@ function gantt(state, root) {
     c.restore();
   }
 
-  /** At most one bar a pixel: the first, but before others one that is looked for, or failed. */
-  function drawRow(/** @type {CanvasRenderingContext2D} */ c, /** @type {Lanes["rows"][0]} */ { top, first, end: last }, /** @type {string[]} */ fills, /** @type {string[]} */ inks) {
+  /** At most one bar a pixel: the first, but before others one that is looked for, or failed. @type {(c: CanvasRenderingContext2D, row: GanttPayload["rows"][0], fills: string[], inks: string[]) => void} */
+  function drawRow(c, { top, first, end: last }, fills, inks) {
     const matters = (/** @type {number} */ i) => (wanted ? isFound(i) : kindOf(i) === "failed operation");
     c.font = "11px system-ui";
     let next = Math.max(first, above(start, chart.from, first, last) - 1);
@@ -129,7 +113,8 @@ function gantt(state, root) {
       if (letters < 3) continue;
       c.fillStyle = inks[colors.at[i]];
       const name = nameOf(i);
-      c.fillText(name.length > letters ? `${name.slice(0, letters - 1)}…` : name, Math.max(0, left) + 4, top + 1 + BAR / 2);
+      const text = name.length > letters ? `${name.slice(0, letters - 1)}…` : name;
+      c.fillText(text, Math.max(0, left) + 4, top + 1 + BAR / 2);
     }
     c.globalAlpha = 1;
   }
@@ -138,7 +123,8 @@ function gantt(state, root) {
   function barAt(/** @type {number} */ time, /** @type {number} */ y) {
     const row = rows.find(({ top }) => top <= y + scroll.scrollTop && y + scroll.scrollTop < top + ROW);
     if (!row) return null;
-    const away = (/** @type {number} */ i) => Math.max(0, chart.x(start[i]) - chart.x(time), chart.x(time) - chart.x(endOf(i)));
+    const away = (/** @type {number} */ i) =>
+      Math.max(0, chart.x(start[i]) - chart.x(time), chart.x(time) - chart.x(endOf(i)));
     const next = above(start, time, row.first, row.end);
     const near = [next - 1, next].filter((i) => row.first <= i && i < row.end && away(i) <= 2);
     return near.sort((a, b) => away(a) - away(b))[0] ?? null;
@@ -147,16 +133,18 @@ function gantt(state, root) {
   /** @type {(i: number) => Fact[]} */
   function known(i) {
     const k = call[i];
-    const live = k === null ? [] : state.models.flatMap(({ device, levels }) => {
-      const { total, highest } = levels(k);
-      if (!Math.max(...total)) return [];
+    /** @type {(model: Model) => Fact[]} */
+    const live = ({ device, levels }) => {
+      const { total, highest } = levels(k ?? 0);
       const where = state.models.length > 1 ? ` on ${device.device}` : "";
-      return [
-        [`Live at entry${where}`, bytes(total[0])],
-        [`Peak inside${where}`, bytes(total[highest])],
-        [`Left behind${where}`, bytes(total[total.length - 1])],
-      ];
-    });
+      const found = {
+        "Live at entry": total[0],
+        "Peak inside": total[highest],
+        "Left behind": total[total.length - 1],
+      };
+      if (!Math.max(...Object.values(found))) return [];
+      return Object.entries(found).map(([label, n]) => [label + where, bytes(n)]);
+    };
     return /** @type {Fact[]} */ ([
       ["Kind", kindOf(i)],
       ["Begins at", tick(start[i], 2e4)],
@@ -164,7 +152,7 @@ function gantt(state, root) {
       ...bars.facts[i],
       ["Call", k !== null && `${grouped(k + 1)} of ${grouped(modes.length)}`],
       ["Ran as", k !== null && modes[k]],
-      ...live,
+      ...(k === null ? [] : state.models.flatMap(live)),
     ]);
   }
 
@@ -193,7 +181,8 @@ function gantt(state, root) {
 
   /** Chooses the next bar in order of start, of those that are found; with -1 the one before. */
   function step(/** @type {number} */ by) {
-    let at = selected === null ? inOrder.findIndex((i) => start[i] >= chart.from) - Number(by > 0) : inOrder.indexOf(selected);
+    let at =
+      selected === null ? inOrder.findIndex((i) => start[i] >= chart.from) - Number(by > 0) : inOrder.indexOf(selected);
     do at += by;
     while (inOrder[at] !== undefined && !isFound(inOrder[at]));
     if (inOrder[at] === undefined) return;
@@ -222,11 +211,7 @@ function gantt(state, root) {
     }),
   );
   scroll.addEventListener("scroll", chart.redraw);
-  const legend = [...Map.groupBy(bars.legend, (entry) => entry.title)].map(([title, entries]) =>
-    el("ul.legend", { "aria-label": title }, el("li", {}, el("strong", {}, title)), entries.map((e) =>
-      el("li", {}, swatch(`var(${e.variable})`), `${e.label} `, el("span.num.dim", {}, grouped(e.count))))),
-  );
-  fill(byId("gantt-legend"), legend);
+  fill(byId("gantt-legend"), legend.map(build));
   if (calls) chart.set(...calls);
   window.memprof.gantt = { bars, chart, inOrder, nameOf, kindOf, rowOf };
 }

@@ -1,12 +1,5 @@
 // The live set at the chosen instant: as a treemap, as a table, and one of its parts in detail.
 
-/** @type {Record<string, string>} */
-const HOLDS = {
-  call: "it belongs to this call: an input of it, or made by it",
-  persistent: "it stays from call to call: a parameter, a buffer or optimizer state",
-  saved: "a forward saved it and its backward has not run yet",
-  handed_on: "another compiled graph takes it as an input later",
-};
 const MOST_LEAVES = 900;
 
 /** @type {Draw} */
@@ -15,10 +8,14 @@ function liveSet(state, root) {
   const { templates, views: names } = state.profile;
   let view = "module";
   const choices = [view, ...names.filter((v) => v !== view), "storage"];
-  radios(byId("live-views"), choices.map((v) => [v, templates[v].columns[3].title]), (chosen) => {
-    view = chosen;
-    drawTable();
-  });
+  radios(
+    byId("live-views"),
+    choices.map((v) => [v, templates[v].columns[3].title]),
+    (chosen) => {
+      view = chosen;
+      drawTable();
+    },
+  );
 
   /** The table that Python describes, with shares of all that is live. */
   function drawTable() {
@@ -52,11 +49,10 @@ function liveSet(state, root) {
     const top = moduleOf("everything", "", leavesOf(state), 0);
     const map = byId("treemap");
     map.dataset.bytes = String(top.value);
-    fill(map, split([top], map.clientWidth / map.clientHeight, state));
+    fill(map, split([top], innerWidth > 720 ? 1.6 : 1, state));
     const largest = top.children?.slice(0, 5).map((c) => `${c.name} ${share(c.value, top.value)}`);
     map.ariaLabel =
-      `Treemap of ${bytes(top.value)} by module; the table has the same numbers. ` +
-      `Largest: ${largest?.join(", ")}`;
+      `Treemap of ${bytes(top.value)} by module; the table has the same numbers. ` + `Largest: ${largest?.join(", ")}`;
   }
 
   const drawDetail = () => fill(byId("detail"), detail(state));
@@ -94,8 +90,8 @@ function detail({ detail: { title, items, block }, model, live, total }) {
         ["Names", list((d) => d.fqn)],
         ["FX nodes", list((d) => d.node)],
         ["Operator", list((d) => d.op)],
-        ["Graph", outside ? null : label],
-        ["Live because", list((d) => HOLDS[d.hold], "; ")],
+        ["Graph", label],
+        ["Live because", list((d) => d.hold, "; ")],
       ]),
     );
   }
@@ -138,7 +134,10 @@ function leavesOf({ model, live }) {
 /** A module so deep in the tree, with what is in it. @type {(name: string, path: string, leaves: Leaf[], depth: number) => Leaf} */
 function moduleOf(name, path, leaves, depth) {
   const children = leaves.filter((leaf) => leaf.modules.length === depth);
-  const below = Map.groupBy(leaves.filter((leaf) => leaf.modules.length > depth), (leaf) => leaf.modules[depth]);
+  const below = Map.groupBy(
+    leaves.filter((leaf) => leaf.modules.length > depth),
+    (leaf) => leaf.modules[depth],
+  );
   for (const [next, of] of below) {
     const whole = path ? `${path}.${next}` : next;
     // With a single module in it and nothing else, it is one: `encoder.layers`.
@@ -146,7 +145,14 @@ function moduleOf(name, path, leaves, depth) {
     children.push(moduleOf(next, whole, of, depth + 1));
   }
   children.sort((a, b) => b.value - a.value);
-  return { name, path, modules: [], children, value: sum(leaves.map((l) => l.value)), items: leaves.flatMap((l) => l.items) };
+  return {
+    name,
+    path,
+    modules: [],
+    children,
+    value: sum(leaves.map((l) => l.value)),
+    items: leaves.flatMap((l) => l.items),
+  };
 }
 
 /** Boxes as large as what is in them: halves beside each other, across the longer side. @type {(leaves: Leaf[], ratio: number, state: State) => Child} */
@@ -169,14 +175,25 @@ function split(leaves, ratio, state) {
     state.showDetail(path || name, items);
   };
   const properties = { style: { ...style, "--ground": ground }, "data-tip": text, click };
-  if (children) return el("div.module", properties, el("b", {}, `${name}  ${bytes(value)}`), split(children, ratio, state));
-  return el("div.leaf", properties, [name, bytes(value), info?.code].map((line) => el("span", {}, line)));
+  if (children)
+    return el("div.module", properties, el("b", {}, `${name}  ${bytes(value)}`), split(children, ratio, state));
+  return el(
+    "div.leaf",
+    properties,
+    [name, bytes(value), info?.code].map((line) => el("span", {}, line)),
+  );
 }
 
 /** @type {(info?: Detail) => Fact[]} */
 function siteFacts(info) {
   if (!info) return [];
-  const { category, module, op, outside, label, location, code } = info;
-  const graph = outside ? null : label;
-  return [["category", words(category)], ["module", module], ["operator", op], ["graph", graph], ["line", location], ["code", code]];
+  const { category, module, op, label, location, code } = info;
+  return [
+    ["category", words(category)],
+    ["module", module],
+    ["operator", op],
+    ["graph", label],
+    ["line", location],
+    ["code", code],
+  ];
 }

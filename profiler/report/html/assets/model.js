@@ -6,12 +6,6 @@ const unpacked = ({ of, at }) => at.map((i) => of[i]);
 const rowOf = (columns, i) =>
   /** @type {any} */ (Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, c.of[c.at[i]]])));
 
-/** A site and the label of its graph. @type {(profile: Profile, site: number) => Site & { label: string }} */
-function siteAt({ sites, graphs }, site) {
-  const found = rowOf(sites, site);
-  return { ...found, label: graphs[found.graph]?.label };
-}
-
 /** @type {(profile: Profile, device: Device) => Model} */
 function modelOf(profile, device) {
   const { calls, steps, units, lists, items } = device;
@@ -97,7 +91,7 @@ function modelOf(profile, device) {
       return parts.sort((a, b) => b.nbytes - a.nbytes || (a.key < b.key ? -1 : 1));
     },
     describe(item) {
-      return { ...siteAt(profile, siteOf[item]), ...rowOf(items, item) };
+      return { ...rowOf(profile.sites, siteOf[item]), ...rowOf(items, item) };
     },
     event(k, position) {
       if (position > last(k)) return "between calls: what all of them left behind";

@@ -8,11 +8,13 @@
 const BINARY = ["KiB", "MiB", "GiB", "TiB"].map((unit, i) => [unit, 1024 ** (i + 1)]);
 const TIMES = Object.entries({ ns: 1, us: 1e3, ms: 1e6, s: 1e9 });
 
-/** Ties go to the even digit, as Python rounds. @type {(n: number, digits?: number) => string} */
-function grouped(n, digits = 0) {
+/** Formats by digits; ties go to the even digit, as Python rounds. */
+const formats = Array.from({ length: 10 }, (_, digits) => {
   const range = { minimumFractionDigits: digits, maximumFractionDigits: digits };
-  return n.toLocaleString("en-US", { roundingMode: "halfEven", ...range });
-}
+  return new Intl.NumberFormat("en-US", { roundingMode: "halfEven", ...range });
+});
+/** @type {(n: number, digits?: number) => string} */
+const grouped = (n, digits = 0) => formats[digits].format(n);
 
 /** In the unit that makes it less than 1000. @type {(n: number, units: [string, number][]) => string} */
 function scaled(n, units) {
@@ -96,7 +98,10 @@ function build(element) {
 function radios(group, choices, choose) {
   const radio = (/** @type {string} */ value, /** @type {boolean} */ checked) =>
     el("input", { type: "radio", name: group.id, value, checked, change: () => choose(value) });
-  fill(group, choices.map(([value, text], i) => el("label", {}, radio(value, i === 0), text)));
+  fill(
+    group,
+    choices.map(([value, text], i) => el("label", {}, radio(value, i === 0), text)),
+  );
 }
 
 /**
@@ -131,17 +136,23 @@ const categoryVariable = (name) => `--cat-${name.replaceAll("_", "-")}`;
 /** @type {(name: string) => HTMLElement} */
 const categorySwatch = (name) => swatch(`var(${categoryVariable(name)})`);
 
+/** @type {Map<string, string>} */
+const colors = new Map();
 /** A CSS colour now, as canvases take it. @type {(css: string) => string} */
 function computed(css) {
   byId("announcer").style.color = css;
-  return getComputedStyle(byId("announcer")).color;
+  if (!colors.has(css)) colors.set(css, getComputedStyle(byId("announcer")).color);
+  return colors.get(css) ?? css;
 }
 /** @type {(variable: string) => string} */
 const color = (variable) => computed(`var(${variable})`);
 /** Black or white, whichever can be read on a colour. @type {(variable: string) => string} */
 const inkOn = (variable) => computed(`lch(from var(${variable}) calc((49.44 - l) * infinity) 0 0)`);
 
-const themeChanged = () => dispatchEvent(new Event("theme"));
+function themeChanged() {
+  colors.clear();
+  dispatchEvent(new Event("theme"));
+}
 byId("theme").addEventListener("change", themeChanged); // the style sheet does the rest
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
 
@@ -155,7 +166,11 @@ const tip = (title, rows) =>
 /** A list of what has a value. @type {(rows: Fact[]) => HTMLElement} */
 function facts(rows) {
   const there = rows.filter(([, value]) => value);
-  return el("dl.facts", {}, there.map(([label, value]) => [el("dt", {}, label), el("dd.num", {}, value)]));
+  return el(
+    "dl.facts",
+    {},
+    there.map(([label, value]) => [el("dt", {}, label), el("dd.num", {}, value)]),
+  );
 }
 
 /** @type {(event: PointerEvent) => void} */

@@ -64,7 +64,8 @@ function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick)
   return el(
     "div.table-wrap",
     {},
-    rows.length > limit && el("input", { type: "search", placeholder: "Find a row", "aria-label": `Find a row of ${title}`, input }),
+    rows.length > limit &&
+      el("input", { type: "search", placeholder: "Find a row", "aria-label": `Find a row of ${title}`, input }),
     el(
       fit ? "table.data.fit" : "table.data",
       {},
@@ -82,7 +83,10 @@ function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick)
 /** @type {(n: number) => Cell} */
 const bytesCell = (n) => [n, el("span", { title: exactBytes(n) }, bytes(n))];
 /** @type {(n: number, whole: number) => Cell} */
-const shareCell = (n, whole) => [n, el("span.bar", { style: { "--bar": `${(100 * n) / (whole || 1)}%` } }, share(n, whole))];
+const shareCell = (n, whole) => [
+  n,
+  el("span.bar", { style: { "--bar": `${(100 * n) / (whole || 1)}%` } }, share(n, whole)),
+];
 
 /** A category with its colour; other names as they are. @type {(name: string) => Child[]} */
 const named = (name) => (STACK.includes(name) ? [categorySwatch(name), words(name)] : [name]);

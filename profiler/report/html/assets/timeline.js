@@ -26,7 +26,10 @@ function timeline(state, root) {
     calls: () => zoomToCalls(5),
   });
   const box = byId("timeline");
-  const modes = [["time", "Time"], ["calls", "Calls"]];
+  const modes = [
+    ["time", "Time"],
+    ["calls", "Calls"],
+  ];
   radios(byId("timeline-axis"), byClock ? modes : modes.reverse(), (mode) => {
     byClock = mode === "time";
     rebuild();

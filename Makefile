@@ -55,7 +55,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint format typecheck test-simgpu test-simgpu-slow fuzz-trees fuzz-readers fuzz-tracker test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench bench-autograd doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench bench-autograd doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -85,6 +85,11 @@ lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
+JS := profiler/report/html
+lint-js: ## types and rules of the pages' scripts, by npm's TypeScript and Biome
+	@command -v npm >/dev/null || { echo "skipped: there is no npm, which fetches TypeScript and Biome"; exit 0; }; \
+	  cd $(JS) && npx --yes -p typescript@5.9 tsc -p jsconfig.json && npx --yes @biomejs/biome@2.3.8 check assets
+
 format: $(STAMP) ## rewrite the sources the way lint wants them
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -100,12 +105,6 @@ test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of th
 
 fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
 	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(ARGS)
-
-fuzz-readers: $(ENVIRONMENT) ## broken and hostile profile files on everything that reads them: ARGS='--seconds 600 --seed 0'
-	PYTHONPATH=.:test $(PY) -m fuzz.readers $(or $(ARGS),--seconds 600)
-
-fuzz-tracker: $(ENVIRONMENT) ## broken and hostile settings on a tracker that starts: ARGS='--seconds 600 --seed 0'
-	PYTHONPATH=.:test $(PY) -m fuzz.tracker $(or $(ARGS),--seconds 600)
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

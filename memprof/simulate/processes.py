@@ -115,14 +115,14 @@ class _Followed:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
+        from memprof.profiler.device.allocator_session import AllocatorSession
         from memprof.profiler.device.out_of_memory import REPORTS
-        from memprof.profiler.device.watch import Watch
 
-        self._watch = Watch()
+        self._watch = AllocatorSession()
         self._watch.install()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
-        REPORTS.start(says=False)
+        REPORTS.start()
         on_cuda_start(self._cuda_starts)
 
     def _cuda_starts(self) -> None:

@@ -32,7 +32,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report.html import write_report
+from memprof.profiler.report.html.payload import report_payload
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -248,12 +248,11 @@ def payload(page: Path) -> str:
     return gzip.decompress(base64.b64decode(packed)).decode()
 
 
-def test_a_page_begins_with_what_failed_then_with_what_grows(tmp_path: Path) -> None:
+def test_a_page_begins_with_what_failed_then_with_what_grows() -> None:
     profile = everything()  # of which one account is of a failure
     for accounts, first in ((profile.accounts, "accounts"), (profile.accounts[:1], "growth")):
         profile.accounts = accounts
-        write_report([profile], str(tmp_path / "page.html"), None, "")
-        sections = json.loads(payload(tmp_path / "page.html"))["profiles"][0]["sections"]
+        sections = report_payload(profile)["sections"]
         ids = [s["id"] for s in sections if s["id"] in ("accounts", "growth")]
         assert (len(ids), ids[0]) == (2, first)
         (device,) = (s for s in sections if s["id"] == "accounts")

@@ -38,6 +38,7 @@ from memprof.profiler.report.html.payload import (
     ranks_payload,
     report_payload,
 )
+from memprof.profiler.report.html.payload_live import HOLDS
 from memprof.profiler.timeline import Timeline
 from memprof.profiler.trees import RecordedNode, recorded_nodes
 
@@ -68,24 +69,27 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
+def value(columns: dict[str, Any], name: str, i: int) -> Any:
+    return columns[name]["of"][columns[name]["at"][i]]
+
+
 def _row(payload: dict[str, Any], items: dict[str, Any], item: int, n: int) -> Row:
-    site = items["site"][item]
-    category = known(payload, site, "category")
+    site = value(items, "site", item)
+    category = value(payload["sites"], "category", site)
     places = places_of(payload, site)
-    return category, *places, items["nbytes"][item] * n, items["owner"][item], items["hold"][item]
+    nbytes = value(items, "nbytes", item) * n
+    return category, *places, nbytes, value(items, "owner", item), value(items, "hold", item)
 
 
-def known(payload: dict[str, Any], site: int, what: str) -> Any:
-    sites = payload["sites"]
-    return sites["values"][sites["known"][what][site]]
-
-
-def places_of(payload: dict[str, Any], site: int) -> list[tuple[Any, Any]]:
-    sites, out = payload["sites"], []
+def places_of(payload: dict[str, Any], site: int) -> list[Any]:
+    out = []
     for view in payload["views"]:
-        places, place = sites["places"][view], sites["place"][view][site]
-        key, graph = places["key"][place], places["graph"][place]
-        out.append((key, graph) if places["known"][place] else ("unattributed", key))
+        places = payload["places"][view]
+        place = value(payload["sites"], f"in_{view}", site)
+        key, below = value(places, "key", place), value(places, "below", place)
+        # Of two nodes of one name, the label of the graph says which.
+        label = below[0] if view == View.NODE.value and below else None
+        out.append((key, label) if value(places, "known", place) else ("unattributed", key))
     return out
 
 
@@ -94,10 +98,16 @@ def expected(attribution: Attribution, x: LiveItem) -> Row:
     places: list[tuple[Any, Any]] = []
     for view in View:
         named = attribution.named(site, view)
-        places.append(
-            ("unattributed", site.why.get(view, "unknown")) if named is None else named[:2]
-        )
-    return site.category.value, *places, x.nbytes, x.owner, x.hold.value
+        if named is None:
+            places.append(("unattributed", site.why.get(view, "unknown")))
+        else:
+            places.append((named[0], label(attribution, view, named[1])))
+    return site.category.value, *places, x.nbytes, x.owner, HOLDS[x.hold]
+
+
+def label(attribution: Attribution, view: View, graph: int | None) -> str | None:
+    """What tells two FX nodes of one name apart."""
+    return attribution.label(graph) if view is View.NODE and graph is not None else None
 
 
 def merged(rows: list[Row]) -> Counter[Row]:
@@ -151,6 +161,7 @@ def test_sums_of_all_views_are_the_peak_of_the_report() -> None:
     call, instant, nbytes = device["peak"]
     rows = rebuild(payload, device, call, instant)
     assert sum(r[6] for r in rows) == nbytes == summary.peak.nbytes == 26 * MIB
+    attribution = Attribution(profile)
     for i, view in enumerate(View):
         sums: Counter[tuple[Any, Any]] = Counter()
         for row in rows:
@@ -159,7 +170,10 @@ def test_sums_of_all_views_are_the_peak_of_the_report() -> None:
         assert (
             +Counter(
                 {
-                    **{(p.key, p.graph): p.nbytes for p in breakdown.parts},
+                    **{
+                        (p.key, label(attribution, view, p.graph)): p.nbytes
+                        for p in breakdown.parts
+                    },
                     **{("unattributed", p.key): p.nbytes for p in breakdown.remainder},
                 }
             )
@@ -232,8 +246,9 @@ def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
     profile = decode_profile(encode_profile(profile))
     payload = json.loads(json.dumps(report_payload(profile)))
     # THEN the page says so, in each view but that of categories
-    (site,) = payload["placements"][0]["blocks"]["site"]
-    assert known(payload, site, "category") == "output"
+    (block_on_page,) = payload["placements"][0]["blocks"]
+    site = block_on_page["site"]
+    assert value(payload["sites"], "category", site) == "output"
     why = ("unattributed", "made by a graph that is not in this profile")
     by_category, *others = places_of(payload, site)
     assert by_category != why

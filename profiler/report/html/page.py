@@ -10,9 +10,10 @@ from a profile (source lines, paths, reasons) is data from elsewhere, and stays 
 * it is in the file as base64 of gzip of JSON, an alphabet in which no tag can be written;
 * the title, the only text of a profile in the markup, is escaped;
 * scripts put it into the document as text nodes and attributes, never as markup
-  (``assets/page.js``), and if one ever did, the policy keeps it from running.
+  (``elements.py``, ``assets/page.js``), and if one ever did, the policy keeps it from running.
 
-Styles may be inline, because charts and tables set widths and positions.
+Styles may be inline, because charts and tables set widths and positions. ``assets/vendor/`` has
+uPlot as published, which draws on canvases and loads nothing.
 """
 
 from __future__ import annotations
@@ -34,19 +35,42 @@ from ...diff_model import ProfileDiff
 from ...model import Profile
 from ...writing import write_whole
 from ..sections.diff import of_diff
+from .elements import report_elements, titled
 from .payload import ranks_payload
 
-_REPORT = ["plot", "model", "timeline", "liveset", "addresses", "gantt", "report"]
+_SCRIPTS = ["page.js", "table.js"]
+_STYLES = ["base.css", "report.css"]
+_REPORT = [
+    "vendor/uPlot.iife.min.js",
+    "model.js",
+    "chart.js",
+    "timeline.js",
+    "liveset.js",
+    "addresses.js",
+    "gantt.js",
+    "report.js",
+]
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    title: str  # in the tab and the first heading
-    payload: Any  # JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them
-    # names in ``assets/``, after those that every page has, in order of need: they are the parts of
-    # one function. The last one calls ``start``.
+class HtmlPage:
+    """A page before it is written.
+
+    Attributes:
+        title: In the tab and the first heading.
+        payload: JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them.
+        scripts: Names in ``assets/``, after those that every page has, in order of need: they are
+            the parts of one function. The last one calls ``start``.
+        styles: Names in ``assets/``, before those that every page has.
+        markup: Names in ``assets/`` of templates that the scripts fill.
+    """
+
+    title: str
+    payload: Any
     scripts: Sequence[str]
+    styles: Sequence[str] = ()
+    markup: Sequence[str] = ()
 
 
 def report_page(
@@ -54,7 +78,7 @@ def report_page(
     device: str | None = None,
     source: str = "",
     calls: range | None = None,
-) -> Page:
+) -> HtmlPage:
     """The report of a valid profile, or of one of each rank of a job, as a page.
 
     Args:
@@ -67,7 +91,13 @@ def report_page(
     """
     profiles = [profile] if isinstance(profile, Profile) else profile
     title = f"Memory of {os.path.basename(source) or 'compiled code'}"
-    return Page(title, ranks_payload(profiles, device, calls), _REPORT)
+    return HtmlPage(
+        title=title,
+        payload=report_elements(ranks_payload(profiles, device, calls)),
+        scripts=_REPORT,
+        styles=["vendor/uPlot.min.css"],
+        markup=["report.html"],
+    )
 
 
 def write_report(
@@ -88,19 +118,20 @@ def write_diff(
     files ``before`` and ``after`` are in its title."""
     names = " → ".join(os.path.basename(p) for p in (before, after) if p)
     title = f"What grew: {names}" if names else "What grew"
-    sections = [s.plain() for s in of_diff(diff)]
-    return write_page(Page(title, {"sections": sections}, ("diff",)), path)
+    sections = [titled(s.plain()) for s in of_diff(diff)]
+    return write_page(HtmlPage(title, sections, ["diff.js"]), path)
 
 
-def build_page(page: Page) -> str:
+def build_page(page: HtmlPage) -> str:
     """The page as one HTML document. The same page gives the same text.
 
     Raises:
         ValueError: an asset would end its own element, or the payload has no JSON form.
         FileNotFoundError: there is no such asset.
     """
-    parts = "\n".join(_asset(f"{name}.js") for name in ("page", "table", *page.scripts))
-    styles = "\n".join(_asset(f"{name}.css") for name in ("base", "report"))
+    parts = "\n".join(_asset(name) for name in [*_SCRIPTS, *page.scripts])
+    styles = "\n".join(_asset(name) for name in [*page.styles, *_STYLES])
+    templates = "".join(_asset(name) for name in page.markup)
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = (
         f"default-src 'none'; script-src 'sha256-{_base64(sha256(script.encode()).digest())}'; "
@@ -124,7 +155,9 @@ def build_page(page: Page) -> str:
 <a class="skip visually-hidden" href="#main">Skip to the content</a>
 <header class="page-header">
 <h1>{title}</h1>
-<div class="page-tools"><button type="button" id="theme" class="quiet"></button></div>
+<select id="theme" aria-label="Theme">
+<option value="auto">Theme: auto</option><option value="light">Theme: light</option>\
+<option value="dark">Theme: dark</option></select>
 </header>
 <noscript><p class="notice">This page draws itself with JavaScript, which is off here. \
 It needs no network.</p></noscript>
@@ -132,14 +165,14 @@ It needs no network.</p></noscript>
 <main id="main" tabindex="-1"></main>
 <div id="tooltip" class="tooltip" aria-hidden="true" hidden></div>
 <div id="announcer" class="visually-hidden" aria-live="polite"></div>
-<script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
+{templates}<script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
 <script>{script}</script>
 </body>
 </html>
 """
 
 
-def write_page(page: Page, path: str | os.PathLike[str]) -> int:
+def write_page(page: HtmlPage, path: str | os.PathLike[str]) -> int:
     """Write a page, whole or not at all, and return its bytes.
 
     Raises:

@@ -7,7 +7,7 @@ sets of any instant are not in the payload, there are millions; what they are ma
 (``payload_live.py``): for every distinct *step* of the timeline what is live when such a call
 begins and between it and the next, for every program its events, which the page replays. A site has
 its place in each view, so the page adds up and never attributes; the columns of the tables that it
-fills are in ``templates``. Times are nanoseconds. Lines of generated code are numbers of ``texts``.
+fills are in ``templates``. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ...attribution import Attribution, View
 from ...devices import timelines
-from ...model import MemorySnapshot, Profile
+from ...model import GraphRecord, MemorySnapshot, Profile
 from ...ranks import compare_ranks, ranks_of
 from ..format import format_bytes
 from ..section import Note, Section
@@ -81,13 +81,15 @@ def report_payload(
         "peaks": summary.device_peaks,
         "views": [v.value for v in View],
         "devices": devices,
-        "graphs": _graphs(profile, texts),
+        "graphs": {g.id: _graph(g, texts) for g in profile.graphs},
         "texts": list(texts),
         "placements": [
             placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
         ],
         "no_addresses": ledger.why_no_addresses(profile),
-        "sites": sites.payload(),  # last: everything above adds to them
+        # Last: everything above adds to them.
+        "sites": sites.payload(),
+        "places": sites.places(),
     }
 
 
@@ -142,15 +144,12 @@ def _first_time(profile: Profile) -> int:
     return min([*times, *profile.calls.start_ns], default=0)
 
 
-def _graphs(profile: Profile, texts: Each[str]) -> list[dict[str, Any]]:
-    """Labels, and the text of the lines of generated code at which programs do something."""
-    out = []
-    for g in profile.graphs:
-        used = {e.line for p in g.programs for e in p.events}
-        used |= {b.line for p in g.placements for b in p.blocks}
-        lines = {str(s.line): texts[s.text[:200]] for s in g.statements if s.line in used}
-        out.append({"id": g.id, "label": g.label, "statements": lines})
-    return out
+def _graph(graph: GraphRecord, texts: Each[str]) -> dict[str, Any]:
+    """Label, and the number in ``texts`` of each line of generated code at which a program does
+    something."""
+    used = {e.line for p in graph.programs for e in p.events}
+    lines = {s.line: texts[s.text[:200]] for s in graph.statements if s.line in used}
+    return {"id": graph.id, "label": graph.label, "lines": lines}
 
 
 def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...model import LaneKind, LedgerKind, Profile, TrackerRecord
 from ...trees import CallMode, call_modes
+from ..format import format_bytes
 from .payload_live import distinct
 
 CALLS = (
@@ -29,6 +30,7 @@ CALLS = (
 KINDS = ("operation", "failed operation", *CALLS, "compilation")
 """What bars can be, in the order of the legend."""
 
+NOT_MEASURED = -1
 _OPERATION_COLORS = 7
 
 
@@ -186,24 +188,38 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
             yield Bar(end - graph.compile_ns, end, graph.label, "compilation", graph.id)
 
 
-def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str | int, ...]]:
-    """Returns what the page says of an operation beside its name and its times: a label, and a
-    text, or bytes, or bytes before and after."""
+def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str, str]]:
+    """Returns what the page shows of an operation beside name and times: labels and texts."""
     if not bar.kind.endswith("operation"):
         return []
     rows, i = tracker.operation_allocations, bar.number
-    said: list[tuple[str | int, ...]] = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
+    facts = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
     if rows.end_ns[i] < 0:
-        said.insert(0, ("Ends", "after the record"))
-    said.append(("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i]))
+        facts.insert(0, ("Ends", "after the record"))
+    facts += _change("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i])
     for device, m in rows.memory.items():
-        what = "Resident" if device == "cpu" else f"Allocated on {device}"
-        said.append((what, m.before[i], m.after[i]))
-        said.append((f"Peak inside{'' if m.exact[i] else ', at least'}", m.peak[i]))
+        facts += _change(
+            "Resident" if device == "cpu" else f"Allocated on {device}",
+            m.before[i],
+            m.after[i],
+        )
+        if m.peak[i] != NOT_MEASURED:
+            label = "Peak inside" if m.exact[i] else "Peak inside, at least"
+            facts.append((label, format_bytes(m.peak[i])))
     if tracker.operation_summary[rows.summary[i]].parent >= 0:
-        said.append(("Path", tracker.path(rows.summary[i])))
-    # What nobody measured is -1.
-    return [fact for fact in said if -1 not in fact]
+        facts.append(("Path", tracker.path(rows.summary[i])))
+    return facts
+
+
+def _change(label: str, before: int, after: int) -> list[tuple[str, str]]:
+    """Returns bytes before and after, and their difference; nothing where one is not measured."""
+    if NOT_MEASURED in (before, after):
+        return []
+    sign = "\N{MINUS SIGN}" if after < before else "+"
+    return [
+        (label, f"{format_bytes(before)} → {format_bytes(after)}"),
+        ("Change", f"{sign}{format_bytes(abs(after - before))}"),
+    ]
 
 
 def nest(bars: list[Bar]) -> None:

@@ -14,7 +14,8 @@ Between the call and the next, ``lists[s.between]`` is live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from ..sections.about import module_name
 _NONE, _ENTRY = -1, -2
 """No item, and the first of those that are live when a program begins; the others are below it."""
 _KNOWN: dict[str, Callable[[Site], Any]] = {
-    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside", "graph")},
+    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside")},
     "category": lambda site: site.category.value,
     "module": lambda site: module_name(site.module),
     "location": lambda site: place(site.frame) or None,
@@ -37,6 +38,13 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     "code": lambda site: site.frame and site.frame.code.strip(),
 }
 """What the page has of a site beside its place in each view."""
+HOLDS = {
+    Hold.CALL: "it belongs to this call: an input of it, or made by it",
+    Hold.PERSISTENT: "it stays from call to call: a parameter, a buffer or optimizer state",
+    Hold.SAVED: "a forward saved it and its backward has not run yet",
+    Hold.HANDED_ON: "another compiled graph takes it as an input later",
+}
+"""Why an item is live, as the page puts it."""
 _T = TypeVar("_T")
 
 
@@ -49,14 +57,21 @@ class Each(dict[_T, int]):
 
 
 def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
-    """A column that says few things again and again: each once (``of``), and their numbers."""
+    """A column that has few values again and again: each once (``of``), and their numbers."""
     each: Each[_T] = Each()
     at = [each[value] for value in values]
     return {"of": list(each), "at": at}
 
 
+def columns(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    """Rows as columns, each with its values (``of``) and their numbers (``at``): a tenth of the
+    bytes of rows."""
+    table = list(rows)
+    return {name: distinct(row[i] for row in table) for i, name in enumerate(names)}
+
+
 class Sites:
-    """Describes where storages come from, each place once. In each view a site has a place, by its
+    """Describes where storages come from, each site once. In each view a site has a place, by its
     number: a part of the view by its name, or, if it is not ``known``, a reason why it is in the
     remainder.
     """
@@ -64,45 +79,62 @@ class Sites:
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
         self._numbers: dict[int, int] = {}
-        self._rows: Each[tuple[int, ...]] = Each()
-        self._values: Each[Any] = Each()
-        self._places: dict[View, dict[tuple[str, int | None, bool], tuple[int, str]]]
-        self._places = {view: {} for view in View}
+        self._rows: Each[tuple[Any, ...]] = Each()
+        self._places: dict[View, Each[tuple[str, int | None, bool]]] = {v: Each() for v in View}
+        self._notes: dict[tuple[View, int], str] = {}
 
     def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
         if id(site) not in self._numbers:
-            places = (self._place(site, view) for view in View)
-            values = (self._values[of(site)] for of in _KNOWN.values())
-            self._numbers[id(site)] = self._rows[(*places, *values)]
+            places = [self._place(site, view) for view in View]
+            values = [of(site) for of in _KNOWN.values()]
+            names = self._modules(site), self._label(site)
+            self._numbers[id(site)] = self._rows[(*places, *names, *values)]
         return self._numbers[id(site)]
+
+    def _modules(self, site: Site) -> tuple[str, ...]:
+        """The modules that a site is in, from the root; or why it is in none."""
+        named = self.attribution.named(site, View.MODULE)
+        if named is None:
+            return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
+        return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
+
+    def _label(self, site: Site) -> str:
+        """The graph that a site is in, "" if none of the profile made it."""
+        named = self.attribution.named(site, View.GRAPH)
+        return "" if named is None or named[1] is None else named[0]
 
     def _place(self, site: Site, view: View) -> int:
         named = self.attribution.named(site, view)
         key, graph, note = named or (site.why.get(view, "unknown"), None, "")
-        places = self._places[view]
-        return places.setdefault((key, graph, named is not None), (len(places), note))[0]
+        number = self._places[view][key, graph, named is not None]
+        self._notes.setdefault((view, number), note)
+        return number
 
     def payload(self) -> dict[str, Any]:
-        """In columns, which compress much better than rows: of each site its place in each view and
-        the numbers of values that are known of it; of each place what it is."""
-        columns = list(zip(*self._rows, strict=True)) or [()] * (len(View) + len(_KNOWN))
+        """Columns of sites; ``in_`` and the name of a view is its place in that."""
+        places = [f"in_{view.value}" for view in View]
+        return columns([*places, "modules", "label", *_KNOWN], self._rows)
+
+    def places(self) -> dict[str, Any]:
+        """Columns of the places of each view; ``below`` is what the page shows below a name."""
         return {
-            "values": list(self._values),
-            "place": dict(zip((v.value for v in View), columns, strict=False)),
-            "known": dict(zip(_KNOWN, columns[len(View) :], strict=True)),
-            "places": {
-                view.value: {
-                    "key": [key for key, _, _ in found],
-                    "graph": [graph for _, graph, _ in found],
-                    "known": [known for _, _, known in found],
-                    "note": [note for _, note in found.values()],
-                    "parts": [module_parts(k) if view is View.MODULE else () for k, _, _ in found],
-                }
-                for view, found in self._places.items()
-            },
+            view.value: columns(
+                ["key", "known", "below"],
+                [
+                    (key, known, self._below(view, number, graph))
+                    for (key, graph, known), number in found.items()
+                ],
+            )
+            for view, found in self._places.items()
         }
+
+    def _below(self, view: View, number: int, graph: int | None) -> tuple[str, ...]:
+        note = self._notes[view, number]
+        if view is View.NODE and graph is not None:
+            return self.attribution.label(graph), note
+        return (note,) if view is View.LINE else ()
 
 
 class Items:
@@ -110,12 +142,12 @@ class Items:
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
-        self._rows: Each[tuple[int, int, str | None, str]] = Each()
+        self.rows: Each[tuple[int, int, str | None, str]] = Each()
         self.lists: Each[tuple[int, ...]] = Each()
 
     def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         site = self._sites.of(graph, storage, owner, line)
-        return self._rows[site, storage.nbytes, owner, hold.value]
+        return self.rows[site, storage.nbytes, owner, HOLDS[hold]]
 
     def of(self, x: LiveItem) -> int:
         """The number of an item; its count is not part of it."""
@@ -124,10 +156,6 @@ class Items:
     def pairs(self, items: Iterable[LiveItem]) -> int:
         """The number of a list of (item, count)."""
         return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
-
-    def columns(self) -> dict[str, Any]:
-        columns = list(zip(*self._rows, strict=True)) or [()] * 4
-        return dict(zip(("site", "nbytes", "owner", "hold"), columns, strict=True))
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
@@ -157,7 +185,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
         "units": [_unit(u, timeline.device, items) for u in timeline.units],
         "steps": steps,
         "lists": list(items.lists),
-        "items": items.columns(),
+        "items": columns(["site", "nbytes", "owner", "hold"], items.rows),
         "calls": {
             "graph": calls.graph,
             "step": of_calls,
@@ -178,13 +206,15 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
     after: list[int] = []
     for e in unit.program.events:
         s = storages[e.storage]
-        before.append(now.pop(e.storage, _NONE))
-        after.append(_NONE)
+        old = now.pop(e.storage, _NONE)
+        new = _NONE
         if e.kind is not EventKind.FREE and there[e.storage]:
             # An input that changes its name before the first line still is what it was.
             same = s.at_entry and not e.line
-            new = before[-1] if same else items.item(unit.graph.id, s, e.owner, e.line, Hold.CALL)
-            after[-1] = now[e.storage] = new
+            new = old if same else items.item(unit.graph.id, s, e.owner, e.line, Hold.CALL)
+            now[e.storage] = new
+        before.append(old)
+        after.append(new)
     return {
         "graph": unit.graph.id,
         "key": list(unit.program.key),
@@ -197,7 +227,6 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
 def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
     """Returns where a graph's replays have their memory: each segment with its bytes and the
     highest that is ever used, each block with its site."""
-    names = ("address", "nbytes", "begin", "end", "node", "owner")
     ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
     sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
     return {
@@ -208,12 +237,60 @@ def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) ->
             (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
             for start, n in placement.segments
         ],
-        "lines": placement.lines,
-        "blocks": {
-            **{name: [getattr(b, name) for b in placement.blocks] for name in names},
-            "site": [_site(b, placement, sites) for b in placement.blocks],
-        },
+        "last": len(placement.lines),
+        "hold": HOLDS[Hold.CALL],
+        "instants": next(
+            (
+                _instants([e.line for e in program.events], placement.lines)
+                for program in graph.programs
+                if program.key == placement.key
+            ),
+            [],
+        ),
+        "blocks": [
+            {
+                "name": _block_name(b),
+                "address": b.address,
+                "nbytes": b.nbytes,
+                "begin": b.begin,
+                "end": b.end,
+                "site": _site(b, placement, sites),
+            }
+            for b in placement.blocks
+        ],
     }
+
+
+def _instants(program: Sequence[int], recording: Sequence[int]) -> list[int]:
+    """Returns the instant of a recording that goes with each instant of the program.
+
+    A recording has events of its own, which are matched by their lines of generated code: an
+    instant comes after every event of an earlier line, and after as many of its own line as the
+    program has had in a row. Events without a line come before the code (buffers of inputs) and
+    after it (workspaces).
+    """
+    code = max((i + 1 for i, line in enumerate(recording) if line), default=0)
+    entry = next((i for i, line in enumerate(recording) if line), 0)
+    of_line: defaultdict[int, list[int]] = defaultdict(list)
+    for i, line in enumerate(recording[:code]):
+        of_line[line].append(i + 1)
+    earlier: dict[int, int] = {}
+    latest = entry
+    for line in sorted({*program, *of_line}):
+        earlier[line] = latest
+        latest = max([latest, *of_line[line]])
+    instants = [entry]
+    before, in_a_row = 0, 0
+    for line in program:
+        in_a_row = in_a_row + 1 if line == before else 1
+        before = line
+        instants.append(max([earlier[line], *of_line[line][:in_a_row]]))
+    return instants
+
+
+def _block_name(b: PlacedBlock) -> str:
+    name = b.owner or "scratch memory of a kernel"
+    return name if b.node is None else f"{name}, output of recording #{b.node}"
 
 
 def _site(b: PlacedBlock, placement: Placement, sites: Sites) -> int:

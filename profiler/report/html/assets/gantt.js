@@ -1,361 +1,217 @@
 // Operations, compiled calls and compilations over time: lanes of rows of bars, their window, the
 // chosen bar. A bar is its number in the columns of payload_gantt.py, which go row by row.
 
+// As elements.py places lanes and rows.
 const ROW = 18;
 const BAR = 16;
 const HEAD = 20;
-const AXIS = 22;
+const TOP = 26;
 const MOST_HEIGHT = 420;
-/** The window of which instants are told apart: they need more digits than durations. */
-const DIGITS = 2e4;
 
-/** Where lanes and rows are, in pixels from the top; a row has the bars from `first` to `end`. */
-function placed(lanes) {
-  const heads = [];
-  const rows = [];
-  let [top, first] = [0, 0];
-  for (const { name, rows: counts } of lanes) {
-    heads.push({ name, top, bars: counts.reduce((a, b) => a + b, 0) });
-    top += HEAD;
-    for (const n of counts) {
-      rows.push({ top, first, end: first + n });
-      top += ROW;
-      first += n;
-    }
-    top += 4;
-  }
-  return { heads, rows, height: top + 4 };
-}
-
+/** @type {Draw} */
 function gantt(state, root) {
-  const { bars, lanes, modes, pauses, calls, all_calls: allCalls, ...all } = state.payload.gantt;
-  const { start, duration, call, color: colors, legend } = bars;
-  const { heads, rows, height: total } = placed(lanes);
-  const view = new View(Math.max(1, all.end), () => redraw());
-  const whole = overview(view);
-  const axis = canvas("gantt-axis", "Time");
-  const picture = canvas("gantt-lanes-canvas", "Operations and calls");
-  const cursor = el("div.cursor", { hidden: true });
-  const spacer = el("div", { style: { height: "0px" } });
-  const scroll = el("div.gantt-scroll", {}, picture, spacer);
-  const plot = el(
-    "div.gantt-plot",
-    {
-      id: "gantt",
-      tabindex: "0",
-      role: "application",
-      "aria-label": "Operations and calls over time",
-      "aria-describedby": "gantt-keys",
-      on: { keydown },
+  const { bars, heads, rows, legend, modes, pauses, calls, all_calls: allCalls, end } = state.profile.gantt;
+  const { start, duration, call, name: names, kind: kinds, color: colors } = bars;
+  const total = state.profile.gantt.height + 8;
+  const height = Math.min(total, MOST_HEIGHT);
+  addTemplate(root, "gantt", {
+    earlier: () => chart.pan(-0.5),
+    later: () => chart.pan(0.5),
+    out: () => chart.zoom(1 / 2),
+    in: () => chart.zoom(2),
+    whole: () => chart.whole(),
+    calls: () => allCalls && chart.set(...allCalls),
+    show: () => selected !== null && reveal(selected),
+    live: () => {
+      const k = call[selected ?? -1] ?? 0;
+      state.select(k, state.model.levels(k).highest);
+      byId("live-set").scrollIntoView();
     },
-    axis,
-    scroll,
-    cursor,
-  );
-  const more = el("div.detail.gantt-detail", { hidden: true });
-  let hovered = null;
+  });
+  const box = byId("gantt");
+  const scroll = byId("gantt-scroll");
+  byId("gantt-space").style.height = `${total - height}px`;
+  /** @type {number | null} */
   let selected = null;
-  /** Of each name whether it is looked for, null where none is; bars in order of start. */
-  let wanted = null;
-  let order = null;
+  let wanted = "";
 
-  const nameOf = (i) => cellAt(bars.name, i);
-  const kindOf = (i) => cellAt(bars.kind, i);
-  const endOf = (i) => start[i] + duration[i];
-  const rowOf = (i) => rows.findLast((row) => row.first <= i);
-  const isFound = (i) => !wanted || wanted[bars.name.at[i]];
-  const reveal = (i) => view.reveal(start[i], endOf(i));
-  const inOrder = () => (order ??= [...start.keys()].sort((a, b) => start[a] - start[b]));
+  const nameOf = (/** @type {number} */ i) => names.of[names.at[i]];
+  const kindOf = (/** @type {number} */ i) => kinds.of[kinds.at[i]];
+  const endOf = (/** @type {number} */ i) => start[i] + duration[i];
+  const firsts = rows.map((row) => row.first);
+  const rowOf = (/** @type {number} */ i) => rows[above(firsts, i) - 1];
+  const isFound = (/** @type {number} */ i) => !wanted || nameOf(i).toLowerCase().includes(wanted);
+  const inOrder = [...start.keys()].sort((a, b) => start[a] - start[b]);
 
-  // ---- the picture
-
-  const redraw = drawn(plot, () => {
-    view.width = plot.clientWidth;
-    whole.draw();
-    const box = { left: 0, top: -4, width: view.width, height: AXIS / 2 - 6 };
-    timeAxis(begin(axis, view.width, AXIS), box, view, tick);
-    // The sticky canvas takes its own place in the flow; the spacer is what is left below it.
-    const height = Math.min(total, MOST_HEIGHT);
-    scroll.style.height = `${height}px`;
-    draw(height);
-    spacer.style.height = `${Math.max(0, total - height)}px`;
-    plot.ariaLabel = `Operations and calls from ${ns(view.from)} to ${ns(view.to)}`;
+  const chart = chartIn(scroll, {
+    label: "Operations and calls",
+    height: height + TOP,
+    end: Math.max(1, end),
+    least: 100,
+    data: (from, to) => [[from, to]],
+    series: [],
+    axes: [{ ...TIME_AXIS, side: 0 }, { show: false }],
+    padding: [0, 20, 0, 8],
+    draw,
+    hover: (x, event) => {
+      const i = barAt(x, event.offsetY);
+      return i === null ? "" : tip(nameOf(i), known(i));
+    },
+    click(x, event) {
+      box.focus({ preventScroll: true });
+      choose(barAt(x, event.offsetY));
+    },
   });
 
-  function draw(height) {
-    const c = begin(picture, view.width, height);
+  function draw(/** @type {uPlot} */ { ctx: c, bbox, width }) {
+    c.save();
+    c.beginPath();
+    c.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    c.clip();
+    c.translate(bbox.left, bbox.top);
+    c.scale(devicePixelRatio, devicePixelRatio);
+    Object.assign(c, { textBaseline: "middle", textAlign: "left" });
+    // Where the tracker was off, nothing was recorded: grey.
     c.fillStyle = color("--line");
-    for (const t of view.ticks(110)) c.fillRect(Math.round(view.x(t)), 0, 1, height);
-    // Where the tracker was off, nothing was recorded: striped.
-    c.fillStyle = color("--line-strong");
-    c.globalAlpha = 0.4;
-    for (const [from, to] of pauses) {
-      const a = Math.max(0, view.x(from));
-      const b = Math.min(view.width, view.x(to));
-      for (let y = 0; b > a && y < height; y += 6) c.fillRect(a, y, b - a, 1);
-    }
-    c.globalAlpha = 1;
+    for (const [from, to] of pauses) c.fillRect(chart.x(from), 0, chart.x(to) - chart.x(from), height);
     c.translate(0, -scroll.scrollTop);
+    const isSeen = (/** @type {{ top: number }} */ { top }) =>
+      top < scroll.scrollTop + height && top + HEAD > scroll.scrollTop;
     const fills = colors.of.map(color);
-    const inks = fills.map(textOn);
-    const isSeen = ({ top }) => top < scroll.scrollTop + height && top + HEAD > scroll.scrollTop;
+    const inks = colors.of.map(inkOn);
     for (const row of rows.filter(isSeen)) drawRow(c, row, fills, inks);
-    for (const head of heads.filter(isSeen)) drawHead(c, head);
-    outline(c, hovered, color("--text"), 1);
-    outline(c, selected, color("--accent"), 2);
-  }
-
-  function drawHead(c, { name, top, bars: n }) {
-    c.fillStyle = color("--line-strong");
-    if (top) c.fillRect(0, top, view.width, 1);
-    const plain = c.font;
-    c.font = `600 ${plain}`;
+    c.font = "600 11px system-ui";
     c.fillStyle = color("--text");
-    c.fillText(name, 6, top + HEAD / 2 + 1);
-    const { width } = c.measureText(name);
-    c.font = plain;
-    c.fillStyle = color("--text-2");
-    c.fillText(count(n), 12 + width, top + HEAD / 2 + 1);
+    for (const { text, top } of heads.filter(isSeen)) c.fillText(text, 6, top + HEAD / 2);
+    if (selected !== null) {
+      c.strokeStyle = color("--accent");
+      c.lineWidth = 2;
+      const left = Math.max(-4, chart.x(start[selected]));
+      const right = Math.min(width, chart.x(endOf(selected)));
+      c.strokeRect(left, rowOf(selected).top + 1, Math.max(3, right - left), BAR);
+    }
+    c.restore();
   }
 
-  /** At most one bar a pixel: the first, but before others one that is looked for, or failed. */
-  function drawRow(c, { top, first, end }, fills, inks) {
-    const matters = (i) => (wanted ? isFound(i) : kindOf(i) === "failed operation");
-    let next = Math.max(first, above(start, view.from, first, end) - 1);
-    while (next < end && start[next] <= view.to) {
-      let i = next;
-      const a = Math.round(Math.max(-2, view.x(start[i])));
-      const b = Math.max(a + 1, Math.round(Math.min(view.width + 2, view.x(endOf(i)))));
-      for (next += 1; b - a === 1 && next < end && view.x(start[next]) <= a + 0.5; next++) {
-        if (!matters(i) && matters(next)) i = next;
+  /** At most one bar a pixel: the first, but before others one that is looked for, or failed. @type {(c: CanvasRenderingContext2D, row: GanttPayload["rows"][0], fills: string[], inks: string[]) => void} */
+  function drawRow(c, { top, first, end: last }, fills, inks) {
+    const matters = (/** @type {number} */ i) => (wanted ? isFound(i) : kindOf(i) === "failed operation");
+    c.font = "11px system-ui";
+    let next = Math.max(first, above(start, chart.from, first, last) - 1);
+    while (next < last && start[next] <= chart.to) {
+      let i = next++;
+      const left = Math.round(Math.max(-2, chart.x(start[i])));
+      const right = Math.round(Math.max(left + 1, chart.x(Math.min(endOf(i), chart.to)) + 1));
+      for (; right - left === 1 && next < last && chart.x(start[next]) < right - 0.5; next++) {
+        if (matters(next) && !matters(i)) i = next;
       }
-      if (b < 0) continue;
       c.globalAlpha = isFound(i) ? 1 : 0.18;
       c.fillStyle = fills[colors.at[i]];
-      c.fillRect(a, top + 1, b - a > 4 ? b - a - 1 : b - a, BAR);
-      if (b - a <= 26) continue;
-      const left = Math.max(0, a);
+      c.fillRect(left, top + 1, Math.max(1, right - left - 1), BAR);
+      // Letters are some 6 pixels wide.
+      const letters = Math.floor((right - Math.max(0, left) - 8) / 6);
+      if (letters < 3) continue;
       c.fillStyle = inks[colors.at[i]];
-      write(c, nameOf(i), left + 4, top + 1 + BAR / 2, b - left - 8);
+      const name = nameOf(i);
+      const text = name.length > letters ? `${name.slice(0, letters - 1)}…` : name;
+      c.fillText(text, Math.max(0, left) + 4, top + 1 + BAR / 2);
     }
     c.globalAlpha = 1;
   }
 
-  function outline(c, i, style, thick) {
-    if (i === null) return;
-    const a = Math.max(-4, view.x(start[i]));
-    const b = Math.min(view.width + 4, view.x(endOf(i)));
-    if (b < -2 || a > view.width + 2) return;
-    c.strokeStyle = style;
-    c.lineWidth = thick;
-    c.strokeRect(a - 0.5, rowOf(i).top + 0.5, Math.max(3, b - a), BAR + 1);
-  }
-
-  /** The bar at a place of the canvas, or the nearest of its row within two pixels; else null. */
-  function barAt(x, y) {
-    const at = y + scroll.scrollTop;
-    const row = rows.find(({ top }) => top <= at && at < top + ROW);
+  /** The bar at a place, or the nearest of its row within two pixels; else null. */
+  function barAt(/** @type {number} */ time, /** @type {number} */ y) {
+    const row = rows.find(({ top }) => top <= y + scroll.scrollTop && y + scroll.scrollTop < top + ROW);
     if (!row) return null;
-    const time = view.time(x);
-    const away = (i) => Math.max(0, start[i] - time, time - endOf(i));
+    const away = (/** @type {number} */ i) =>
+      Math.max(0, chart.x(start[i]) - chart.x(time), chart.x(time) - chart.x(endOf(i)));
     const next = above(start, time, row.first, row.end);
-    const near = [next - 1, next].filter((i) => row.first <= i && i < row.end);
-    const [nearest] = near.sort((a, b) => away(a) - away(b));
-    return nearest !== undefined && away(nearest) * view.scale <= 2 ? nearest : null;
+    const near = [next - 1, next].filter((i) => row.first <= i && i < row.end && away(i) <= 2);
+    return near.sort((a, b) => away(a) - away(b))[0] ?? null;
   }
 
-  // ---- what is known of a bar
-
-  /** [label, value] rows. Of an operation Python has a text, or bytes, or bytes before and after. */
+  /** @type {(i: number) => Fact[]} */
   function known(i) {
-    const told = bars.facts[i].flatMap(([label, value, after]) => {
-      if (after === undefined) return [[label, typeof value === "string" ? value : bytes(value)]];
-      const change = `${after < value ? "−" : "+"}${bytes(Math.abs(after - value))}`;
-      return [
-        [label, `${bytes(value)} → ${bytes(after)}`],
-        ["Change", change],
-      ];
-    });
-    return [
+    const k = call[i];
+    /** @type {(model: Model) => Fact[]} */
+    const live = ({ device, levels }) => {
+      const { total, highest } = levels(k ?? 0);
+      const where = state.models.length > 1 ? ` on ${device.device}` : "";
+      const found = {
+        "Live at entry": total[0],
+        "Peak inside": total[highest],
+        "Left behind": total[total.length - 1],
+      };
+      if (!Math.max(...Object.values(found))) return [];
+      return Object.entries(found).map(([label, n]) => [label + where, bytes(n)]);
+    };
+    return /** @type {Fact[]} */ ([
       ["Kind", kindOf(i)],
-      ["Begins at", tick(start[i], DIGITS)],
+      ["Begins at", tick(start[i], 2e4)],
       ["Duration", ns(duration[i])],
-      ...(call[i] === null ? told : ofCall(call[i])),
-    ];
+      ...bars.facts[i],
+      ["Call", k !== null && `${grouped(k + 1)} of ${grouped(modes.length)}`],
+      ["Ran as", k !== null && modes[k]],
+      ...(k === null ? [] : state.models.flatMap(live)),
+    ]);
   }
 
-  function ofCall(k) {
-    const { models } = state;
-    const live = models.flatMap((model) => {
-      const { totals, highest, beside, left } = model.extent(k);
-      if (!(beside.total + totals[highest]) && !left.total) return [];
-      const where = models.length > 1 ? ` on ${model.name}` : "";
-      return [
-        [`Live at entry${where}`, bytes(beside.total + totals[0])],
-        [`Peak inside${where}`, bytes(beside.total + totals[highest])],
-        [`Left behind${where}`, bytes(left.total)],
-      ];
-    });
-    return [["Call", `${count(k + 1)} of ${count(modes.length)}`], ["Ran as", modes[k]], ...live];
-  }
-
-  // ---- the chosen bar
-
-  function choose(i, show) {
+  /** @type {(i: number | null) => void} */
+  function choose(i) {
     selected = i;
-    more.hidden = i === null;
-    if (i !== null) showMore(i);
-    if (i !== null && show) {
-      reveal(i);
-      const { top } = rowOf(i);
-      const lowest = top + ROW - scroll.clientHeight;
-      scroll.scrollTop = Math.max(lowest, Math.min(top, scroll.scrollTop));
-      announce(`${nameOf(i)}, ${ns(duration[i])}`);
+    byId("gantt-detail").hidden = i === null;
+    if (i !== null) {
+      fill(byId("gantt-name"), nameOf(i));
+      fill(byId("gantt-facts"), facts(known(i)));
+      byId("gantt-live").hidden = call[i] === null;
+      byId("announcer").textContent = `${nameOf(i)}, ${ns(duration[i])}`;
     }
-    redraw();
+    chart.redraw();
   }
 
-  /** The facts of a bar; of a call also the way to its live set. */
-  function showMore(i) {
-    const show = () => {
-      reveal(i);
-      plot.focus({ preventScroll: true });
-    };
-    const live = () => {
-      state.select(call[i], state.model.extent(call[i]).highest);
-      document.getElementById("live-set").scrollIntoView();
-    };
-    const quiet = (text, press) => button(text, press, null, "button.quiet");
-    const buttons = [quiet("Show", show), call[i] !== null && quiet("Its live set", live)];
-    fill(more, el("h3", {}, `${nameOf(i)} `, buttons), facts(known(i)));
+  /** Brings a bar into the window, and zooms to it if `room` is given, as a part of its length. */
+  function reveal(/** @type {number} */ i, room = 0) {
+    const { top } = rowOf(i);
+    scroll.scrollTop = Math.max(top + ROW + TOP - height, Math.min(top - HEAD, scroll.scrollTop));
+    const span = room ? duration[i] * (1 + 2 * room) : chart.to - chart.from;
+    const isSeen = start[i] >= chart.from && endOf(i) <= chart.to;
+    if (room || !isSeen) chart.set(start[i] + duration[i] / 2 - span / 2, start[i] + duration[i] / 2 + span / 2);
+    box.focus({ preventScroll: true });
   }
 
   /** Chooses the next bar in order of start, of those that are found; with -1 the one before. */
-  function step(by) {
-    const inTime = inOrder();
-    let at = inTime.indexOf(selected);
-    if (at < 0) at = inTime.findIndex((i) => start[i] >= view.from) - (by > 0);
-    for (at += by; at >= 0 && at < inTime.length; at += by) {
-      if (isFound(inTime[at])) return choose(inTime[at], true);
-    }
+  function step(/** @type {number} */ by) {
+    let at =
+      selected === null ? inOrder.findIndex((i) => start[i] >= chart.from) - Number(by > 0) : inOrder.indexOf(selected);
+    do at += by;
+    while (inOrder[at] !== undefined && !isFound(inOrder[at]));
+    if (inOrder[at] === undefined) return;
+    choose(inOrder[at]);
+    reveal(inOrder[at]);
   }
 
-  // ---- pointer, keys and buttons
-
-  function keydown(event) {
+  const find = /** @type {HTMLInputElement} */ (byId("gantt-find"));
+  find.addEventListener("input", () => {
+    wanted = find.value.trim().toLowerCase();
+    byId("gantt-found").textContent = wanted && `${grouped(inOrder.filter(isFound).length)} found`;
+    chart.redraw();
+  });
+  find.addEventListener("keydown", (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1));
+  box.addEventListener("keydown", (event) =>
     onKey(event, {
-      ArrowLeft: () => view.pan(-view.width / 10),
-      ArrowRight: () => view.pan(view.width / 10),
-      PageUp: () => view.pan(-view.width * 0.9),
-      PageDown: () => view.pan(view.width * 0.9),
-      Home: () => view.set(0, view.to - view.from),
-      End: () => view.set(view.end - (view.to - view.from), view.end),
-      "+": () => view.zoom(1.5),
-      "=": () => view.zoom(1.5),
-      "-": () => view.zoom(1 / 1.5),
-      0: () => view.whole(),
+      ArrowLeft: () => chart.pan(-0.1),
+      ArrowRight: () => chart.pan(0.1),
+      "+": () => chart.zoom(1.5),
+      "-": () => chart.zoom(1 / 1.5),
+      0: () => chart.whole(),
       n: () => step(1),
       p: () => step(-1),
-      Enter: () => {
-        if (selected === null) return;
-        const room = Math.max(duration[selected] * 0.1, 50);
-        view.set(start[selected] - room, endOf(selected) + room);
-      },
+      Enter: () => selected !== null && reveal(selected, 0.1),
       Escape: () => choose(null),
-    });
-  }
-
-  function hover(i) {
-    if (i === hovered) return;
-    hovered = i;
-    redraw();
-  }
-
-  scroll.addEventListener("scroll", redraw, { passive: true });
-  interact(scroll, view, {
-    leave() {
-      cursor.hidden = true;
-      hideTooltip();
-      hover(null);
-    },
-    scroll: (pixels) => (scroll.scrollTop += pixels),
-    hover(x, y, event) {
-      cursor.hidden = false;
-      cursor.style.left = `${x}px`;
-      const i = barAt(x, y);
-      hover(i);
-      if (i === null) hideTooltip();
-      else showTooltip(event, nameOf(i), known(i));
-    },
-    click(x, y) {
-      plot.focus({ preventScroll: true });
-      choose(barAt(x, y));
-    },
-  });
-
-  const buttons = [
-    ["◀", "Earlier", () => view.pan(-view.width / 2)],
-    ["▶", "Later", () => view.pan(view.width / 2)],
-    ["−", "Zoom out", () => view.zoom(1 / 2)],
-    ["+", "Zoom in", () => view.zoom(2)],
-    ["Whole run", "Show everything", () => view.whole()],
-  ];
-  const [from, to] = allCalls ?? [0, Infinity];
-  if (to - from <= 0.9 * view.end) {
-    const room = (to - from) * 0.02;
-    const only = () => view.set(from - room, to + room);
-    buttons.push(["Calls", "From the first compiled call to the last", only]);
-  }
-  const found = el("span.dim.num", { "aria-live": "polite" });
-  const find = el("input", {
-    type: "search",
-    placeholder: "Find by name",
-    "aria-label": "Find bars by name",
-    on: {
-      input() {
-        const text = find.value.trim().toLowerCase();
-        wanted = text ? bars.name.of.map((name) => name.toLowerCase().includes(text)) : null;
-        found.textContent = text ? `${count(inOrder().filter(isFound).length)} found` : "";
-        redraw();
-      },
-      keydown: (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1),
-    },
-  });
-  const tools = buttons.map(([text, title, press]) => button(text, press, title));
-  fill(
-    root,
-    el(
-      "div.toolbar",
-      {},
-      barLegend(legend),
-      el(
-        "div.tabs",
-        {},
-        el("label.gantt-find", {}, found, " ", find),
-        el("div.tabs", { role: "group", "aria-label": "Window" }, tools),
-      ),
-    ),
-    plot,
-    whole.bar,
-    help(
-      "gantt-keys",
-      "[Ctrl] and the wheel, or [+] [−] zooms, drag or [←] [→] pans, [N] [P] goes to the next or " +
-        "previous bar, [Enter] zooms to it, [0] shows the whole run.",
-    ),
-    more,
+    }),
   );
-  if (calls) view.set(...calls);
-  globalThis.memprof.chart = { bars, view, inOrder, nameOf, kindOf, rowOf, picture, scroll, draw };
-}
-
-function barLegend(legend) {
-  const entry = ({ label, variable, count: n }) =>
-    el("li", {}, swatch(`var(${variable})`), `${label} `, el("span.num.dim", {}, count(n)));
-  const list = ([title, entries]) => [el("li", {}, el("strong", {}, title)), entries.map(entry)];
-  const groups = [...Map.groupBy(legend, (e) => e.title)];
-  return el(
-    "div",
-    {},
-    groups.map((g) => el("ul.legend", { "aria-label": g[0] }, list(g))),
-  );
+  scroll.addEventListener("scroll", chart.redraw);
+  fill(byId("gantt-legend"), legend.map(build));
+  if (calls) chart.set(...calls);
+  window.memprof.gantt = { bars, chart, inOrder, nameOf, kindOf, rowOf };
 }

@@ -1,140 +1,120 @@
 // What every page has: numbers in words, elements, the theme, the tooltip, and the first drawing.
 // The scripts of a page are parts of one function (page.py): each sees what those before it define.
-
-const missing = (value) => value === null || value === undefined || value === "";
+// What they are given and give each other is in ../types.d.ts.
 
 // ---- Numbers with three significant digits: the same text as profiler/report/format.py gives
 
-const UNITS = ["KiB", "MiB", "GiB", "TiB"];
+/** @type {[string, number][]} */
+const BINARY = ["KiB", "MiB", "GiB", "TiB"].map((unit, i) => [unit, 1024 ** (i + 1)]);
 const TIMES = Object.entries({ ns: 1, us: 1e3, ms: 1e6, s: 1e9 });
 
-// Ties to the even digit, as Python rounds: 1.125 MiB are "1.12 MiB" everywhere.
-function grouped(n, digits) {
-  return n.toLocaleString("en-US", {
-    roundingMode: "halfEven",
-    minimumFractionDigits: digits,
-    maximumFractionDigits: digits,
-  });
+/** Formats by digits; ties go to the even digit, as Python rounds. */
+const formats = Array.from({ length: 10 }, (_, digits) => {
+  const range = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return new Intl.NumberFormat("en-US", { roundingMode: "halfEven", ...range });
+});
+/** @type {(n: number, digits?: number) => string} */
+const grouped = (n, digits = 0) => formats[digits].format(n);
+
+/** In the unit that makes it less than 1000. @type {(n: number, units: [string, number][]) => string} */
+function scaled(n, units) {
+  const fits = units.findIndex(([, size]) => Math.abs(n) < 999.5 * size);
+  const [unit, size] = units[fits < 0 ? units.length - 1 : fits];
+  const value = Math.abs(n / size);
+  return `${grouped(n / size, size === 1 || value >= 99.95 ? 0 : value < 9.995 ? 2 : 1)} ${unit}`;
 }
 
-function significant(value) {
-  const size = Math.abs(value);
-  return grouped(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
-}
+/** @type {(n: number) => string} */
+const exactBytes = (n) => `${grouped(n)} B`;
+/** @type {(n: number) => string} */
+const bytes = (n) => (Math.abs(n) < 1024 ? exactBytes(n) : scaled(n, BINARY));
+/** @type {(n: number) => string} */
+const ns = (n) => scaled(n, TIMES);
+/** @type {(name: string) => string} */
+const words = (name) => name.replaceAll("_", " ");
+/** @type {(values: number[]) => number} */
+const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-function bytes(n) {
-  if (missing(n)) return "-";
-  if (Math.abs(n) < 1024) return exactBytes(n);
-  const found = UNITS.findIndex((_, i) => Math.abs(n) < 999.5 * 1024 ** (i + 1));
-  const at = found < 0 ? UNITS.length - 1 : found;
-  return `${significant(n / 1024 ** (at + 1))} ${UNITS[at]}`;
-}
-
-function exactBytes(n) {
-  return `${grouped(n, 0)} B`;
-}
-
-function ns(n) {
-  if (missing(n)) return "-";
-  // From 999.5 on it would be rounded to 1000.
-  const [unit, scale] = TIMES.find(([, size]) => Math.abs(n) < 999.5 * size) ?? TIMES.at(-1);
-  return `${scale === 1 ? grouped(n, 0) : significant(n / scale)} ${unit}`;
-}
-
-/** A time of `n` nanoseconds on an axis that shows `span` of them: neighbours differ. */
-function tick(n, span) {
-  if (n === 0) return "0";
-  const [unit, scale] = TIMES.findLast(([, size]) => Math.abs(n) >= size) ?? TIMES[0];
-  const finest = Math.round(Math.log10(scale));
-  const needed = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / scale));
-  return `${grouped(n / scale, Math.max(0, Math.min(finest, needed)))} ${unit}`;
-}
-
+/** @type {(part: number, whole: number) => string} */
 function share(part, whole) {
   if (!whole) return "-";
   const percent = (100 * part) / whole;
   if (part && percent < 0.05) return "<0.1 %";
-  if (part !== whole && percent > 99.95) return ">99.9 %";
-  return `${grouped(percent, 1)} %`;
+  return part !== whole && percent > 99.95 ? ">99.9 %" : `${grouped(percent, 1)} %`;
 }
-
-function count(n) {
-  return missing(n) ? "-" : grouped(n, 0);
-}
-
-const formatAddress = (n) => `0x${n.toString(16)}`;
-
-const words = (name) => name.replaceAll("_", " ");
-const heading = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // ---- Elements. Text of a profile goes into text nodes and attributes only: nothing here or in any
-// other asset writes markup from strings.
+// other script writes markup from strings.
 
 /**
- * An element, e.g. "td.num" (classes after dots). `on: {click: f}` listens, `style: {}` sets single
- * style properties, `data: {}` data attributes, others are attributes; null and false are left out.
- * Children are nodes, texts, and lists of them.
+ * An element, e.g. "td.num" (classes after dots). `style: {}` sets style properties, functions listen
+ * to events by their name, others are attributes.
+ * @type {(tag: string, props?: Record<string, any>, ...children: Child[]) => HTMLElement}
  */
-function el(tag, { on = {}, style, data = {}, ...attributes } = {}, ...children) {
+function el(tag, { style = {}, ...others } = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const node = document.createElement(name);
-  if (classes.length) node.className = classes.join(" ");
-  listen(node, on);
-  for (const [property, value] of Object.entries(style ?? {}))
-    node.style.setProperty(property, value);
-  Object.assign(node.dataset, data);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (isThere(value)) node.setAttribute(key, value === true ? "" : value);
+  node.classList.add(...classes);
+  for (const [key, value] of Object.entries(style)) node.style.setProperty(key, value);
+  for (const [key, value] of Object.entries(others)) {
+    if (typeof value === "function") node.addEventListener(key, value);
+    else if (value && key === "class") node.classList.add(...value.split(" "));
+    else if (isThere(value)) node.setAttribute(key, value);
   }
   return fill(node, children);
 }
 
+/** @type {(value: unknown) => boolean} */
 const isThere = (value) => value !== null && value !== undefined && value !== false;
 
-/** Listens to events: their names, and what is done. */
-function listen(node, events) {
-  for (const [event, listener] of Object.entries(events)) node.addEventListener(event, listener);
-}
-
+/** @type {(node: Element, ...children: Child[]) => any} */
 function fill(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter(isThere));
+  node.replaceChildren(.../** @type {any[]} */ (children.flat(9)).filter(isThere));
   return node;
 }
 
-/** Says `text` to screen readers. */
-function announce(text) {
-  document.getElementById("announcer").textContent = text;
+/** @type {(id: string) => HTMLElement} */
+const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
+/** @type {(label: string, press: () => void) => HTMLElement} */
+const button = (label, press) => el("button", { type: "button", click: press }, label);
+/** A square of a CSS colour, before its words. @type {(color: string) => HTMLElement} */
+const swatch = (color) => el("i.swatch", { style: { "--swatch": color } });
+
+/** How a page draws the views that sections name. @type {{ draw: (name: string, root: HTMLElement) => void }} */
+const views = { draw() {} };
+
+/** Puts an element of elements.py into the document. @type {(element: Tree) => Child} */
+function build(element) {
+  if (!Array.isArray(element)) return element;
+  const [tag, attributes, ...children] = element;
+  if (tag === "table") return table(attributes);
+  if (tag !== "view") return el(tag, attributes, children.map(build));
+  const root = el("div");
+  queueMicrotask(() => views.draw(attributes, root)); // once it is in the document
+  return root;
 }
 
-/** Calls `f` once a frame at most. */
-function oncePerFrame(f) {
-  let waits = false;
-  const now = () => {
-    waits = false;
-    f();
-  };
-  return () => {
-    if (!waits) requestAnimationFrame(now);
-    waits = true;
-  };
+/** Radio buttons in a group. @type {(group: HTMLElement, choices: string[][], choose: (value: any) => void) => void} */
+function radios(group, choices, choose) {
+  const radio = (/** @type {string} */ value, /** @type {boolean} */ checked) =>
+    el("input", { type: "radio", name: group.id, value, checked, change: () => choose(value) });
+  fill(
+    group,
+    choices.map(([value, text], i) => el("label", {}, radio(value, i === 0), text)),
+  );
 }
 
-/** A square of a CSS colour, before the words that it stands for. */
-function swatch(tint) {
-  return el("i.swatch", { style: { "--swatch": tint } });
+/**
+ * Adds a template of report.html; its buttons do what `actions` has for their `data-do`.
+ * @type {(root: HTMLElement, name: string, actions?: Record<string, () => void>) => void}
+ */
+function addTemplate(root, name, actions = {}) {
+  const template = /** @type {HTMLTemplateElement} */ (byId(`draw-${name}`));
+  root.append(template.content.cloneNode(true));
+  root.addEventListener("click", (event) => actions[/** @type {any} */ (event.target).dataset.do]?.());
 }
 
-/** [label, value, colour of a swatch] rows, without those that have no value. */
-function facts(rows) {
-  const known = rows.filter(([, value]) => !missing(value));
-  const fact = ([label, value, tint]) => [
-    el("dt", {}, tint && swatch(tint), label),
-    el("dd.num", {}, value),
-  ];
-  return el("dl.facts", {}, known.map(fact));
-}
-
-/** Does what `moves` has for a key, unless Ctrl, Alt or Meta is pressed too. */
+/** Does what `moves` has for a key, unless Ctrl, Alt or Meta is pressed too. @type {(event: KeyboardEvent, moves: Record<string, () => void>) => void} */
 function onKey(event, moves) {
   const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
   if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -142,70 +122,7 @@ function onKey(event, moves) {
   move();
 }
 
-/** A paragraph with keys in brackets: "[Ctrl] and the wheel". */
-function help(id, text) {
-  const part = (said, i) => (i % 2 ? el("kbd", {}, said) : said);
-  return el("p.help", { id }, text.split(/\[(.+?)\]/).map(part));
-}
-
-function button(label, press, title = null, tag = "button") {
-  return el(tag, { type: "button", title, "aria-label": title, on: { click: press } }, label);
-}
-
-function toggles(label, choices, choose) {
-  const buttons = choices.map(([value, text, title]) =>
-    el("button", { type: "button", title, on: { click: () => choose(value) } }, text),
-  );
-  return {
-    element: el("div.tabs", { role: "group", "aria-label": label }, buttons),
-    set: (value) => choices.forEach(([v], i) => (buttons[i].ariaPressed = v === value)),
-  };
-}
-
-// ---- Light and dark: the system's choice until the reader makes one, colours for canvases
-
-const THEME = "memprof-theme";
-const THEMES = ["auto", "light", "dark"];
-const colors = new Map();
-
-/** Storage may be denied to a page opened from disk: a choice then holds for this visit. */
-function stored(use) {
-  try {
-    return use(localStorage);
-  } catch {
-    return null;
-  }
-}
-
-function setTheme(asked) {
-  const theme = THEMES.includes(asked) ? asked : "auto";
-  document.documentElement.style.colorScheme = theme === "auto" ? "" : theme;
-  const after = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  const node = document.getElementById("theme");
-  node.textContent = `Theme: ${theme}`;
-  node.ariaLabel = `Theme is ${theme}; switch to ${after}`;
-  node.onclick = () => {
-    stored((storage) => storage.setItem(THEME, after));
-    setTheme(after);
-  };
-  themeChanged();
-}
-
-/** Tells the window, as the event "theme", that colours are others now. */
-function themeChanged() {
-  colors.clear();
-  dispatchEvent(new Event("theme"));
-}
-
-/** The colour of a CSS variable now, as canvases take it: color("--accent"). */
-function color(variable) {
-  if (!colors.has(variable)) {
-    const probe = document.getElementById("announcer");
-    probe.style.color = `var(${variable})`;
-    colors.set(variable, getComputedStyle(probe).color);
-  }
-  return colors.get(variable);
-}
+// ---- Colours, which change with the theme
 
 // Categories from the bottom of a stack: first what stays for the whole run, so that its level is
 // easy to see.
@@ -214,85 +131,83 @@ const STACK = (
   "input output autograd_detail temporary unknown"
 ).split(" ");
 
-/** The CSS variable of a category's colour, and that colour; `name` is the value in profiles. */
+/** The CSS variable of a category's colour. @type {(name: string) => string} */
 const categoryVariable = (name) => `--cat-${name.replaceAll("_", "-")}`;
-const categoryColor = (name) => color(categoryVariable(name));
+/** @type {(name: string) => HTMLElement} */
+const categorySwatch = (name) => swatch(`var(${categoryVariable(name)})`);
 
-/** Nothing for words that are no category. */
-function categorySwatch(name) {
-  return STACK.includes(name) ? swatch(`var(${categoryVariable(name)})`) : null;
+/** @type {Map<string, string>} */
+const colors = new Map();
+/** A CSS colour now, as canvases take it. @type {(css: string) => string} */
+function computed(css) {
+  byId("announcer").style.color = css;
+  if (!colors.has(css)) colors.set(css, getComputedStyle(byId("announcer")).color);
+  return colors.get(css) ?? css;
 }
+/** @type {(variable: string) => string} */
+const color = (variable) => computed(`var(${variable})`);
+/** Black or white, whichever can be read on a colour. @type {(variable: string) => string} */
+const inkOn = (variable) => computed(`lch(from var(${variable}) calc((49.44 - l) * infinity) 0 0)`);
 
-/** Black or white, whichever has more contrast on an "rgb(…)" colour (WCAG 2.2). */
-function textOn(ground) {
-  const [r, g, b] = ground.match(/[\d.]+/g).map((v) => {
-    const c = Number(v) / 255;
-    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  });
-  const luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  return (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) ? "#000000" : "#ffffff";
+function themeChanged() {
+  colors.clear();
+  dispatchEvent(new Event("theme"));
 }
+byId("theme").addEventListener("change", themeChanged); // the style sheet does the rest
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
 
-// ---- One tooltip a page, filled with text nodes, kept inside the window. The same facts are in the
-// tables, so screen readers need not hear them on every move.
+// ---- One tooltip a page: what an element has as `data-tip`. The same facts are in the tables, so
+// screen readers need not hear them on every move.
 
-const tooltip = document.getElementById("tooltip");
+/** @type {(title: string, rows: Fact[]) => string} */
+const tip = (title, rows) =>
+  [title, ...rows.filter(([, value]) => value).map(([label, value]) => `${label}: ${value}`)].join("\n");
 
-function showTooltip({ clientX: x, clientY: y }, title, rows, note, code) {
-  fill(
-    tooltip,
-    el("strong.tooltip-title", {}, title),
-    code && el("code.tooltip-code", {}, code),
-    facts(rows),
-    note && el("div.dim", {}, note),
+/** A list of what has a value. @type {(rows: Fact[]) => HTMLElement} */
+function facts(rows) {
+  const there = rows.filter(([, value]) => value);
+  return el(
+    "dl.facts",
+    {},
+    there.map(([label, value]) => [el("dt", {}, label), el("dd.num", {}, value)]),
   );
-  tooltip.hidden = false;
+}
+
+/** @type {(event: PointerEvent) => void} */
+function showTip({ target, clientX: x, clientY: y }) {
+  const text = target instanceof Element && target.closest("[data-tip]")?.getAttribute("data-tip");
+  const tooltip = byId("tooltip");
+  tooltip.hidden = !text;
+  if (!text) return;
+  tooltip.textContent = text;
   const { width, height } = tooltip.getBoundingClientRect();
-  const within = (at, size, all) => `${Math.max(8, Math.min(at, all - size - 8))}px`;
-  const right = x + 14 + width + 8 <= innerWidth;
-  tooltip.style.left = within(right ? x + 14 : x - 14 - width, width, innerWidth);
-  tooltip.style.top = within(y + 14, height, innerHeight);
+  const left = x + 14 + width + 8 <= innerWidth ? x + 14 : x - 14 - width;
+  tooltip.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
+  tooltip.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - height - 8))}px`;
 }
-
-function hideTooltip() {
-  tooltip.hidden = true;
-}
-
-addEventListener("keydown", (event) => event.key === "Escape" && hideTooltip());
-addEventListener("scroll", hideTooltip, { passive: true, capture: true });
+addEventListener("pointermove", showTip);
+addEventListener("pointerdown", showTip);
+addEventListener("scroll", () => byId("tooltip").setAttribute("hidden", ""), { capture: true });
 
 // ---- From the page's payload to the first drawing
 
 /** The payload: base64 of gzip of JSON. */
 async function readPayload() {
-  if (typeof DecompressionStream !== "function") {
-    throw new Error(
-      "this browser cannot decompress the page's data: use one of 2024 or later " +
-        "(Chrome 123, Firefox 120, Safari 17.5)",
-    );
-  }
-  const holder = document.getElementById("payload");
-  const packed = Uint8Array.from(atob(holder.textContent), (c) => c.charCodeAt(0));
-  holder.remove();
+  const packed = Uint8Array.from(atob(byId("payload").textContent ?? ""), (c) => c.charCodeAt(0));
+  byId("payload").remove();
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
 }
 
-/** Draws what is not to wait for a frame in which it is seen, for a screenshot waits for none. */
-const firstDrawings = [];
-
-/** Draws the payload. Then `data-ready` of the document has the milliseconds since it began to load. */
+/** Draws the payload. Then `data-ready` of the document has the milliseconds since it began to load. @type {(draw: (payload: any) => void) => Promise<void>} */
 async function start(draw) {
   try {
-    setTheme(stored((storage) => storage.getItem(THEME)));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
     draw(await readPayload());
-    for (const show of firstDrawings) show();
+    await new Promise((drawn) => setTimeout(drawn)); // views and charts draw in microtasks
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {
-    const box = document.getElementById("page-error");
-    box.hidden = false;
-    box.textContent = `This page could not be drawn: ${error.message ?? error}`;
+    byId("page-error").hidden = false;
+    byId("page-error").textContent = `This page could not be drawn (it needs a browser of 2024 or later): ${error}`;
     throw error;
   }
 }

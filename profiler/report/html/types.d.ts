@@ -1,0 +1,263 @@
+// What the scripts of a page are given and give each other, for `make lint-js`; no part of a page.
+
+// ---- From Python: sections (../section.py) and the payload (payload*.py). Times are ns.
+
+/** [tag, attributes, ...children], see elements.py, or a text. */
+type Tree = string | [tag: string, attributes: any, ...children: any[]];
+/** Its text, or the key by which it is sorted and what stands in it. */
+type Cell = string | [key: string | number, ...children: any[]];
+interface DataTable {
+  title: string;
+  captioned: boolean;
+  fit: boolean;
+  columns: { title: string; class: string; help: string | null; sorted: boolean }[];
+  rows: Cell[][];
+  foot: Cell[][];
+}
+interface Curve {
+  label: string;
+  time_ns: number[];
+  peak: number | null;
+  stacked: boolean;
+  lines: { name: string; values: number[] }[];
+}
+/** A few values again and again: each once, and the number of each bar's. */
+interface Distinct<T> {
+  of: T[];
+  at: number[];
+}
+type Columns<T> = { [name in keyof T]: Distinct<T[name]> };
+interface Bars {
+  start: number[];
+  duration: number[];
+  name: Distinct<string>;
+  kind: Distinct<string>;
+  color: Distinct<string>;
+  call: (number | null)[];
+  facts: Fact[][];
+  legend: { title: string; label: string; variable: string; count: number }[];
+}
+interface GanttPayload {
+  end: number;
+  calls: [number, number] | null;
+  all_calls: [number, number] | null;
+  heads: { text: string; top: number }[];
+  rows: { top: number; first: number; end: number }[];
+  height: number;
+  legend: Tree[];
+  bars: Bars;
+  modes: string[];
+  pauses: [number, number][];
+}
+interface Site {
+  modules: string[];
+  op: string | null;
+  node: string | null;
+  fqn: string | null;
+  outside: string | null;
+  /** Of its graph. */
+  label: string;
+  category: string;
+  module: string | null;
+  location: string | null;
+  function: string | null;
+  code: string | null;
+}
+interface Device {
+  device: string;
+  label: string;
+  units: {
+    graph: number;
+    key: number[];
+    line: number[];
+    before: number[];
+    after: number[];
+  }[];
+  steps: { unit: number; rest: number; own: number; between: number }[];
+  lists: number[][];
+  items: Columns<{ site: number; nbytes: number; owner: string | null; hold: string }>;
+  calls: { graph: number[]; step: number[]; start_ns: number[]; duration_ns: number[] };
+  peak: [call: number, instant: number, nbytes: number] | null;
+  /** What differs between devices, by the id of the element that it stands in. */
+  elements: Record<string, Tree[]>;
+}
+interface Block {
+  name: string;
+  address: number;
+  nbytes: number;
+  begin: number;
+  end: number;
+  site: number;
+}
+interface Placement {
+  graph: number;
+  name: string;
+  key: number[];
+  segments: [start: number, nbytes: number, used: number][];
+  last: number;
+  instants: number[];
+  hold: string;
+  blocks: Block[];
+}
+interface Graph {
+  id: number;
+  label: string;
+  /** Numbers of `texts`. */
+  lines: Record<number, number>;
+}
+interface Profile {
+  elements: Tree[];
+  templates: Record<string, DataTable>;
+  curves: Record<string, Curve>;
+  gantt: GanttPayload;
+  views: string[];
+  devices: Device[];
+  graphs: Record<number, Graph>;
+  placements: Placement[];
+  no_addresses: Record<string, string>;
+  sites: Columns<Site> & Record<string, Distinct<any>>;
+  places: Record<string, Columns<{ key: string; known: boolean; below: string[] }>>;
+  texts: string[];
+}
+interface Payload {
+  ranks: { elements: Tree; shown: number[]; first: number } | null;
+  profiles: Profile[];
+  opens_at?: string | null;
+}
+
+// ---- Between the scripts
+
+type Child = Node | string | null | undefined | false | Child[];
+type Fact = [label: string, value: string | null | undefined | false];
+type Draw = (state: State, root: HTMLElement) => void;
+type Position = [call: number, position: number];
+
+/** A storage that is live: where it comes from, and what it is. */
+type Detail = Site & {
+  nbytes: number;
+  owner: string | null;
+  hold: string;
+};
+interface Part {
+  key: string;
+  known: boolean;
+  below: (string | null | undefined)[];
+  nbytes: number;
+  storages: number;
+  items: number[];
+}
+/** Bytes at each position of a step: in all, and by category, `STACK.length` numbers a position. */
+interface Levels {
+  total: Float64Array;
+  stack: Float64Array;
+  /** The first positions with most and with least, of those inside the call. */
+  highest: number;
+  lowest: number;
+}
+
+/**
+ * The live sets of a device. A *position* of a call is an instant of its program, 0 to `last(call)`,
+ * or the one after that: between the call and the next one. A call that was not observed has 0 alone.
+ */
+interface Model {
+  device: Device;
+  /** Of each item. */
+  siteOf: number[];
+  nbytes: number[];
+  length: number;
+  last(call: number): number;
+  graph(call: number): Graph;
+  unit(call: number): Device["units"][number] | undefined;
+  levels(call: number): Levels;
+  /** Live bytes, of one category or of all. */
+  bytes(call: number, position: number, category?: string): number;
+  /** What is live: how often each item is. */
+  live(call: number, position: number): Map<number, number>;
+  /** One of the views of a live set, the largest part first; those not `known` are its remainder. */
+  breakdown(live: Map<number, number>, view: string): Part[];
+  describe(item: number): Detail;
+  /** What has just happened, in words. */
+  event(call: number, position: number): string;
+  /** The categories of all that is ever live, from the bottom of a stack. */
+  categories: string[];
+}
+
+/** Where positions lie on a horizontal axis. */
+interface Axis {
+  starts: Float64Array;
+  ends: Float64Array;
+  /** Where a position begins; it ends where the next one does. */
+  edge(call: number, position: number): number;
+  find(x: number): Position;
+}
+
+/** A box of the treemap: a module, with `children`, or a site, with `info`. */
+interface Leaf {
+  name: string;
+  path: string;
+  modules: string[];
+  value: number;
+  items: number[];
+  info?: Detail;
+  children?: Leaf[];
+}
+
+/** What the reader has chosen, and what is drawn again when that changes. */
+interface State {
+  profile: Profile;
+  models: Model[];
+  model: Model;
+  call: number;
+  position: number;
+  live: Map<number, number>;
+  total: number;
+  detail: { title: string; items: number[]; block: Detail | null };
+  on(event: "device" | "select" | "detail", draw: () => void): void;
+  setDevice(model: Model): void;
+  /** Chooses a position of a call, the nearest that there is; draws in the next frame. */
+  select(call: number, position: number, now?: boolean): void;
+  selectPeak(): void;
+  /** The next or previous instant, in this call or the one beside it. */
+  move(by: number): void;
+  moveCall(by: number): void;
+  showDetail(title: string, items: number[], block?: Detail | null): void;
+  nameOf(call: number, position: number): string;
+}
+
+interface ChartOptions {
+  label: string;
+  height: number;
+  start?: number;
+  end: number;
+  /** The shortest window. */
+  least?: number;
+  data(from: number, to: number, width: number): number[][];
+  series: uPlot.Series[];
+  axes: uPlot.Axis[];
+  padding?: uPlot.Padding;
+  draw?: (plot: uPlot) => void;
+  /** The tooltip at `x`. */
+  hover(x: number, event: MouseEvent): string;
+  click?: (x: number, event: MouseEvent) => void;
+}
+
+/** A picture over time and its window, `from` to `to`. */
+interface Chart {
+  plot?: uPlot;
+  from: number;
+  to: number;
+  set(from: number, to: number): void;
+  /** Moves the window by a part of its length. */
+  pan(part: number): void;
+  /** Shows less by a factor above 1; what is at `x` stays there. */
+  zoom(factor: number, x?: number): void;
+  whole(): void;
+  /** Where a value is, in pixels from the left of the plot. */
+  x(value: number): number;
+  redraw(): void;
+}
+
+interface Window {
+  /** For a console, and for tests. */
+  memprof: Record<string, any>;
+}

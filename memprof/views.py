@@ -16,7 +16,7 @@ from memprof.profiler.diff import compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import export_profile
 from memprof.profiler.export.walk import Part
-from memprof.profiler.file import read_profiles, single_profile
+from memprof.profiler.file import single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import RankSummary, compare_ranks
 from memprof.profiler.report import Style, Summary, sections, summarize
@@ -26,7 +26,7 @@ from memprof.profiler.report.section import EVERY, Section, Show
 from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.sections.processes import of_ranks
 from memprof.profiler.report.text import render
-from memprof.profiler.snapshot.named import read_named_snapshot
+from memprof.profiler.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
 from memprof.profiler.writing import check_writable
 
 StrPath = str | os.PathLike[str]
@@ -159,7 +159,9 @@ class LoadedProfile(Views):
 
     def __init__(self, path: StrPath, names: Sequence[StrPath] = ()) -> None:
         self.path = os.fspath(path)
-        self._profiles = [read_named_snapshot(path, names)] if names else read_profiles(path)
+        self._profiles = (
+            [read_named_snapshot(path, names)] if names else read_profiles_or_snapshot(path)
+        )
 
     def profiles(self) -> list[Profile]:
         return self._profiles

@@ -23,8 +23,6 @@ from .encoding import encode_profile as encode_profile
 from .frames import MAGIC, may_begin
 from .model import FORMAT, SCHEMA_VERSION, Profile
 from .reading import read_file
-from .snapshot.reading import decode_snapshot, is_pickle
-from .snapshot.to_model import profile_of
 from .writing import write_whole
 
 StrPath = str | os.PathLike[str]
@@ -52,6 +50,10 @@ _OTHERS = (
         rb"\APK\x03\x04",
         "an archive, such as torch.save writes: give a profile, or a snapshot that "
         "torch.cuda.memory._dump_snapshot wrote",
+    ),
+    (
+        rb"\A\x80",
+        "a pickle: a snapshot of torch's allocator is read by memprof.load and memprof report",
     ),
     (
         rb"\A#!|(?m:^import [\w.]+(?: as \w+)?$|^from [\w.]+ import )",
@@ -102,8 +104,6 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
         ProfileError: as ``read_profile``, but for those of the file itself.
     """
     name = None if path is None else os.fspath(path)
-    if is_pickle(data):
-        return [profile_of(decode_snapshot(data, name), name)]
     _check_kind(data, name)
     # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []

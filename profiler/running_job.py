@@ -18,8 +18,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 from . import writing
 from .advice import advise
@@ -29,70 +28,20 @@ from .devices import main_device, timelines
 from .errors import ProfileError, ProfileForeignError
 from .frames import Frame, frames, may_begin
 from .growth import growth
-from .model import DeviceTotals, GraphKind, Growth, Process, Profile
+from .model import DeviceTotals, GraphKind, Process, Profile
+from .model.running_job import Present, Writer
 from .reading import read_from
 
 KEEP_CALLS = 100_000
 """Of the call log, the latest: what a view of the present looks at."""
 
 
-class Writer(str, Enum):
-    """Says whether a file is still written."""
-
-    ALIVE = "alive"
-    ENDED = "ended"
-    """The session came to its end."""
-    DIED = "died"
-    """It did not, and nobody writes the file."""
-    UNKNOWN = "unknown"
-
-
-STALLED_NS = 60_000_000_000
-"""A job that writes nothing new for so long is said to do nothing."""
 _RATE_NS = 60_000_000_000
 """Steps of the last minute are counted."""
 _LEAST = 3
 """Steps that a rate needs."""
 _FINDINGS = 3
 _CPU = "resident (host)"
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """One process, as far as its file tells.
-
-    Attributes:
-        process: with 0 and "" where that is not known.
-        age_ns: how long ago the latest was written, None if not known.
-        rate: steps a second in the last minute of the log, None without two of them; of ``steps``,
-            which are backwards of a graph, else calls.
-        devices: by the allocators' counters; the process's resident bytes last.
-        peak, peak_device, categories: bytes of compiled code, None without calls; where; and of
-            what, largest first.
-        grows: what is held across steps and grows.
-        since: by device, by how much reserved memory has grown since somebody began to look.
-        findings: what could be changed, in words, most bytes first.
-    """
-
-    path: str
-    writer: Writer
-    process: Process = field(default_factory=Process)
-    age_ns: int | None = None
-    calls: int = 0
-    rate: float | None = None
-    steps: str = "calls"
-    devices: list[DeviceTotals] = field(default_factory=list)
-    peak: int | None = None
-    peak_device: str = ""
-    categories: list[tuple[str, int]] = field(default_factory=list)
-    grows: list[Growth] = field(default_factory=list)
-    since: dict[str, int] = field(default_factory=dict)
-    findings: list[tuple[int, str, str]] = field(default_factory=list)
-
-    @property
-    def stalled(self) -> bool:
-        running = self.writer in (Writer.ALIVE, Writer.UNKNOWN)
-        return running and self.age_ns is not None and self.age_ns > STALLED_NS
 
 
 class JobFile:

@@ -18,10 +18,11 @@ import msgspec
 from memprof.cli import BadFile as BadFile
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
-from memprof.profiler.file import read_profile, read_profiles
+from memprof.profiler.file import single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.page import printable
+from memprof.profiler.snapshot.named import read_profiles_or_snapshot
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -197,8 +198,8 @@ def read(path: str) -> Profile:
     """The profile at ``path``; of several ranks the chosen one."""
     rank = chosen_rank()
     if rank is None:
-        return read_profile(path)
-    profiles = read_profiles(path)
+        return single_profile(read_profiles_or_snapshot(path), path)
+    profiles = read_profiles_or_snapshot(path)
     ranks = ranks_of(profiles)
     if rank not in ranks:
         raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")

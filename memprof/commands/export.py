@@ -8,12 +8,12 @@ from collections import Counter
 import click
 
 from memprof.profiler.export import FORMATS, export_profile
-from memprof.profiler.file import profile_schema, read_profiles, write_profiles
+from memprof.profiler.file import profile_schema, write_profiles
 from memprof.profiler.ranks import world_size
 from memprof.profiler.report.format import format_bytes, shorten_path
 from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
 from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import read_names
+from memprof.profiler.snapshot.named import read_names, read_profiles_or_snapshot
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 from memprof.views import devices_in
@@ -118,7 +118,7 @@ def export(
         )
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
-    profiles = read_profiles(files[0]) if several else [read(files[0])]
+    profiles = read_profiles_or_snapshot(files[0]) if several else [read(files[0])]
     try:
         shown = devices_in(profiles, devices)
     except ValueError as e:
@@ -132,7 +132,7 @@ def export(
 
 def _merge(files: tuple[str, ...], output: str) -> None:
     """Put the profiles of several ranks, or runs, into one file."""
-    profiles = [profile for path in files for profile in read_profiles(path)]
+    profiles = [profile for path in files for profile in read_profiles_or_snapshot(path)]
     profiles.sort(key=lambda p: p.process.rank if p.process else 0)
     ranks = Counter(p.process.rank for p in profiles if p.process)
     if twice := [r for r, n in ranks.items() if n > 1]:

@@ -13,7 +13,7 @@ from memprof.profiler.diff import NothingToCompare, compare
 from memprof.profiler.diff_model import ProfileDiff
 from memprof.profiler.export import check_has_time
 from memprof.profiler.export.walk import Part
-from memprof.profiler.file import read_profiles, single_profile
+from memprof.profiler.file import single_profile
 from memprof.profiler.growth import growth, looked
 from memprof.profiler.model import Growth, Profile
 from memprof.profiler.report.format import format_bytes
@@ -22,7 +22,7 @@ from memprof.profiler.report.sections.about import of_growth
 from memprof.profiler.report.sections.diff import of_diff
 from memprof.profiler.report.sections.ledger import of_ledger
 from memprof.profiler.report.text import render
-from memprof.profiler.snapshot.named import read_named_snapshot
+from memprof.profiler.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
 from memprof.views import report_json, report_style, report_text
 
 from ._common import (
@@ -121,7 +121,7 @@ def report(
     if names:
         profiles = [read_named_snapshot(file, names)]
     else:
-        profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
+        profiles = read_profiles_or_snapshot(file) if chosen_rank() is None else [read(file)]
     if section is not None or fail_on_leaks or calls is not None:
         profile = single_profile(profiles, file)
     if section == "leaks" or fail_on_leaks:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from ..errors import ProfileForeignError
-from ..file import decode_profiles, read_profiles
+from ..file import read_profiles
 from ..model import Profile
 from ..reading import StrPath, read_file
 from .enrich import enrich
@@ -26,7 +26,7 @@ def read_profiles_or_snapshot(path: StrPath) -> list[Profile]:
     data, name = read_file(path), os.fspath(path)
     if is_pickle(data):
         return [profile_of(decode_snapshot(data, name), name)]
-    return decode_profiles(data, path)
+    return read_profiles(path)
 
 
 def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
@@ -53,12 +53,11 @@ def read_names(paths: Sequence[StrPath]) -> list[Profile]:
     """
     found: list[Profile] = []
     for path in paths:
-        profiles = read_profiles(path)
-        if any(a.snapshot for p in profiles for a in p.accounts):
+        if is_pickle(read_file(path)):
             raise ProfileForeignError(
                 path,
                 "a snapshot, which names nothing: give the profile of a run of the same code by "
                 "torch.compile(backend='memprof')",
             )
-        found += profiles
+        found += read_profiles(path)
     return found

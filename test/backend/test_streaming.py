@@ -23,7 +23,8 @@ from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
 from memprof.profiler.file import encode_profile, read_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.running_job import JobFile, Writer
+from memprof.profiler.model.running_job import Writer
+from memprof.profiler.running_job import JobFile
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from memprof.profiler.device import segments
 from memprof.profiler.device.segments import Ascending, Segments
-from memprof.profiler.file import decode_profile
+from memprof.profiler.snapshot.reading import decode_snapshot
+from memprof.profiler.snapshot.to_model import profile_of
 
 MIB = 1 << 20
 
@@ -56,9 +57,8 @@ def test_addresses_that_fall_move_few_others(monkeypatch: pytest.MonkeyPatch) ->
     # Of a history that ends with what it has, and of one that ends with nothing.
     for history in (events[:n], events):
         there = [] if history is events else [_segment(e) for e in events[:n]]
-        (account,) = decode_profile(
-            pickle.dumps({"segments": there, "device_traces": [history]}, 4)
-        ).accounts
+        data = pickle.dumps({"segments": there, "device_traces": [history]}, 4)
+        (account,) = profile_of(decode_snapshot(data, None), None).accounts
         assert account.reserved == sum(s["total_size"] for s in there)
     assert len(moved) >= 2
     assert max(moved.values()) <= 64

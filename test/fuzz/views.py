@@ -36,6 +36,7 @@ from memprof.profiler.report.page import PLAIN
 from memprof.profiler.report.sections.processes import of_ranks
 from memprof.profiler.report.text import render
 from memprof.profiler.snapshot.enrich import enrich, write_snapshot
+from memprof.profiler.snapshot.named import read_profiles_or_snapshot
 from memprof.profiler.snapshot.names import CodeNames
 from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
 
@@ -57,7 +58,7 @@ def read_and_show(path: Path) -> str | None:
     """
     error: ProfileError | None = None
     try:
-        profiles = read_profiles(path)
+        profiles = read_profiles_or_snapshot(path)
     except ProfileError as e:
         error = e
     if error is None:
@@ -105,7 +106,7 @@ def enriched(path: Path) -> None:
             assert "nested too deeply" in refused
             assert not list(Path(folder).iterdir())
             return
-        before, after = read_profiles(path), read_profiles(again)
+        before, after = read_profiles_or_snapshot(path), read_profiles_or_snapshot(again)
     for old, new in zip(before[0].accounts, after[0].accounts, strict=True):
         for name in ("device", "reserved", "allocated", "live", "rounding", "awaiting", "free"):
             assert getattr(old, name) == getattr(new, name), name

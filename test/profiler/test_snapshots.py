@@ -43,17 +43,23 @@ from memprof.profiler.errors import (
     SnapshotInvalidError,
     SnapshotRefusedError,
 )
-from memprof.profiler.file import decode_profile, read_profile, read_profiles, write_profile
+from memprof.profiler.file import read_profile, read_profiles, write_profile
 from memprof.profiler.model import Category, DeviceAccount, NodeProvenance, Profile, SourceFrame
 from memprof.profiler.ranks import compare_ranks
 from memprof.profiler.snapshot import names, to_model
-from memprof.profiler.snapshot.reading import read_snapshot
+from memprof.profiler.snapshot.reading import decode_snapshot, read_snapshot
+from memprof.profiler.snapshot.to_model import profile_of
 from memprof.profiler.snapshot.trial import PlainUnpickler, loads_within_limits
+
+
+def of_pickle(data: bytes) -> Profile:
+    """The profile that the content of a snapshot's file comes to."""
+    return profile_of(decode_snapshot(data, None), None)
 
 
 def accounts(value: Any) -> dict[str, DeviceAccount]:
     """The accounts of a snapshot, by device."""
-    return {a.device: a for a in decode_profile(pickle.dumps(value, 4)).accounts}
+    return {a.device: a for a in of_pickle(pickle.dumps(value, 4)).accounts}
 
 
 def adds_up(account: DeviceAccount, segments: list[dict[str, Any]]) -> None:
@@ -111,7 +117,7 @@ def test_a_pickle_that_takes_too_much_is_loaded_by_a_process_that_may_not() -> N
 def test_without_a_process_to_try_it_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(ProfileUnreadableError, match="no process can be started"):
-        decode_profile(pickle.dumps(snapshot()))
+        of_pickle(pickle.dumps(snapshot()))
 
 
 def test_a_snapshot_of_nothing_says_so_and_how_to_take_one(tmp_path: Path) -> None:
@@ -127,7 +133,7 @@ def test_a_snapshot_of_nothing_says_so_and_how_to_take_one(tmp_path: Path) -> No
 
 def test_gzip_and_segments_alone() -> None:
     plain = accounts(snapshot())
-    zipped = decode_profile(gzip.compress(pickle.dumps(snapshot(), 4)))
+    zipped = of_pickle(gzip.compress(pickle.dumps(snapshot(), 4)))
     assert {a.device: a.reserved for a in zipped.accounts} == {
         d: a.reserved for d, a in plain.items()
     }
@@ -524,7 +530,7 @@ def test_two_snapshots_are_compared() -> None:
             segment(1 << 30, [block(1 << 30, 3 * MIB, [frame("f", "/p/n.py", 9)])])
         )
 
-    before, after = (decode_profile(edited(edit)) for edit in (_same, grown))
+    before, after = (of_pickle(edited(edit)) for edit in (_same, grown))
     found = compare(before, after, "cuda:0").quantities
     assert {q.name: q.change for q in found} == {"reserved": 3 * MIB, "reserved end": 3 * MIB}
 
@@ -546,7 +552,7 @@ def _run(mib: int) -> dict[str, Any]:
 def test_a_difference_is_one_of_the_fullest_instants(tmp_path: Path) -> None:
     """4 and 12 MiB for a while, by line 3 of a library: in the end nothing is left of either."""
     without = {**_run(12), "device_traces": []}
-    before, after, ends = (decode_profile(pickle.dumps(d)) for d in (_run(4), _run(12), without))
+    before, after, ends = (of_pickle(pickle.dumps(d)) for d in (_run(4), _run(12), without))
     found = {q.name: q for q in compare(before, after).quantities}
     assert {
         view: {c.key: (c.before // MIB, c.after // MIB) for c in changes}
@@ -708,4 +714,4 @@ def test_gzip_that_ends_early_is_refused() -> None:
     packed = gzip.compress(pickle.dumps(snapshot(), 4))
     for length in (len(packed) - 1, len(packed) - 8, 100):
         with pytest.raises(SnapshotRefusedError, match="truncated or damaged gzip"):
-            decode_profile(packed[:length])
+            of_pickle(packed[:length])

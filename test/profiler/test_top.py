@@ -20,9 +20,10 @@ from memprof.profiler import running_job, writing
 from memprof.profiler.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
+from memprof.profiler.model.running_job import STALLED_NS, Present, Writer
 from memprof.profiler.report.sections.processes import of_present
 from memprof.profiler.report.text import render
-from memprof.profiler.running_job import STALLED_NS, JobFile, Present, Writer
+from memprof.profiler.running_job import JobFile
 
 NOW = 1_700_000_100_000_000_000
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ...model import Growth
+from ...model.running_job import Present, Writer
 from ...ranks import Imbalance, RankSummary
-from ...running_job import Present, Writer
 from .. import columns as col
 from ..failure import place
 from ..format import format_ns

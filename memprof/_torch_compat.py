@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 
 def find_cpp_compiler() -> str:
@@ -62,23 +61,3 @@ def why_no_cuda_graphs() -> str | None:
     ):
         return "this torch lacks the functions that graph trees need"
     return None
-
-
-def allocate_by(settings: Callable[[], str]) -> None:
-    """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts; an empty
-    text leaves what it has read."""
-    import torch
-
-    def put() -> None:
-        text = settings()
-        if text:
-            torch._C._accelerator_setAllocatorSettings(text)
-
-    on_cuda_start(put)
-
-
-def on_cuda_start(do: Callable[[], object]) -> None:
-    """Call ``do`` as CUDA starts in a process, or now if it has; a forked process does so too."""
-    import torch
-
-    torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from memprof.commands.errors import BadFile
 from memprof.profiler._text import visible
 from memprof.profiler.errors import ProfileError
 from memprof.profiler.host import installed_version
@@ -47,12 +48,6 @@ _GONE = {
     "schema": "memprof export --schema",
 }
 """Commands of before, and what to type instead."""
-
-
-class BadFile(click.ClickException):
-    """Something outside of memprof keeps a command from its end; exits with 2."""
-
-    exit_code = 2
 
 
 class _Commands(click.Group):

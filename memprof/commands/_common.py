@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from memprof.cli import BadFile as BadFile
 from memprof.profiler._json import to_json
 from memprof.profiler._text import visible, visible_json
 from memprof.profiler.file import single_profile
@@ -23,6 +22,8 @@ from memprof.profiler.model import Profile
 from memprof.profiler.ranks import ranks_of
 from memprof.profiler.report.page import printable
 from memprof.profiler.snapshot.named import read_profiles_or_snapshot
+
+from .errors import BadFile as BadFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

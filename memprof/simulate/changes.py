@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 
-from memprof._torch_compat import allocate_by
 from memprof.profiler.run_main import CannotRun
+from memprof.simulate._torch_compat import allocate_by
 from memprof.simulated_cuda.after_import import after_import
 
 from .command_line import BadInput

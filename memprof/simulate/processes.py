@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from memprof._torch_compat import on_cuda_start
 from memprof.profiler.model import DeviceAccount
+from memprof.simulate._torch_compat import on_cuda_start
 from memprof.simulated_cuda.after_import import after_import
 
 from .leaving import BY_ITSELF, why_undecided

@@ -85,7 +85,7 @@ lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-JS := profiler/report/html
+JS := profiler/views/report/html
 lint-js: ## types and rules of the pages' scripts, by npm's TypeScript and Biome
 	@command -v npm >/dev/null || { echo "skipped: there is no npm, which fetches TypeScript and Biome"; exit 0; }; \
 	  cd $(JS) && npx --yes -p typescript@5.9 tsc -p jsconfig.json && npx --yes @biomejs/biome@2.3.8 check assets

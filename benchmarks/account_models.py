@@ -58,7 +58,7 @@ def worker(name: str, way: str, most_layers: int | None) -> dict[str, Any]:
 def describe(profile: Any) -> dict[str, Any]:
     """Bytes of the report's first table."""
     from memprof.profiler.model import Category
-    from memprof.profiler.report.summary import summarize
+    from memprof.profiler.views.report.summary import summarize
 
     account = profile.accounts[0]
     if account.present:

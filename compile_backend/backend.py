@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.call.container import ask_for_pool
-from memprof.profiler import process_hooks
+from memprof.profiler.support import process_hooks
 
 from . import _torch_compat
 from .captured_backward import BackwardCompiler, without_own_option

@@ -23,7 +23,7 @@ from memprof import compiled_autograd
 from memprof.compiled_autograd._torch_compat import trace_node_by_node
 from memprof.compiled_autograd.nodes import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
-from memprof.profiler.process_hooks import on_reset
+from memprof.profiler.support.process_hooks import on_reset
 
 from .captured_backward_io import FORWARDS, CapturedBackwardIO
 from .session.runtime import RUNTIME

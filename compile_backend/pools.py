@@ -8,10 +8,10 @@ from dataclasses import replace
 from memprof.cudagraph_trees.explain.attribution import PoolParts, explain_pool
 from memprof.cudagraph_trees.explain.history import Manager, managers
 from memprof.cudagraph_trees.replay.node import path_to
-from memprof.profiler.report.columns import Column, Unit
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.section import Section, Table
-from memprof.profiler.report.text import render
+from memprof.profiler.views.report.columns import Column, Unit
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.section import Section, Table
+from memprof.profiler.views.report.text import render
 
 
 class Pools(dict[str, PoolParts]):

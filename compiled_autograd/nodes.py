@@ -22,8 +22,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame
-from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 from . import _torch_compat
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.support.process_hooks import on_fork
 
 from . import _torch_compat
 from .capture import CapturedBackward, CaptureLog

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memprof.profiler.process_hooks import ForkSafeLock, on_fork
+from memprof.profiler.support.process_hooks import ForkSafeLock, on_fork
 
 from . import _torch_compat
 from .errors import CaptureError

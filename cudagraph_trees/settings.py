@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memprof.profiler._text import parse_size
-from memprof.profiler.process_hooks import on_reset
+from memprof.profiler.support.process_hooks import on_reset
+from memprof.profiler.support.text import parse_size
 
 log = logging.getLogger("memprof.cudagraph_trees")
 

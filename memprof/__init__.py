@@ -23,11 +23,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .estimates import Estimate, EstimateFailed, estimate
-    from .profiler.thread_activity import name_graphs
-    from .profiler.tracker.api import checkpoint, current_tracker, stop_tracking, track
-    from .session import ProfilingSession, current_profile, profile, report, watch_graphs
-    from .views import LoadedProfile, load
+    from .compile_backend.session.profiling import (
+        ProfilingSession,
+        current_profile,
+        profile,
+        report,
+        watch_graphs,
+    )
+    from .profiler.sources.process.api import (
+        checkpoint,
+        current_tracker,
+        stop_tracking,
+        track,
+    )
+    from .profiler.support.thread_activity import name_graphs
+    from .profiler.verbs import LoadedProfile, load
+    from .what_if.estimates import Estimate, EstimateFailed, estimate
 
 __all__ = [
     "Estimate",
@@ -48,14 +59,15 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("Estimate", "EstimateFailed", "estimate"), "estimates"),
-    **dict.fromkeys(("LoadedProfile", "load"), "views"),
+    **dict.fromkeys(("Estimate", "EstimateFailed", "estimate"), "what_if.estimates"),
+    **dict.fromkeys(("LoadedProfile", "load"), "profiler.verbs"),
     **dict.fromkeys(
-        ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"), "session"
+        ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"),
+        "compile_backend.session.profiling",
     ),
-    "name_graphs": "profiler.thread_activity",
+    "name_graphs": "profiler.support.thread_activity",
     **dict.fromkeys(
-        ("checkpoint", "current_tracker", "stop_tracking", "track"), "profiler.tracker.api"
+        ("checkpoint", "current_tracker", "stop_tracking", "track"), "profiler.sources.process.api"
     ),
 }
 
@@ -64,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name == "compiled_autograd":
         return import_module("memprof.compiled_autograd")
     if name == "__version__":
-        from .profiler.host import installed_version
+        from memprof.profiler.support.host import installed_version
 
         return installed_version()
     if name not in _HOME:

@@ -19,10 +19,10 @@ from typing import Any
 import click
 
 from memprof.commands.errors import BadFile
-from memprof.profiler._text import visible
-from memprof.profiler.errors import ProfileError
-from memprof.profiler.host import installed_version
-from memprof.profiler.tracker.settings import SettingsError
+from memprof.profiler.sources.process.settings import SettingsError
+from memprof.profiler.support.errors import ProfileError
+from memprof.profiler.support.host import installed_version
+from memprof.profiler.support.text import visible
 
 COMMANDS = (
     "report",

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from memprof.gate import CHILD, OPTIONS
+from memprof.what_if.gate import CHILD, OPTIONS
 
 __all__ = [
     "device_memory",
@@ -61,12 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known, and begin the table."""
     child = os.environ.get(CHILD)
     if child is not None:
-        from memprof.gate import take
+        from memprof.what_if.gate import take
 
         take(config, child + OPTIONS)
     table = config.getoption("--memprof-table")
     if table is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist add rows
-        from memprof.gate.item import begin_table
+        from memprof.what_if.gate.item import begin_table
 
         try:
             begin_table(table)
@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         mark = item.get_closest_marker(MARK)
         if mark is not None and isinstance(item, pytest.Function):
-            from memprof.gate.item import gate
+            from memprof.what_if.gate.item import gate
 
             gate(item, mark)
 
@@ -110,6 +110,6 @@ def device_memory(request: pytest.FixtureRequest) -> Any:
             f"{request.node.nodeid} asks for device_memory and has no mark {MARK}, so that it does "
             "not run on a simulated device: add @pytest.mark.limit_device_memory()"
         )
-    from memprof.gate.device_memory import DeviceMemory
+    from memprof.what_if.gate.device_memory import DeviceMemory
 
     return DeviceMemory()

@@ -20,17 +20,17 @@ import platform
 import time
 from dataclasses import replace
 
-from . import writing
-from .advice import advise
-from .attribution import Attribution, View
-from .decoding import Document
-from .devices import main_device, timelines
-from .errors import ProfileError, ProfileForeignError
-from .frames import Frame, frames, may_begin
-from .growth import growth
+from .file.decoding import Document
+from .file.frames import Frame, frames, may_begin
+from .file.reading import read_from
+from .live.attribution import Attribution, View
+from .live.devices import main_device, timelines
+from .live.growth import growth
 from .model import DeviceTotals, GraphKind, Process, Profile
 from .model.running_job import Present, Writer
-from .reading import read_from
+from .support import writing
+from .support.errors import ProfileError, ProfileForeignError
+from .views.advice import advise
 
 KEEP_CALLS = 100_000
 """Of the call log, the latest: what a view of the present looks at."""

@@ -35,7 +35,8 @@ from torch.profiler._memory_profiler import (
     get_scopes,
 )
 
-from .dataflow import (
+from .model import Profile
+from .sources.trace import (
     ALL_RULES,
     DataFlowProfile,
     PeakReport,
@@ -44,15 +45,14 @@ from .dataflow import (
     peak_report,
     profile_memory,
 )
-from .dataflow._torch_compat import kineto_result
-from .dataflow.categories import NUMBER_OF
-from .dataflow.live import raw_timeline, timeline_points
-from .dataflow.read import read_events
-from .dataflow.to_model import POINTS
-from .export import export_profile
-from .model import Profile
-from .report.html import report_page, write_page
-from .writing import output
+from .sources.trace._torch_compat import kineto_result
+from .sources.trace.categories import NUMBER_OF
+from .sources.trace.live import raw_timeline, timeline_points
+from .sources.trace.read import read_events
+from .sources.trace.to_model import POINTS
+from .support.writing import output
+from .views.export import export_profile
+from .views.report.html import report_page, write_page
 
 FORMATS = (".raw.json", ".trace.json", ".json", ".html")
 

@@ -9,10 +9,10 @@ import zlib
 from operator import sub
 from typing import Any
 
-from memprof.profiler.errors import ProfileInvalidError
-from memprof.profiler.file import decode_profile, encode_profile
-from memprof.profiler.frames import Frame, Kind, frames, pack
+from memprof.profiler.file.frames import Frame, Kind, frames, pack
+from memprof.profiler.file.profile_file import decode_profile, encode_profile
 from memprof.profiler.model import SCHEMA_VERSION, Profile
+from memprof.profiler.support.errors import ProfileInvalidError
 
 Record = tuple[int, bytes]
 """Kind and payload of a frame."""

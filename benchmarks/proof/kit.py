@@ -31,7 +31,7 @@ CARDS = ("h100-80gb", "h200-141gb")
 PYTHON = "3.12"
 """What the wheels with compiled code are for."""
 SOURCES = (
-    *("memprof", "compile_backend", "compiled_autograd", "cudagraph_trees", "profiler"),
+    *("memprof", "compile_backend", "compiled_autograd", "cudagraph_trees", "profiler", "what_if"),
     *("simulated_cuda", "pyproject.toml", "README.md", "LICENSE"),
 )
 CARRIED = (

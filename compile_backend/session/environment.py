@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed
 
-from memprof.profiler.host import installed_version, physical_memory
 from memprof.profiler.model import Machine, Process, Profile
+from memprof.profiler.support.host import installed_version, physical_memory
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from memprof.profiler._programs import PERSISTENT
-from memprof.profiler.device.holders import HeldGraphs, held_graphs
-from memprof.profiler.growth import LEAST, rate_of
+from memprof.profiler.live.growth import LEAST, rate_of
+from memprof.profiler.live.pairing import forwards_that_wait
+from memprof.profiler.live.programs import PERSISTENT
 from memprof.profiler.model import (
     Category,
     GraphKind,
@@ -29,7 +29,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.pairing import forwards_that_wait
+from memprof.profiler.sources.allocator.holders import HeldGraphs, held_graphs
 
 from .. import _torch_compat
 

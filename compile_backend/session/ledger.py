@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
-from memprof.profiler.process_hooks import ForkSafeLock
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 log = logging.getLogger("memprof")
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import torch
 
-from memprof.profiler.device.out_of_memory import REPORTS
-from memprof.profiler.device.where import Compiled, describe_with
 from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
-from memprof.profiler.process_hooks import ForkSafeLock
-from memprof.profiler.tracker.naming import TensorOrigin
-from memprof.profiler.tracker.naming import register as register_with_tracker
+from memprof.profiler.sources.allocator.out_of_memory import REPORTS
+from memprof.profiler.sources.allocator.where import Compiled, describe_with
+from memprof.profiler.sources.process.naming import TensorOrigin
+from memprof.profiler.sources.process.naming import register as register_with_tracker
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from .. import _torch_compat
 from .runtime import RUNTIME
@@ -115,8 +115,8 @@ def describe(file: str, line: int) -> Compiled | None:
 
 def _add_to_ledger(account: DeviceAccount) -> str:
     # Reports take a quarter of a second to import, and who compiles seldom needs them.
-    from memprof.profiler.report.failure import asked, asker
-    from memprof.profiler.report.format import format_bytes
+    from memprof.profiler.views.report.failure import asked, asker
+    from memprof.profiler.views.report.format import format_bytes
 
     f = account.failure
     if f is not None and not f.activity:
@@ -127,7 +127,7 @@ def _add_to_ledger(account: DeviceAccount) -> str:
 
 
 def _line(account: DeviceAccount, kept: list[str]) -> str:
-    from memprof.profiler.report.failure import in_a_line
+    from memprof.profiler.views.report.failure import in_a_line
 
     return in_a_line(account, kept)
 

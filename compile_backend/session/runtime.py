@@ -24,7 +24,7 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.process_hooks import ForkSafeLock
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from .environment import new_profile, perf_origin_ns, process
 from .ledger import Counter, Ledger, LedgerKey

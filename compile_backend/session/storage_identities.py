@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from memprof.profiler.process_hooks import ForkSafeLock
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 
 class StorageIdentities:

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from memprof.profiler.process_hooks import on_fork, on_reset
+from memprof.profiler.support.process_hooks import on_fork, on_reset
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing, when_nobody_captures

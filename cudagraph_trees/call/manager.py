@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from torch.utils.weak import TensorWeakRef
 
-from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import LedgerEntry, LedgerKind
+from memprof.profiler.sources.allocator.where import line_of_caller
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from memprof.profiler.process_hooks import on_fork
+from memprof.profiler.support.process_hooks import on_fork
 
 from .. import _torch_compat as compat
 

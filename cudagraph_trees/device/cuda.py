@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.device._torch_compat import pool_segments
-from memprof.profiler.thread_activity import name_graphs
+from memprof.profiler.sources.allocator._torch_compat import pool_segments
+from memprof.profiler.support.thread_activity import name_graphs
 
 from .. import _torch_compat as compat
 from .allocator_history import allocator_history

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from memprof.profiler.model import LedgerEntry
-from memprof.profiler.process_hooks import ForkSafeLock
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from ..device.cuda import CudaPool
 from ..replay.node import CUDAGraphNode

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from memprof.profiler.thread_activity import name_graphs
+from memprof.profiler.support.thread_activity import name_graphs
 
 from .. import _torch_compat as compat
 from ..device.cuda import CudaPool

@@ -32,7 +32,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias
 
 from memprof.profiler.model import LedgerKind
-from memprof.profiler.thread_activity import activity
+from memprof.profiler.support.thread_activity import activity
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import LedgerKind, Profile
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.timeline import Timeline
-from memprof.profiler.trees import CallMode, call_modes
+from memprof.profiler.views.report.format import format_bytes
 
 WIDTH = 760
 COLORS = {

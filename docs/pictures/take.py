@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Machine, NodeProvenance, Profile
 
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from memprof.profiler._json import to_json
-from memprof.profiler._text import visible, visible_json
-from memprof.profiler.file import single_profile
+from memprof.profiler.file.profile_file import single_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.ranks import ranks_of
-from memprof.profiler.report.page import printable
-from memprof.profiler.snapshot.named import read_profiles_or_snapshot
+from memprof.profiler.sources.snapshot.named import read_profiles_or_snapshot
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.text import visible, visible_json
+from memprof.profiler.views.compare.ranks import ranks_of
+from memprof.profiler.views.report.page import printable
 
 from .errors import BadFile as BadFile
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import click
 
-from memprof import _torch_compat
-from memprof.profiler.report.page import PLAIN, Style, style_of
+from memprof.profiler.views.report.page import PLAIN, Style, style_of
 
+from . import _torch_compat
 from ._common import json_option, print_json, print_text
 
 

@@ -7,16 +7,16 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.export import FORMATS, export_profile
-from memprof.profiler.file import profile_schema, write_profiles
-from memprof.profiler.ranks import world_size
-from memprof.profiler.report.format import format_bytes, shorten_path
-from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
-from memprof.profiler.snapshot.enrich import enrich as enrich_snapshot
-from memprof.profiler.snapshot.named import read_names, read_profiles_or_snapshot
-from memprof.profiler.snapshot.names import CodeNames
-from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
-from memprof.views import devices_in
+from memprof.profiler.file.profile_file import profile_schema, write_profiles
+from memprof.profiler.sources.snapshot.enrich import BARE, EAGER, Enriched, write_snapshot
+from memprof.profiler.sources.snapshot.enrich import enrich as enrich_snapshot
+from memprof.profiler.sources.snapshot.named import read_names, read_profiles_or_snapshot
+from memprof.profiler.sources.snapshot.names import CodeNames
+from memprof.profiler.sources.snapshot.reading import is_pickle, read_snapshot
+from memprof.profiler.verbs import devices_in
+from memprof.profiler.views.compare.ranks import world_size
+from memprof.profiler.views.export import FORMATS, export_profile
+from memprof.profiler.views.report.format import format_bytes, shorten_path
 
 from ._common import (
     BadFile,

@@ -11,7 +11,12 @@ from dataclasses import replace
 
 import click
 
-from memprof.fit.table import (
+from memprof.profiler.support.text import visible
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.page import style_of
+from memprof.simulated_cuda.errors import SimulationError
+from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
+from memprof.what_if.fit.table import (
     BUDGET,
     Row,
     budget_row,
@@ -20,24 +25,19 @@ from memprof.fit.table import (
     render,
     render_budget,
 )
-from memprof.fit.table import rows as search_rows
-from memprof.fit.trials import Trial, render_trials, try_changes
-from memprof.fit.tries import BadStore, Plan, Store, Tried, Tries
-from memprof.fit.variables import Variable, check_places, parse_variable
-from memprof.profiler._text import visible
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.page import style_of
-from memprof.simulate.changes import (
+from memprof.what_if.fit.table import rows as search_rows
+from memprof.what_if.fit.trials import Trial, render_trials, try_changes
+from memprof.what_if.fit.tries import BadStore, Plan, Store, Tried, Tries
+from memprof.what_if.fit.variables import Variable, check_places, parse_variable
+from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
     CHANGES,
     WITHOUT_TIMING,
     change_of,
     parse_setting,
 )
-from memprof.simulate.command_line import BadInput
-from memprof.simulate.parent import Settings, StandardInput, exits_on_signals
-from memprof.simulated_cuda.errors import SimulationError
-from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
+from memprof.what_if.simulate.command_line import BadInput
+from memprof.what_if.simulate.parent import Settings, StandardInput, exits_on_signals
 
 from ._common import (
     BadFile,

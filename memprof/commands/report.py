@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import click
 
-from memprof.profiler._text import parse_size, visible
-from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.diff_model import ProfileDiff
-from memprof.profiler.export import check_has_time
-from memprof.profiler.export.walk import Part
-from memprof.profiler.file import single_profile
-from memprof.profiler.growth import growth, looked
+from memprof.profiler.file.profile_file import single_profile
+from memprof.profiler.live.growth import growth, looked
 from memprof.profiler.model import Growth, Profile
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.page import Style, style_of
-from memprof.profiler.report.sections.about import of_growth
-from memprof.profiler.report.sections.diff import of_diff
-from memprof.profiler.report.sections.ledger import of_ledger
-from memprof.profiler.report.text import render
-from memprof.profiler.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
-from memprof.views import report_json, report_style, report_text
+from memprof.profiler.sources.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
+from memprof.profiler.support.text import parse_size, visible
+from memprof.profiler.verbs import report_json, report_style, report_text
+from memprof.profiler.views.compare.diff import NothingToCompare, compare
+from memprof.profiler.views.compare.diff_model import ProfileDiff
+from memprof.profiler.views.export import check_has_time
+from memprof.profiler.views.export.walk import Part
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.page import Style, style_of
+from memprof.profiler.views.report.sections.about import of_growth
+from memprof.profiler.views.report.sections.diff import of_diff
+from memprof.profiler.views.report.sections.ledger import of_ledger
+from memprof.profiler.views.report.text import render
 
 from ._common import (
     BadFile,
@@ -153,7 +153,7 @@ def _print_report(
 ) -> None:
     if output is not None:
         # Its assets are of no use to the terminal's report.
-        from memprof.profiler.report.html import write_report
+        from memprof.profiler.views.report.html import write_report
 
         print_page(output, write_report(profiles, output, device, file))
     elif as_json:
@@ -169,7 +169,7 @@ def _print_page_at(
     tracker's operations and calls of compiled code, replays of graphs among them."""
     if output is None:
         raise click.UsageError("--calls says where a page opens: give one with -o PAGE")
-    from memprof.profiler.report.html import write_report
+    from memprof.profiler.views.report.html import write_report
 
     check_has_time([profile], "bars are over time")
     try:
@@ -239,7 +239,7 @@ def diff(
         raise click.BadParameter(str(e), param_hint="--device") from e
     if output is not None:
         # Its assets are of no use to the terminal's text.
-        from memprof.profiler.report.html import write_diff
+        from memprof.profiler.views.report.html import write_diff
 
         print_page(output, write_diff(found, output, before, after))
     elif as_json:

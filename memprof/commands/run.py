@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from memprof.profiler.tracker import settings
-from memprof.profiler.writing import check_writable, write_whole
+from memprof.profiler.sources.process import settings
+from memprof.profiler.support.writing import check_writable, write_whole
 
 from ._common import BadFile, Command, json_option, print_json, read_by
 
@@ -77,7 +77,7 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
         )
     what = ["-m", module, *command] if module is not None else list(command)
     graphs_in = ["--graphs", found.settings.output_dir] if graphs else []
-    launch = [sys.executable, "-m", "memprof.launch", *graphs_in, *what]
+    launch = [sys.executable, "-m", "memprof.compile_backend.session.launch", *graphs_in, *what]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, launch, environment)

@@ -10,21 +10,21 @@ from dataclasses import replace
 
 import click
 
-from memprof.fit.tries import BadStore, ScriptFailed, Undecided
-from memprof.profiler._text import visible
-from memprof.profiler.file import check_name
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.page import style_of
-from memprof.profiler.writing import check_writable
-from memprof.simulate.command_line import BadInput, jobs_of, parse
-from memprof.simulate.messages import Sent
-from memprof.simulate.parent import Settings, Simulation, StandardInput, find_smallest
-from memprof.simulate.parent import simulate as simulate_script
-from memprof.simulate.pretend import parse_pretence
-from memprof.simulate.result import as_json, render, write_profile_of
-from memprof.simulate.serving import ready_sign
+from memprof.profiler.file.profile_file import check_name
+from memprof.profiler.support.text import visible
+from memprof.profiler.support.writing import check_writable
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
+from memprof.what_if.fit.tries import BadStore, ScriptFailed, Undecided
+from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
+from memprof.what_if.simulate.messages import Sent
+from memprof.what_if.simulate.parent import Settings, Simulation, StandardInput, find_smallest
+from memprof.what_if.simulate.parent import simulate as simulate_script
+from memprof.what_if.simulate.pretend import parse_pretence
+from memprof.what_if.simulate.result import as_json, render, write_profile_of
+from memprof.what_if.simulate.serving import ready_sign
 
 from ._common import (
     BadFile,

@@ -15,11 +15,11 @@ from rich.live import Live
 from rich.text import Text
 
 from memprof.profiler.model.running_job import Present, Writer
-from memprof.profiler.report.page import style_of
-from memprof.profiler.report.sections.processes import of_present
-from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile
-from memprof.profiler.writing import is_locked
+from memprof.profiler.support.writing import is_locked
+from memprof.profiler.views.report.page import style_of
+from memprof.profiler.views.report.sections.processes import of_present
+from memprof.profiler.views.report.text import render
 
 from ._common import BadFile, print_text, read_by, seconds, shows_files
 

@@ -6,7 +6,8 @@ is the honest remainder.
 Note [How a category is decided]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Of compiled code from what AOTAutograd and Dynamo know of a value, never from its name; of blocks of
-a device's allocator by Note [How a block gets its category] in ``profiler/device/account.py``.
+a device's allocator by Note [How a block gets its category] in
+``profiler/sources/allocator/account.py``.
 
 * PERSISTENT_STATE: a buffer of a module that the graph writes to (running statistics, a cache of
   keys and values), or such an input that the program has marked as staying where it is

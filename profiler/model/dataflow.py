@@ -1,6 +1,6 @@
 """Describes what the data-flow profile of a ``torch.profiler`` run says, as columns.
 
-``profiler/dataflow`` finds it out (and needs torch); here is what a profile file keeps of it.
+``profiler/sources/trace`` finds it out (and needs torch); here is what a profile file keeps of it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from .provenance import SourceFrame
 
 class WhyNot(str, Enum):
     """Why a request did not fit; the first of these that holds: Note [Why a request did not fit] in
-    ``profiler/device/failure.py``."""
+    ``profiler/sources/allocator/failure.py``."""
 
     TOO_LARGE = "too_large"
     """Larger than all that the process may have."""

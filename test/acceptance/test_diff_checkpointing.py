@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import memprof
 from acceptance.allocator_truth import allocator_peak
-from memprof.profiler.diff import compare
 from memprof.profiler.model import Profile
+from memprof.profiler.views.compare.diff import compare
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -15,7 +15,7 @@ from models import zoo
 from torch import Tensor
 
 import memprof
-from memprof.profiler.attribution import Attribution
+from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.model import (
     AllocationProgram,
     EventKind,

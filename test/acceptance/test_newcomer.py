@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from browser.fixtures import isolated, open_file, watch
 
-from memprof.profiler.file import read_profile
-from memprof.profiler.report import summarize
+from memprof.profiler.file.profile_file import read_profile
+from memprof.profiler.views.report import summarize
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

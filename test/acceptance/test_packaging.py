@@ -20,7 +20,7 @@ def test_every_folder_of_sources_is_a_package() -> None:
         for path in [*(ROOT / "memprof").glob("*.py"), *system.rglob("*.py")]
     }
     assert found == wanted
-    assert {"memprof.profiler.report.html", "memprof.cudagraph_trees.device"} <= found
+    assert {"memprof.profiler.views.report.html", "memprof.cudagraph_trees.device"} <= found
 
 
 def test_backend_is_registered_without_importing_memprof() -> None:

@@ -25,20 +25,20 @@ BELOW = {
     "simulated_cuda": set(),
 }
 TORCH_FREE = [
-    "profiler/advice",
-    "profiler/devices.py",
-    "profiler/diff.py",
-    "profiler/export",
-    "profiler/file.py",
+    "profiler/views/advice",
+    "profiler/live/devices.py",
+    "profiler/views/compare/diff.py",
+    "profiler/views/export",
+    "profiler/file/profile_file.py",
     "profiler/model",
-    "profiler/ranks.py",
-    "profiler/report",
-    "profiler/snapshot",
-    "profiler/stack_text.py",
-    "profiler/encoding.py",
-    "profiler/frames.py",
-    "profiler/timeline.py",
-    "profiler/trees.py",
+    "profiler/views/compare/ranks.py",
+    "profiler/views/report",
+    "profiler/sources/snapshot",
+    "profiler/live/stack_text.py",
+    "profiler/file/encoding.py",
+    "profiler/file/frames.py",
+    "profiler/live/timeline.py",
+    "profiler/live/trees.py",
 ]
 
 

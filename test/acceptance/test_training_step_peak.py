@@ -10,7 +10,7 @@ from torch import nn
 
 import memprof
 from acceptance.allocator_truth import allocator_peak
-from memprof.profiler.timeline import Timeline
+from memprof.profiler.live.timeline import Timeline
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
-from memprof.profiler.advice import Finding, FindingKind, advise
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Category, Profile
+from memprof.profiler.views.advice import Finding, FindingKind, advise
 
 pytestmark = pytest.mark.zero_kernels
 

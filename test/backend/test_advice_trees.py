@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.profiler.advice import Finding, FindingKind, advise
+from memprof.profiler.views.advice import Finding, FindingKind, advise
 
 pytestmark = pytest.mark.simgpu
 

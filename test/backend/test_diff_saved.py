@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.diff import compare
-from memprof.profiler.diff_model import SavedKind
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report.sections.diff import of_diff
+from memprof.profiler.views.compare.diff import compare
+from memprof.profiler.views.compare.diff_model import SavedKind
+from memprof.profiler.views.report.sections.diff import of_diff
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.profiler.export import devices_of, export_profile
-from memprof.profiler.timeline import Timeline
-from memprof.profiler.trees import CallMode, call_modes
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.live.trees import CallMode, call_modes
+from memprof.profiler.views.export import devices_of, export_profile
 
 pytestmark = pytest.mark.simgpu
 

@@ -8,12 +8,8 @@ import pytest
 
 from memprof.compile_backend.stages.observe.recorder import instrument
 from memprof.compile_backend.stages.provenance.generated_code import statements
+from memprof.profiler.live.stack_text import clean_module_path, innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame, StatementKind
-from memprof.profiler.stack_text import (
-    clean_module_path,
-    innermost_module,
-    parse_stack_trace,
-)
 
 WRAPPER = """\
 import torch

@@ -16,9 +16,9 @@ import memprof
 from memprof.compile_backend.stages.observe import stage
 from memprof.cudagraph_trees.call.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
-from memprof.profiler.attribution import Attribution
+from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile
-from memprof.profiler.report import summarize
+from memprof.profiler.views.report import summarize
 
 pytestmark = pytest.mark.simgpu
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.growth import growth
+from memprof.profiler.live.growth import growth
+from memprof.profiler.live.pairing import forwards_that_wait
 from memprof.profiler.model import Growth, GrowthSource, Profile
-from memprof.profiler.pairing import forwards_that_wait
 
 ROWS, WIDTH = 64, 128
 CALLS = 16

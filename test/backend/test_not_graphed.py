@@ -17,7 +17,7 @@ from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.compile_backend.stages.graphs import GraphsStage
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
-from memprof.profiler.report import summarize
+from memprof.profiler.views.report import summarize
 
 AFTER_ITS_FORWARD = "its forward runs without a graph, and so does what takes what that saved"
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memprof
-from memprof.profiler.attribution import Attribution
+from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.model import (
     BufferProvenance,
     Category,

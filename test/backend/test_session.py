@@ -16,7 +16,7 @@ from torch import nn
 
 import memprof
 from memprof.compile_backend.session.runtime import RUNTIME, CallLog, CallRecord, columns
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Category, EventKind, GraphKind, LedgerKind, Origin, Role
 
 pytestmark = pytest.mark.zero_kernels
@@ -361,7 +361,7 @@ def test_importing_memprof_does_not_import_torch() -> None:
 
 def test_whatever_is_imported_first_ledgers_of_managers_outlive_the_reset_that_ends_these() -> None:
     code = """
-import memprof.session
+import memprof.compile_backend.session.profiling
 from memprof.compile_backend.backend import memprof as backend
 from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.cudagraph_trees.call import container

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import memprof
-from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.devices import timelines
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.devices import timelines
 from memprof.profiler.model import Category, GraphKind, Profile
 
 N = 64

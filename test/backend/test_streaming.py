@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 import memprof
-import memprof.streaming
+import memprof.compile_backend.session.streaming
 from memprof.compile_backend.session.runtime import RUNTIME
-from memprof.profiler.errors import ProfileNotWritableError, ProfileUnreadableError
-from memprof.profiler.file import encode_profile, read_profile
+from memprof.profiler.file.profile_file import encode_profile, read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.model.running_job import Writer
 from memprof.profiler.running_job import JobFile
+from memprof.profiler.support.errors import ProfileNotWritableError, ProfileUnreadableError
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -44,8 +44,8 @@ def test_a_streamed_session_is_the_same_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a session that is streamed in many chunks, inside one that is not
-    monkeypatch.setattr(memprof.streaming, "TICK_S", 0.005)
-    monkeypatch.setattr(memprof.streaming, "FLUSH_S", 0.0)
+    monkeypatch.setattr(memprof.compile_backend.session.streaming, "TICK_S", 0.005)
+    monkeypatch.setattr(memprof.compile_backend.session.streaming, "FLUSH_S", 0.0)
     with memprof.profile() as plain, memprof.profile(tmp_path / "run.memprof") as streamed:
         run = step()
         for _ in range(300):
@@ -70,8 +70,9 @@ def test_a_streamed_session_is_the_same_profile(
 
 
 KILLED = """
-import sys, time, torch, memprof, memprof.streaming
-memprof.streaming.TICK_S, memprof.streaming.FLUSH_S = 0.02, 0.1
+import sys, time, torch, memprof
+from memprof.compile_backend.session import streaming
+streaming.TICK_S, streaming.FLUSH_S = 0.02, 0.1
 compiled = torch.compile(lambda x: x.sin() + 1, backend="memprof")
 with memprof.profile(sys.argv[1]):
     x = torch.ones(8)
@@ -105,9 +106,9 @@ def test_a_killed_process_leaves_what_it_did(tmp_path: Path) -> None:
 def test_bytes_a_call_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN 10,000 calls of a training loop, flushed far more often than by default: the fewer
     # calls in a chunk, the more bytes for each
-    monkeypatch.setattr(memprof.streaming, "TICK_S", 0.02)
-    monkeypatch.setattr(memprof.streaming, "FLUSH_S", math.inf)
-    monkeypatch.setattr(memprof.streaming, "FLUSH_CALLS", 200)
+    monkeypatch.setattr(memprof.compile_backend.session.streaming, "TICK_S", 0.02)
+    monkeypatch.setattr(memprof.compile_backend.session.streaming, "FLUSH_S", math.inf)
+    monkeypatch.setattr(memprof.compile_backend.session.streaming, "FLUSH_CALLS", 200)
     path = tmp_path / "run.memprof"
     with memprof.profile(path) as session:
         run = step()
@@ -461,7 +462,9 @@ def test_an_allocator_that_does_not_count_costs_its_totals_alone(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
     session = RUNTIME.open_session(10)
-    streamer = memprof.streaming.Streamer(RUNTIME, session, tmp_path / "x.memprof")
+    streamer = memprof.compile_backend.session.streaming.Streamer(
+        RUNTIME, session, tmp_path / "x.memprof"
+    )
     try:
         streamer.start()
         assert not streamer.failed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from memprof.profiler.model import Profile, TrackerRecord
-from memprof.profiler.report.html import write_report
+from memprof.profiler.views.report.html import write_report
 
 from .fixtures import COUNT_DRAWING, FRAME, isolated, open_file
 from .gantt_profiles import MS, Operations, server, training_run

@@ -12,9 +12,9 @@ from models import zoo
 import memprof
 from memprof import compiled_autograd as ca
 from memprof.compiled_autograd.nodes import is_engine_frame
-from memprof.profiler.attribution import Attribution, View
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile, Role
-from memprof.profiler.timeline import Timeline
 
 pytestmark = pytest.mark.zero_kernels
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._C._profiler import RecordScope
 
-from memprof.profiler.dataflow import _torch_compat as compat
+from memprof.profiler.sources.trace import _torch_compat as compat
 
 
 class TorchOp:

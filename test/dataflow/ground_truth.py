@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.dataflow.categories import CATEGORIES
-from memprof.profiler.dataflow.profile import DataFlowProfile
 from memprof.profiler.model import Category
+from memprof.profiler.sources.trace.categories import CATEGORIES
+from memprof.profiler.sources.trace.profile import DataFlowProfile
 
 from .models import Case
 
@@ -121,7 +121,7 @@ def judge(
     within: tuple[int, int] | None = None,
 ) -> Verdict:
     """Hold the categories at the peak of the CPU, of all times or of some, against the truth."""
-    from memprof.profiler.dataflow.live import by_category, live_rows
+    from memprof.profiler.sources.trace.live import by_category, live_rows
 
     out = Verdict()
     cpu = profile.device_index("cpu")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from memprof.profiler import DataFlowProfile
-from memprof.profiler.dataflow import calls
-from memprof.profiler.dataflow.read import read_events
 from memprof.profiler.model import (
     AllocationProgram,
     BufferProvenance,
@@ -23,6 +21,8 @@ from memprof.profiler.model import (
     Role,
     Storage,
 )
+from memprof.profiler.sources.trace import calls
+from memprof.profiler.sources.trace.read import read_events
 
 from . import fake_trace
 from .fake_trace import PyCall, Result, alloc, fakes  # noqa: F401

@@ -12,7 +12,7 @@ from torch.profiler import _memory_profiler as theirs
 
 import memprof.profiler as ours
 from memprof.profiler import Rule, torch_names
-from memprof.profiler.dataflow.graph import FREED
+from memprof.profiler.sources.trace.graph import FREED
 
 from .models import MODELS, profile_training, profiled
 

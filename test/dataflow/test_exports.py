@@ -22,9 +22,9 @@ from memprof.profiler import (
     peak_report,
     profile_memory,
 )
-from memprof.profiler.dataflow.live import by_category
-from memprof.profiler.dataflow.to_model import data_flow_columns
-from memprof.profiler.errors import ProfileNotWritableError
+from memprof.profiler.sources.trace.live import by_category
+from memprof.profiler.sources.trace.to_model import data_flow_columns
+from memprof.profiler.support.errors import ProfileNotWritableError
 
 from .models import profile_training, profiled
 from .perfetto_wasm import query

@@ -7,9 +7,9 @@ import inspect
 import torch
 
 from memprof.profiler import peak_report, profile_memory
-from memprof.profiler.dataflow.live import by_category
-from memprof.profiler.dataflow.to_model import storages_at
 from memprof.profiler.model import Category
+from memprof.profiler.sources.trace.live import by_category
+from memprof.profiler.sources.trace.to_model import storages_at
 
 from .models import mlp, optimizer, profiled, train
 

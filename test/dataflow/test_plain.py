@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from memprof.profiler import peak_report, profile_memory
-from memprof.profiler.dataflow import data_flow_columns
 from memprof.profiler.model import Category, DataFlowColumns
+from memprof.profiler.sources.trace import data_flow_columns
 
 from .models import mlp, optimizer, profiled, train
 

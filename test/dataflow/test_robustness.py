@@ -19,17 +19,13 @@ from framing import findings
 from rendering import render_text
 
 import memprof.profiler as ours
-from memprof.profiler.dataflow import peak_report, profile_memory
-from memprof.profiler.dataflow.categories import CATEGORIES, ORDER
-from memprof.profiler.dataflow.live import by_category, live_rows
-from memprof.profiler.dataflow.to_model import (
-    data_flow_columns,
-    frames,
-    storages_at,
-)
 from memprof.profiler.model import Category, Profile
-from memprof.profiler.report import summarize
+from memprof.profiler.sources.trace import peak_report, profile_memory
+from memprof.profiler.sources.trace.categories import CATEGORIES, ORDER
+from memprof.profiler.sources.trace.live import by_category, live_rows
+from memprof.profiler.sources.trace.to_model import data_flow_columns, frames, storages_at
 from memprof.profiler.torch_names import Action
+from memprof.profiler.views.report import summarize
 
 from .fake_trace import (
     Event,

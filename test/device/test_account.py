@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memprof.profiler.device.account import explain, failed_requests, of_distributed
-from memprof.profiler.device.history import AllocatorHistory, frames_of
-from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.where import where
 from memprof.profiler.model import Category, DeviceAccount, Held
 from memprof.profiler.model import SourceFrame as Frame
+from memprof.profiler.sources.allocator.account import explain, failed_requests, of_distributed
+from memprof.profiler.sources.allocator.history import AllocatorHistory, frames_of
+from memprof.profiler.sources.allocator.marks import Mark, Phase
+from memprof.profiler.sources.allocator.where import where
 
 MIB = 1 << 20
 SITE = "/env/lib/python3.11/site-packages"

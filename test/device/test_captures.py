@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memprof.profiler.device.captures import Device, WatchedCapture, describe
-from memprof.profiler.device.history import AllocatorBlock, AllocatorHistory
-from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.model import Fate, GraphCapture, GraphPool
+from memprof.profiler.sources.allocator.captures import Device, WatchedCapture, describe
+from memprof.profiler.sources.allocator.history import AllocatorBlock, AllocatorHistory
+from memprof.profiler.sources.allocator.marks import Mark, Phase
 
 MIB = 1 << 20
 POOL = (0, 1)

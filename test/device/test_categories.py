@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.device.allocator_session import AllocatorSession
-from memprof.profiler.device.known import sizes_of
-from memprof.profiler.device.marks import Mark, Phase
-from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import SourceFrame
+from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
+from memprof.profiler.sources.allocator.known import sizes_of
+from memprof.profiler.sources.allocator.marks import Mark, Phase
+from memprof.profiler.sources.allocator.where import line_of_caller
 
 from .programs import script
 
@@ -383,7 +383,7 @@ assert state['self.keys = torch.zeros(1000, N, device="cuda")  # cache'] == 4000
 
 with memprof.profile() as session:
     cache = serve()
-from memprof.profiler.report.summary import summarize
+from memprof.profiler.views.report.summary import summarize
 (account,) = session.profile().accounts
 (peak,) = summarize(session.profile()).at_peak
 assert account.present
@@ -403,7 +403,7 @@ def test_a_static_cache_that_is_no_buffer_of_a_module(tmp_path: Path) -> None:
 
 
 _WRITTEN = """
-from memprof.profiler.report.summary import summarize
+from memprof.profiler.views.report.summary import summarize
 
 
 class Attention(nn.Module):

@@ -11,9 +11,6 @@ import pytest
 import repetition
 import torch
 
-from memprof.profiler.device.failure import CONTEXT, explain_failure, reliefs
-from memprof.profiler.device.holders import Holders, held_graphs
-from memprof.profiler.device.referrers import Referrers
 from memprof.profiler.model import (
     RECOMPUTED,
     Category,
@@ -22,8 +19,11 @@ from memprof.profiler.model import (
     SourceFrame,
     WhyNot,
 )
-from memprof.profiler.report.failure import why
-from memprof.profiler.report.format import format_bytes
+from memprof.profiler.sources.allocator.failure import CONTEXT, explain_failure, reliefs
+from memprof.profiler.sources.allocator.holders import Holders, held_graphs
+from memprof.profiler.sources.allocator.referrers import Referrers
+from memprof.profiler.views.report.failure import why
+from memprof.profiler.views.report.format import format_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -409,7 +409,7 @@ assert any(r.nodes for g in found for r in g.at_peak)
 
 def test_what_stays_from_capture_to_capture() -> None:
     program = """
-from memprof.profiler.graph_pools import left_behind
+from memprof.profiler.live.graph_pools import left_behind
 
 cache, graphs = [], []
 
@@ -509,7 +509,7 @@ assert sorted(g.grew // MIB for g in found) == [30, 40]
 
 def test_why_there_is_nothing() -> None:
     program = """
-from memprof.profiler.device.graph_watch import GraphWatch
+from memprof.profiler.sources.allocator.graph_watch import GraphWatch
 
 with memprof.watch_graphs() as session:
     mib(1)

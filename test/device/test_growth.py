@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli import main
-from memprof.profiler.file import read_profile
-from memprof.profiler.growth import growth
+from memprof.profiler.file.profile_file import read_profile
+from memprof.profiler.live.growth import growth
 from memprof.profiler.model import Growth, GrowthSource
 
 MIB = 1 << 20

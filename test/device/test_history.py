@@ -9,10 +9,10 @@ from allocator import MIB, Allocator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.profiler.device import segments
-from memprof.profiler.device.history import AllocatorHistory
-from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.model.allocator_rules import SMALL
+from memprof.profiler.sources.allocator import segments
+from memprof.profiler.sources.allocator.history import AllocatorHistory
+from memprof.profiler.sources.allocator.marks import Mark, Phase
 
 
 class History:

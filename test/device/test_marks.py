@@ -6,11 +6,11 @@ import bisect
 import random
 from typing import Any
 
-from memprof.profiler.device.account import explain
-from memprof.profiler.device.growth import steps_of
-from memprof.profiler.device.history import AllocatorHistory, drop_unused_marks
-from memprof.profiler.device.marks import Mark, Phase
 from memprof.profiler.model import Category, DeviceAccount
+from memprof.profiler.sources.allocator.account import explain
+from memprof.profiler.sources.allocator.growth import steps_of
+from memprof.profiler.sources.allocator.history import AllocatorHistory, drop_unused_marks
+from memprof.profiler.sources.allocator.marks import Mark, Phase
 
 KIB = 1 << 10
 PAGE = 4 * KIB

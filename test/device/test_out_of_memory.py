@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.device._torch_compat import transient_workspace_sizes
-from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import AllocationFailure, Category, DeviceAccount, LedgerKind, WhyNot
+from memprof.profiler.sources.allocator._torch_compat import transient_workspace_sizes
+from memprof.profiler.support.errors import ProfileNotWritableError
 
 MIB = 1 << 20
 

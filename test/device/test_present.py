@@ -14,8 +14,6 @@ from profile_builder import ProgramBuilder, calls
 from rendering import render_accounts
 from torch.torch_version import TorchVersion
 
-from memprof.profiler.device.holders import Holders
-from memprof.profiler.device.present import optimizer_state, present_accounts
 from memprof.profiler.model import (
     Category,
     DeviceAccount,
@@ -26,8 +24,10 @@ from memprof.profiler.model import (
     LedgerKind,
     Profile,
 )
-from memprof.profiler.report.parts import device_peak
-from memprof.profiler.report.summary import summarize
+from memprof.profiler.sources.allocator.holders import Holders
+from memprof.profiler.sources.allocator.present import optimizer_state, present_accounts
+from memprof.profiler.views.report.parts import device_peak
+from memprof.profiler.views.report.summary import summarize
 
 MIB = 1 << 20
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.profiler.device import segments
-from memprof.profiler.device.segments import Ascending, Segments
-from memprof.profiler.snapshot.reading import decode_snapshot
-from memprof.profiler.snapshot.to_model import profile_of
+from memprof.profiler.sources.allocator import segments
+from memprof.profiler.sources.allocator.segments import Ascending, Segments
+from memprof.profiler.sources.snapshot.reading import decode_snapshot
+from memprof.profiler.sources.snapshot.to_model import profile_of
 
 MIB = 1 << 20
 

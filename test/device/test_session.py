@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import memprof
-from memprof.profiler.device import _torch_compat as compat
 from memprof.profiler.model import LedgerKind
+from memprof.profiler.sources.allocator import _torch_compat as compat
 
 from .programs import run, script
 
@@ -310,8 +310,8 @@ assert [f.nbytes for f in account.failed] == [1 << 40]
 @simgpu
 def test_a_fault_of_ours_costs_the_account_and_not_the_training() -> None:
     program = """
-from memprof.profiler.device.known import Objects
-from memprof.profiler.device.allocator_session import AllocatorSession
+from memprof.profiler.sources.allocator.known import Objects
+from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 
 
 def fails(*_):
@@ -346,8 +346,8 @@ adds_up(*session.profile().accounts)
 @simgpu
 def test_inference_without_marks_is_drained_from_outside() -> None:
     program = """
-from memprof.profiler.device import history_follower
-from memprof.profiler.device._torch_compat import drain_history
+from memprof.profiler.sources.allocator import history_follower
+from memprof.profiler.sources.allocator._torch_compat import drain_history
 
 history_follower.DRAIN = 50
 drained = threading.Event()
@@ -378,7 +378,7 @@ assert not any(t.name == "memprof drains" for t in threading.enumerate())
 @simgpu
 def test_what_another_thread_allocates_while_the_history_is_taken_is_found() -> None:
     program = """
-from memprof.profiler.device import history_follower
+from memprof.profiler.sources.allocator import history_follower
 
 taken = history_follower.compat.drain_history
 late = []
@@ -499,7 +499,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
 def test_the_logits_of_a_language_model_and_whose_the_rest_is(tmp_path: Path) -> None:
     program = """
 import torch.nn.functional as F
-from memprof.profiler.advice import FindingKind, advise
+from memprof.profiler.views.advice import FindingKind, advise
 
 BATCH, SEQUENCE, VOCABULARY, WIDTH = 4, 256, 6144, 128
 ELEMENTS = BATCH * SEQUENCE * VOCABULARY

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.simgpu
 
 _PROGRAM = """
 import random, sys, torch
-from memprof.profiler.device.allocator_session import AllocatorSession
+from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 
 seed, late = int(sys.argv[1]), sys.argv[2] == "late"
 rng = random.Random(seed)
@@ -117,7 +117,7 @@ def test_the_history_agrees_with_the_snapshot(settings: str) -> None:
 def test_counters_that_are_set_back_do_not_move_marks() -> None:
     program = """
 import torch
-from memprof.profiler.device.allocator_session import AllocatorSession
+from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 watch = AllocatorSession()
 watch.install()
 weight = torch.nn.Parameter(torch.ones(1024, 1024, device="cuda"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.profiler.device.captures import PoolRequest, reserved_without
-from memprof.profiler.device.history import AllocatorBlock
 from memprof.profiler.model.address_ranges import clipped, merged, shares, total
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
+from memprof.profiler.sources.allocator.captures import PoolRequest, reserved_without
+from memprof.profiler.sources.allocator.history import AllocatorBlock
 
 MIB = 1 << 20
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from memprof.profiler._json import to_json
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
+from memprof.profiler.support.json_text import to_json
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 

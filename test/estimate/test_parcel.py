@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memprof
-from memprof.simulate.parcel import NoParcel, pack, unpack
+from memprof.what_if.simulate.parcel import NoParcel, pack, unpack
 
 
 def sent(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.estimates import _search_path
+from memprof.what_if.estimates import _search_path
 
 
 def test_only_what_is_installed_is_left_out(

@@ -11,16 +11,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memprof.cli import main
-from memprof.fit import tries
 from memprof.profiler.model import (
     AllocationFailure,
     SourceFrame,
     WhyNot,
 )
-from memprof.simulate.command_line import Command
-from memprof.simulate.parent import Settings, Simulation
-from memprof.simulate.request import Failure as ScriptFailure
-from memprof.simulate.request import Outcome
+from memprof.what_if.fit import tries
+from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.parent import Settings, Simulation
+from memprof.what_if.simulate.request import Failure as ScriptFailure
+from memprof.what_if.simulate.request import Outcome
 
 from .programs import BUILD, account_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.fit.table import Line, Try, largest
+from memprof.what_if.fit.table import Line, Try, largest
 
 MEMORY = 1_000_000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memprof.fit.table import BUDGET, Row, budget_row, render_budget
-from memprof.fit.tries import Tried
-from memprof.simulate.partitions import DRAWN_ANEW
 from memprof.simulated_cuda.gpus import Gpu, find_gpu
+from memprof.what_if.fit.table import BUDGET, Row, budget_row, render_budget
+from memprof.what_if.fit.tries import Tried
+from memprof.what_if.simulate.partitions import DRAWN_ANEW
 
 
 def tried(budget: str, flops: int, notes: list[str]) -> Tried:

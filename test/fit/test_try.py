@@ -21,8 +21,8 @@ from torch._functorch.compilers import nop
 from torch.utils.checkpoint import checkpoint
 
 from memprof.cli import main
-from memprof.fit import tries
-from memprof.simulate.changes import (
+from memprof.what_if.fit import tries
+from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
     CHANGES,
     WITHOUT_TIMING,
@@ -32,10 +32,10 @@ from memprof.simulate.changes import (
     is_idle,
     settings_of,
 )
-from memprof.simulate.command_line import BadInput, Command
-from memprof.simulate.parent import Settings, Simulation
-from memprof.simulate.partitions import DRAWN_ANEW, PartitionFlops
-from memprof.simulate.request import Failure, Outcome
+from memprof.what_if.simulate.command_line import BadInput, Command
+from memprof.what_if.simulate.parent import Settings, Simulation
+from memprof.what_if.simulate.partitions import DRAWN_ANEW, PartitionFlops
+from memprof.what_if.simulate.request import Failure, Outcome
 
 from .programs import BUILD, account_of
 
@@ -303,7 +303,7 @@ def test_options_of_the_allocator_join_those_that_are_there() -> None:
 
 MODELS = """
 import sys
-from memprof.simulate.checkpointed import Checkpointed
+from memprof.what_if.simulate.checkpointed import Checkpointed
 said = []
 Checkpointed({"checkpoint": ""}, lambda change, words: said.append(words)).install()
 assert "torch" not in sys.modules
@@ -338,7 +338,7 @@ def test_the_blocks_of_each_model_are_recomputed_and_of_a_part_those_of_the_whol
 
 NAMED = """
 import copy
-from memprof.simulate.checkpointed import Checkpointed
+from memprof.what_if.simulate.checkpointed import Checkpointed
 said = []
 Checkpointed({classes}, lambda change, words: said.append(words)).install()
 import torch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.fit.variables import check_places, fill, parse_variable
-from memprof.simulate.command_line import BadInput
+from memprof.what_if.fit.variables import check_places, fill, parse_variable
+from memprof.what_if.simulate.command_line import BadInput
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from typing import Any
 from framing import framed, header, packed, records_of
 from profile_builder import training
 
-from memprof.profiler._json import to_json
-from memprof.profiler.file import encode_profile
-from memprof.profiler.frames import MAGIC, Kind
+from memprof.profiler.file.frames import MAGIC, Kind
+from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import Profile
+from memprof.profiler.support.json_text import to_json
 
 from .documents import everything
 from .hostile_snapshots import SNAPSHOT_FILES

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import msgspec
 from framing import header, packed
 
-from memprof.profiler.frames import Kind
+from memprof.profiler.file.frames import Kind
+from memprof.profiler.file.tracker_fold import Entry, OperationRow
 from memprof.profiler.model import (
     DeviceSummary,
     Lane,
@@ -24,7 +25,6 @@ from memprof.profiler.model import (
     TrackedDevice,
     TrackerMetadata,
 )
-from memprof.profiler.tracker.fold import Entry, OperationRow
 
 
 def entries() -> list[Entry]:

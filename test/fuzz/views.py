@@ -17,28 +17,28 @@ from rendering import (
     render_tracker_record,
 )
 
-from memprof.profiler._json import to_json
-from memprof.profiler._text import visible, visible_json
-from memprof.profiler.devices import devices_of
-from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.errors import (
+from memprof.profiler.file.profile_file import encode_profile, read_profiles, write_profiles
+from memprof.profiler.live.devices import devices_of
+from memprof.profiler.model import Profile
+from memprof.profiler.sources.snapshot.enrich import enrich, write_snapshot
+from memprof.profiler.sources.snapshot.named import read_profiles_or_snapshot
+from memprof.profiler.sources.snapshot.names import CodeNames
+from memprof.profiler.sources.snapshot.reading import is_pickle, read_snapshot
+from memprof.profiler.support.errors import (
     ProfileError,
     ProfileWithoutTimeError,
     SnapshotInvalidError,
 )
-from memprof.profiler.export import FORMATS, export_profile
-from memprof.profiler.file import encode_profile, read_profiles, write_profiles
-from memprof.profiler.model import Profile
-from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import summarize
-from memprof.profiler.report.html.payload import ranks_payload
-from memprof.profiler.report.page import PLAIN
-from memprof.profiler.report.sections.processes import of_ranks
-from memprof.profiler.report.text import render
-from memprof.profiler.snapshot.enrich import enrich, write_snapshot
-from memprof.profiler.snapshot.named import read_profiles_or_snapshot
-from memprof.profiler.snapshot.names import CodeNames
-from memprof.profiler.snapshot.reading import is_pickle, read_snapshot
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.text import visible, visible_json
+from memprof.profiler.views.compare.diff import NothingToCompare, compare
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.export import FORMATS, export_profile
+from memprof.profiler.views.report import summarize
+from memprof.profiler.views.report.html.payload import ranks_payload
+from memprof.profiler.views.report.page import PLAIN
+from memprof.profiler.views.report.sections.processes import of_ranks
+from memprof.profiler.views.report.text import render
 
 from .documents import everything
 from .hostile import CONTROLS

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from memprof import pytest_plugin
-from memprof.gate import CHILD
-from memprof.gate import item as gated
-from memprof.gate.item import BadGate
-from memprof.simulate import parent
-from memprof.simulate.command_line import Command
-from memprof.simulate.parent import Settings, Simulation
-from memprof.simulate.request import Failure, Outcome
 from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.gate import CHILD
+from memprof.what_if.gate import item as gated
+from memprof.what_if.gate.item import BadGate
+from memprof.what_if.simulate import parent
+from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.parent import Settings, Simulation
+from memprof.what_if.simulate.request import Failure, Outcome
 
 
 class Child:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from memprof.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
 from memprof.profiler.model import (
     AllocationFailure,
     Category,
@@ -19,9 +18,10 @@ from memprof.profiler.model import (
     SourceFrame,
     WhyNot,
 )
-from memprof.simulate.parent import Simulation
-from memprof.simulate.request import Outcome
 from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
+from memprof.what_if.simulate.parent import Simulation
+from memprof.what_if.simulate.request import Outcome
 
 MIB = 1 << 20
 NODE = "test_model.py::TestStep::test_train[a/b-2 layers]"

@@ -12,10 +12,10 @@ from fuzz.documents import everything
 from rendering import render_accounts
 
 from memprof.cli import main
-from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.errors import ProfileInvalidError
-from memprof.profiler.file import read_profile, write_profile
+from memprof.profiler.file.profile_file import read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Profile
+from memprof.profiler.support.errors import ProfileInvalidError
+from memprof.profiler.views.compare.diff import NothingToCompare, compare
 
 MIB = 1 << 20
 

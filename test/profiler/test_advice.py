@@ -20,9 +20,6 @@ from profile_builder import (
 )
 from test_attribution import with_tangent
 
-from memprof.profiler.advice import FindingKind, advise
-from memprof.profiler.advice.finding import MOST
-from memprof.profiler.advice.logits import is_product
 from memprof.profiler.model import (
     CallColumns,
     Category,
@@ -41,6 +38,9 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
+from memprof.profiler.views.advice import FindingKind, advise
+from memprof.profiler.views.advice.finding import MOST
+from memprof.profiler.views.advice.logits import is_product
 
 CUDA = "cuda:0"
 

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builder import KIB, MIB, buffer, node, training
 
-from memprof.profiler.attribution import (
-    Attribution,
-    Breakdown,
-    Coverage,
-    View,
-    module_tree,
-)
-from memprof.profiler.live import Hold, LiveItem
+from memprof.profiler.live.attribution import Attribution, Breakdown, Coverage, View, module_tree
+from memprof.profiler.live.live_set import Hold, LiveItem
+from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import (
     Category,
     GraphRecord,
@@ -29,7 +24,6 @@ from memprof.profiler.model import (
     StatementKind,
     Storage,
 )
-from memprof.profiler.timeline import Timeline
 
 
 def at(profile: Profile, call: int, instant: int, view: View) -> Breakdown:

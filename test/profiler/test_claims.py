@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from memprof.profiler import writing
-from memprof.profiler.errors import ProfileExistsError, ProfileNotWritableError
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.writing import create_for_streaming, write_whole
+from memprof.profiler.support import writing
+from memprof.profiler.support.errors import ProfileExistsError, ProfileNotWritableError
+from memprof.profiler.support.writing import create_for_streaming, write_whole
 
 HOLD = """
 import sys
-from memprof.profiler.writing import create_for_streaming
+from memprof.profiler.support.writing import create_for_streaming
 fd, path = create_for_streaming(sys.argv[1])
 import os
 os.write(fd, b"mine")

@@ -20,9 +20,13 @@ from framing import framed, header, packed
 from profile_builder import MIB, training
 
 from memprof.cli import main
-from memprof.profiler import decoding
-from memprof.profiler._json import to_json
-from memprof.profiler.file import encode_profile, profile_schema, write_profile, write_profiles
+from memprof.profiler.file import decoding
+from memprof.profiler.file.profile_file import (
+    encode_profile,
+    profile_schema,
+    write_profile,
+    write_profiles,
+)
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -35,9 +39,10 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import Style
-from memprof.profiler.report.page import PLAIN
-from memprof.views import report_text
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.verbs import report_text
+from memprof.profiler.views.report import Style
+from memprof.profiler.views.report.page import PLAIN
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:

@@ -14,9 +14,7 @@ from profile_builder import MIB, training
 from rendering import render_diff, render_text
 
 from memprof.cli import main
-from memprof.profiler.diff import compare
-from memprof.profiler.diff_model import PlaceChange, Quantity
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     LedgerEntry,
     LedgerKind,
@@ -25,7 +23,9 @@ from memprof.profiler.model import (
     SourceFrame,
     TreeDetail,
 )
-from memprof.profiler.report import Style, summarize
+from memprof.profiler.views.compare.diff import compare
+from memprof.profiler.views.compare.diff_model import PlaceChange, Quantity
+from memprof.profiler.views.report import Style, summarize
 
 SAVED = ((0, "buf0"), (1, "mm"))
 """The saved activation, in the forward and in the backward."""

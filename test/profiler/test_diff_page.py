@@ -12,7 +12,7 @@ from profile_builder import MIB, training
 from test_diff import larger
 
 from memprof.cli import main
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -16,9 +16,7 @@ from rendering import render_diff
 from test_diff import on
 
 from memprof.cli import main
-from memprof.profiler._json import to_json
-from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -34,7 +32,9 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import Style
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.views.compare.diff import NothingToCompare, compare
+from memprof.profiler.views.report import Style
 
 
 def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> MemorySnapshot:

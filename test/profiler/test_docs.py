@@ -11,8 +11,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from memprof.profiler import errors
 from memprof.profiler.model import SCHEMA_VERSION, Profile
+from memprof.profiler.support import errors
 
 DOC = Path(__file__).parents[2] / "docs" / "profile-format.md"
 

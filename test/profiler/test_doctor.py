@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from memprof.cli import main
 from memprof.commands import doctor
 from memprof.commands.doctor import Diagnosis, Finding, Status, examine, render_doctor
-from memprof.profiler.report import Style
+from memprof.profiler.views.report import Style
 
 pytest.importorskip("torch")
 
@@ -118,7 +118,7 @@ def test_compilers_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: Status, says: str
 ) -> None:
     fake = compiler(tmp_path, script)
-    monkeypatch.setattr("memprof._torch_compat.find_cpp_compiler", lambda: fake)
+    monkeypatch.setattr("memprof.commands._torch_compat.find_cpp_compiler", lambda: fake)
     finding = doctor._probe("C++ compiler", doctor._compiler)
     assert finding.status is status
     assert says in finding.detail
@@ -128,7 +128,9 @@ def test_compiler_that_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "COMPILE_TIMEOUT_S", 0.5)
     slow = compiler(tmp_path, "import time; time.sleep(30)")
     for path, says in ((slow, "timed out"), (str(tmp_path / "nowhere"), "No such file")):
-        monkeypatch.setattr("memprof._torch_compat.find_cpp_compiler", lambda path=path: path)
+        monkeypatch.setattr(
+            "memprof.commands._torch_compat.find_cpp_compiler", lambda path=path: path
+        )
         finding = doctor._probe("C++ compiler", doctor._compiler)
         assert finding.status is Status.FAIL
         assert says in finding.detail
@@ -146,7 +148,7 @@ def test_probes_that_raise_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
         "accelerators",
         "why_no_cuda_graphs",
     ):
-        monkeypatch.setattr(f"memprof._torch_compat.{name}", broken)
+        monkeypatch.setattr(f"memprof.commands._torch_compat.{name}", broken)
     monkeypatch.setattr(doctor, "entry_points", broken)
     diagnosis = examine()
     found = by_name(diagnosis)

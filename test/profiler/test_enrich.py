@@ -16,8 +16,7 @@ from profile_builder import training
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.errors import SnapshotRefusedError
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     Category,
     Event,
@@ -25,9 +24,10 @@ from memprof.profiler.model import (
     Statement,
     StatementKind,
 )
-from memprof.profiler.snapshot.enrich import BARE, EAGER, Enriched, enrich
-from memprof.profiler.snapshot.names import CodeNames
-from memprof.profiler.snapshot.shape import Snapshot
+from memprof.profiler.sources.snapshot.enrich import BARE, EAGER, Enriched, enrich
+from memprof.profiler.sources.snapshot.names import CodeNames
+from memprof.profiler.sources.snapshot.shape import Snapshot
+from memprof.profiler.support.errors import SnapshotRefusedError
 
 
 def known() -> Profile:

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from profile_builder import training
 
 from memprof.cli import main
-from memprof.profiler.errors import ProfileWithoutTimeError
-from memprof.profiler.export import export_profile
-from memprof.profiler.export.tables import to_pandas
-from memprof.profiler.export.walk import Part
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import DeviceAccount, Profile, SourceFrame
 from memprof.profiler.model.device import Category, Held, PoolShare
+from memprof.profiler.support.errors import ProfileWithoutTimeError
+from memprof.profiler.views.export import export_profile
+from memprof.profiler.views.export.tables import to_pandas
+from memprof.profiler.views.export.walk import Part
 
 LINE = SourceFrame("/home/me/train.py", 7, "step", "y = model(x)")
 

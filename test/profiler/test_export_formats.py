@@ -18,12 +18,7 @@ from profile_builder import MIB, ProgramBuilder, training
 from profile_builder import calls as logged
 
 from memprof.cli import main
-from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.export import FORMATS, export_profile
-from memprof.profiler.export.perfetto import write_perfetto
-from memprof.profiler.export.tables import to_pandas
-from memprof.profiler.export.walk import Part
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -50,6 +45,11 @@ from memprof.profiler.model.tracker import (
     OperationSummary,
     TrackedDevice,
 )
+from memprof.profiler.support.errors import ProfileNotWritableError
+from memprof.profiler.views.export import FORMATS, export_profile
+from memprof.profiler.views.export.perfetto import write_perfetto
+from memprof.profiler.views.export.tables import to_pandas
+from memprof.profiler.views.export.walk import Part
 
 SECOND = 1_000_000_000
 

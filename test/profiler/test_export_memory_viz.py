@@ -12,12 +12,12 @@ import pytest
 from browser.gantt_profiles import training_run
 from profile_builder import MIB, training
 
-from memprof.profiler.export import devices_of
-from memprof.profiler.export.memory_viz import device_index, write_memory_viz
-from memprof.profiler.export.walk import Part
 from memprof.profiler.model import Category, PlacedBlock, Placement, Profile
 from memprof.profiler.model.allocator_rules import rounded
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
+from memprof.profiler.views.export import devices_of
+from memprof.profiler.views.export.memory_viz import device_index, write_memory_viz
+from memprof.profiler.views.export.walk import Part
 
 
 def snapshot(profile: Profile) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from profile_builder import training
 from test_export_memory_viz import addresses_are_sound
 from test_timeline import profiles
 
-from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.export.memory_viz import write_memory_viz
-from memprof.profiler.export.perfetto import write_perfetto
-from memprof.profiler.export.tables import to_pandas
-from memprof.profiler.export.walk import AFTER, BlockChange, Part, Walk
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Profile
-from memprof.profiler.timeline import Timeline
+from memprof.profiler.views.export.memory_viz import write_memory_viz
+from memprof.profiler.views.export.perfetto import write_perfetto
+from memprof.profiler.views.export.tables import to_pandas
+from memprof.profiler.views.export.walk import AFTER, BlockChange, Part, Walk
 
 Instants = dict[tuple[int, int], int]
 

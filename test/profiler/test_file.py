@@ -20,18 +20,9 @@ from framing import findings, framed, header, packed, records_of
 from profile_builder import training
 from rendering import render_text
 
-from memprof.profiler import model, reading, writing
-from memprof.profiler._json import to_json
-from memprof.profiler.errors import (
-    ProfileForeignError,
-    ProfileInvalidError,
-    ProfileNotWritableError,
-    ProfileTruncatedError,
-    ProfileUnreadableError,
-    ProfileVersionError,
-)
-from memprof.profiler.export import export_profile
-from memprof.profiler.file import (
+from memprof.profiler import model
+from memprof.profiler.file import reading
+from memprof.profiler.file.profile_file import (
     decode_profile,
     decode_profiles,
     encode_profile,
@@ -40,8 +31,19 @@ from memprof.profiler.file import (
     write_profile,
 )
 from memprof.profiler.model import Profile
-from memprof.profiler.report import summarize
-from memprof.profiler.writing import check_writable
+from memprof.profiler.support import writing
+from memprof.profiler.support.errors import (
+    ProfileForeignError,
+    ProfileInvalidError,
+    ProfileNotWritableError,
+    ProfileTruncatedError,
+    ProfileUnreadableError,
+    ProfileVersionError,
+)
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.writing import check_writable
+from memprof.profiler.views.export import export_profile
+from memprof.profiler.views.report import summarize
 
 
 @pytest.fixture

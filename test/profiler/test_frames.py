@@ -14,16 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, forward, training
 
-from memprof.profiler.decoding import Document
-from memprof.profiler.encoding import ProfileEncoder
-from memprof.profiler.errors import (
-    ProfileError,
-    ProfileInvalidError,
-    ProfileMergedError,
-    ProfileTruncatedError,
-    ProfileVersionError,
-)
-from memprof.profiler.file import (
+from memprof.profiler.file.decoding import Document
+from memprof.profiler.file.encoding import ProfileEncoder
+from memprof.profiler.file.frames import MAGIC, Frame, Kind, frames
+from memprof.profiler.file.profile_file import (
     decode_profile,
     decode_profiles,
     encode_profile,
@@ -32,7 +26,6 @@ from memprof.profiler.file import (
     write_profile,
     write_profiles,
 )
-from memprof.profiler.frames import MAGIC, Frame, Kind, frames
 from memprof.profiler.model import (
     CallColumns,
     Category,
@@ -43,6 +36,13 @@ from memprof.profiler.model import (
     LedgerKind,
     Process,
     Profile,
+)
+from memprof.profiler.support.errors import (
+    ProfileError,
+    ProfileInvalidError,
+    ProfileMergedError,
+    ProfileTruncatedError,
+    ProfileVersionError,
 )
 
 

@@ -13,15 +13,10 @@ from hypothesis import strategies as st
 from profile_builder import training
 
 from memprof.cli import main
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
+from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
-from memprof.profiler.report.html.payload_gantt import (
-    Bar,
-    gantt_payload,
-    nest,
-    pack,
-)
-from memprof.profiler.trees import CallMode, call_modes
+from memprof.profiler.views.report.html.payload_gantt import Bar, gantt_payload, nest, pack
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
 

@@ -9,9 +9,8 @@ import pytest
 from framing import findings
 from rendering import render_graph_pools
 
-from memprof.profiler.errors import ProfileInvalidError
-from memprof.profiler.file import decode_profile, encode_profile
-from memprof.profiler.graph_pools import left_behind, numbers
+from memprof.profiler.file.profile_file import decode_profile, encode_profile
+from memprof.profiler.live.graph_pools import left_behind, numbers
 from memprof.profiler.model import (
     Category,
     Fate,
@@ -23,7 +22,8 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 from memprof.profiler.model.limits import LARGEST
-from memprof.profiler.thread_activity import capture_name, name_graphs
+from memprof.profiler.support.errors import ProfileInvalidError
+from memprof.profiler.support.thread_activity import capture_name, name_graphs
 
 MIB = 1 << 20
 LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")

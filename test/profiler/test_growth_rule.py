@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from fuzz.documents import everything
 
 from memprof.cli import main
-from memprof.profiler.file import write_profile
-from memprof.profiler.growth import LEAST, MIN_A_STEP, Gone, Rate, growth, looked, rate_of
+from memprof.profiler.file.profile_file import write_profile
+from memprof.profiler.live.growth import LEAST, MIN_A_STEP, Gone, Rate, growth, looked, rate_of
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -32,7 +32,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report.html.payload import report_payload
+from memprof.profiler.views.report.html.payload import report_payload
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -22,14 +22,8 @@ from profile_builder import MIB, training
 from test_frames import steady
 
 from memprof.cli import main
-from memprof.profiler import reading
-from memprof.profiler._text import LONGEST, visible, visible_json
-from memprof.profiler.errors import (
-    ProfileError,
-    ProfileTooLargeError,
-    ProfileUnreadableError,
-)
-from memprof.profiler.file import (
+from memprof.profiler.file import reading
+from memprof.profiler.file.profile_file import (
     decode_profile,
     encode_profile,
     read_profile,
@@ -37,7 +31,13 @@ from memprof.profiler.file import (
     write_profiles,
 )
 from memprof.profiler.model import Profile
-from memprof.profiler.report.html.payload_gantt import Bar, nest, pack
+from memprof.profiler.support.errors import (
+    ProfileError,
+    ProfileTooLargeError,
+    ProfileUnreadableError,
+)
+from memprof.profiler.support.text import LONGEST, visible, visible_json
+from memprof.profiler.views.report.html.payload_gantt import Bar, nest, pack
 
 ENDS = {
     "deep JSON": "ProfileInvalidError",

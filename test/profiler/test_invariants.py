@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from rendering import render_text
 from test_timeline import profiles
 
-from memprof.profiler.attribution import View
-from memprof.profiler.diff import compare
-from memprof.profiler.file import decode_profile, decode_profiles, encode_profile
+from memprof.profiler.file.profile_file import decode_profile, decode_profiles, encode_profile
+from memprof.profiler.live.attribution import View
+from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Profile
-from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import Style, summarize
-from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.timeline import Timeline
+from memprof.profiler.views.compare.diff import compare
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.report import Style, summarize
+from memprof.profiler.views.report.html.payload import report_payload
 
 
 @settings(max_examples=40)

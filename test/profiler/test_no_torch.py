@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profile_builder import training
 
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 
 # Importing torch fails in the child, as if it were not installed.
 BLOCK = "import sys; sys.modules['torch'] = None\n"
@@ -23,9 +23,10 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 def test_profiler_imports_without_torch() -> None:
     done = run(
         BLOCK
-        + "import memprof, memprof.cli, memprof.profiler.model, memprof.profiler.file\n"
-        + "import memprof.profiler.timeline, memprof.profiler.attribution\n"
-        + "import memprof.profiler.report, memprof.profiler.contradictions\n"
+        + "import memprof, memprof.cli, memprof.profiler.model\n"
+        + "import memprof.profiler.file.profile_file\n"
+        + "import memprof.profiler.live.timeline, memprof.profiler.live.attribution\n"
+        + "import memprof.profiler.views.report, memprof.profiler.file.contradictions\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from memprof.profiler.errors import ProfileNotWritableError
-from memprof.profiler.report.html import HtmlPage, build_page, write_page
+from memprof.profiler.support.errors import ProfileNotWritableError
+from memprof.profiler.views.report.html import HtmlPage, build_page, write_page
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "profiler/report/html"
+FOLDER = ROOT / "profiler/views/report/html"
 MAX_LINES = 520
 MAX_SCRIPT_LINES = 1484
 
@@ -61,7 +61,7 @@ def test_an_installation_has_every_asset() -> None:
 
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     globs = tomllib.loads(text)["tool"]["setuptools"]["package-data"][
-        "memprof.profiler.report.html"
+        "memprof.profiler.views.report.html"
     ]
     for path in (FOLDER / "assets").rglob("*"):
         name = PurePosixPath(path.relative_to(FOLDER))

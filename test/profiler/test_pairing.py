@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from captured import captured, forward
 
+from memprof.profiler.live.pairing import pair
 from memprof.profiler.model import GraphKind, GraphRecord
-from memprof.profiler.pairing import pair
 
 
 def paired(*graphs: GraphRecord) -> dict[int, list[tuple[int, int]]]:

@@ -15,9 +15,8 @@ from rendering import render_text
 from test_file import put
 from test_frames import full
 
-from memprof.profiler._json import to_json
-from memprof.profiler.errors import ProfileInvalidError
-from memprof.profiler.file import decode_profile, encode_profile, profile_schema
+from memprof.profiler.file.profile_file import decode_profile, encode_profile, profile_schema
+from memprof.profiler.live.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.model import (
     Lane,
     LaneKind,
@@ -37,11 +36,12 @@ from memprof.profiler.model import (
     TreeDetail,
 )
 from memprof.profiler.model.tracker import MAX_NAMES
-from memprof.profiler.out_of_memory import out_of_memory, times_out_of_memory
-from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import Style, summarize
-from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.report.parts import data_flow_peaks, tracker_peaks
+from memprof.profiler.support.errors import ProfileInvalidError
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.report import Style, summarize
+from memprof.profiler.views.report.html.payload import report_payload
+from memprof.profiler.views.report.parts import data_flow_peaks, tracker_peaks
 
 
 def everything() -> Profile:

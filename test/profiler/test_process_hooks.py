@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from memprof.profiler import process_hooks
+from memprof.profiler.support import process_hooks
 
 
 def test_what_stands_on_others_is_reset_before_these(monkeypatch: pytest.MonkeyPatch) -> None:

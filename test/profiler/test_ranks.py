@@ -13,11 +13,11 @@ from profile_builder import MIB, calls, training
 from test_diff import larger
 
 from memprof.cli import main
-from memprof.profiler.file import read_profiles, write_profile
+from memprof.profiler.file.profile_file import read_profiles, write_profile
 from memprof.profiler.model import LedgerEntry, LedgerKind, Process, Profile
-from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.report import Style
-from memprof.views import report_text
+from memprof.profiler.verbs import report_text
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.report import Style
 
 
 def rank(r: int, world: int = 4, profile: Profile | None = None) -> Profile:

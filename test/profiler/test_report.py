@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, node, training
 from rendering import render_ledger, render_text, render_tracker_record
 
-from memprof.profiler.attribution import View
+from memprof.profiler.live.attribution import View
+from memprof.profiler.live.trees import graphed_functions, pool_bytes, pool_rest
 from memprof.profiler.model import (
     LedgerEntry,
     LedgerKind,
@@ -27,17 +28,16 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
-from memprof.profiler.report import Style, summarize
-from memprof.profiler.report.format import (
+from memprof.profiler.views.report import Style, summarize
+from memprof.profiler.views.report.format import (
     fit_path,
     format_bytes,
     format_ns,
     format_share,
     shorten_path,
 )
-from memprof.profiler.report.page import printable, style_of
-from memprof.profiler.report.summary import Summary
-from memprof.profiler.trees import graphed_functions, pool_bytes, pool_rest
+from memprof.profiler.views.report.page import printable, style_of
+from memprof.profiler.views.report.summary import Summary
 
 
 def troubled() -> Profile:

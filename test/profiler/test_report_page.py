@@ -19,8 +19,9 @@ from profile_builder import KIB, MIB, ProgramBuilder, calls, training
 from test_timeline import profiles
 
 from memprof.cli import main
-from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -42,11 +43,10 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import summarize
-from memprof.profiler.report.format import format_bytes, format_ns, format_share
-from memprof.profiler.report.html import build_page, report_page, write_report
-from memprof.profiler.report.html.payload import MAX_POINTS, report_payload
-from memprof.profiler.timeline import Timeline
+from memprof.profiler.views.report import summarize
+from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
+from memprof.profiler.views.report.html import build_page, report_page, write_report
+from memprof.profiler.views.report.html.payload import MAX_POINTS, report_payload
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

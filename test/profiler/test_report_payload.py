@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from profile_builder import MIB, ProgramBuilder, calls, training
 from test_timeline import profiles
 
-from memprof.profiler.attribution import Attribution, View
-from memprof.profiler.file import decode_profile, encode_profile
-from memprof.profiler.live import Hold, LiveItem
+from memprof.profiler.file.profile_file import decode_profile, encode_profile
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.live_set import Hold, LiveItem
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.live.trees import RecordedNode, recorded_nodes
 from memprof.profiler.model import (
     Category,
     GraphKind,
@@ -30,17 +32,15 @@ from memprof.profiler.model import (
     TrackerRecord,
     TreeDetail,
 )
-from memprof.profiler.report import summarize
-from memprof.profiler.report.html.payload import (
+from memprof.profiler.views.report import summarize
+from memprof.profiler.views.report.html.payload import (
     MAX_LEDGER,
     MAX_POINTS,
     MAX_RANKS,
     ranks_payload,
     report_payload,
 )
-from memprof.profiler.report.html.payload_live import HOLDS
-from memprof.profiler.timeline import Timeline
-from memprof.profiler.trees import RecordedNode, recorded_nodes
+from memprof.profiler.views.report.html.payload_live import HOLDS
 
 Row = tuple[Any, ...]
 

@@ -14,14 +14,14 @@ from profile_builder import MIB
 from test_growth_rule import GROWTH, tracked
 
 from memprof.cli import main
-from memprof.profiler.file import write_profile
+from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.report import Style, sections, summarize
-from memprof.profiler.report.format import format_bytes
-from memprof.profiler.report.html.payload import report_payload
-from memprof.profiler.report.section import EVERY, Section
-from memprof.profiler.report.text import SCREEN
-from memprof.views import report_text
+from memprof.profiler.verbs import report_text
+from memprof.profiler.views.report import Style, sections, summarize
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.html.payload import report_payload
+from memprof.profiler.views.report.section import EVERY, Section
+from memprof.profiler.views.report.text import SCREEN
 
 IN_ANOTHER_FORM = (
     "Live at the peak",  # the page shows the live set of any instant

@@ -35,21 +35,21 @@ from rendering import render_accounts
 
 import memprof
 from memprof.cli import main
-from memprof.profiler.device.where import user_lines
-from memprof.profiler.diff import NothingToCompare, compare
-from memprof.profiler.errors import (
+from memprof.profiler.file.profile_file import read_profile, read_profiles, write_profile
+from memprof.profiler.model import Category, DeviceAccount, NodeProvenance, Profile, SourceFrame
+from memprof.profiler.sources.allocator.where import user_lines
+from memprof.profiler.sources.snapshot import names, to_model
+from memprof.profiler.sources.snapshot.reading import decode_snapshot, read_snapshot
+from memprof.profiler.sources.snapshot.to_model import profile_of
+from memprof.profiler.sources.snapshot.trial import PlainUnpickler, loads_within_limits
+from memprof.profiler.support.errors import (
     ProfileTooLargeError,
     ProfileUnreadableError,
     SnapshotInvalidError,
     SnapshotRefusedError,
 )
-from memprof.profiler.file import read_profile, read_profiles, write_profile
-from memprof.profiler.model import Category, DeviceAccount, NodeProvenance, Profile, SourceFrame
-from memprof.profiler.ranks import compare_ranks
-from memprof.profiler.snapshot import names, to_model
-from memprof.profiler.snapshot.reading import decode_snapshot, read_snapshot
-from memprof.profiler.snapshot.to_model import profile_of
-from memprof.profiler.snapshot.trial import PlainUnpickler, loads_within_limits
+from memprof.profiler.views.compare.diff import NothingToCompare, compare
+from memprof.profiler.views.compare.ranks import compare_ranks
 
 
 def of_pickle(data: bytes) -> Profile:

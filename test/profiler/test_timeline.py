@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, training
 
-from memprof.profiler.live import Hold, Instant
+from memprof.profiler.live.live_set import Hold, Instant
+from memprof.profiler.live.timeline import Timeline, UnobservedCalls
 from memprof.profiler.model import (
     AllocationProgram,
     Category,
@@ -29,7 +30,6 @@ from memprof.profiler.model import (
     Profile,
     Role,
 )
-from memprof.profiler.timeline import Timeline, UnobservedCalls
 
 
 def mib(profile: Profile) -> list[tuple[float, float, float, float]]:

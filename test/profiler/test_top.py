@@ -16,14 +16,15 @@ from profile_builder import MIB, calls, training
 from test_growth_rule import GROWTH, tracked
 
 from memprof.cli import main
-from memprof.profiler import running_job, writing
-from memprof.profiler.encoding import ProfileEncoder, encode_profile
-from memprof.profiler.errors import ProfileError
+from memprof.profiler import running_job
+from memprof.profiler.file.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
 from memprof.profiler.model.running_job import STALLED_NS, Present, Writer
-from memprof.profiler.report.sections.processes import of_present
-from memprof.profiler.report.text import render
 from memprof.profiler.running_job import JobFile
+from memprof.profiler.support import writing
+from memprof.profiler.support.errors import ProfileError
+from memprof.profiler.views.report.sections.processes import of_present
+from memprof.profiler.views.report.text import render
 
 NOW = 1_700_000_100_000_000_000
 

@@ -12,16 +12,16 @@ from rendering import render_diff
 from test_ranks import larger
 
 import memprof
-from memprof.profiler.errors import (
+from memprof.profiler.file.profile_file import write_profile, write_profiles
+from memprof.profiler.model import Process, TrackerRecord
+from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.support.errors import (
     ProfileMergedError,
     ProfileNotWritableError,
     ProfileUnreadableError,
 )
-from memprof.profiler.file import write_profile, write_profiles
-from memprof.profiler.model import Process, TrackerRecord
-from memprof.profiler.report import Style, html
-from memprof.profiler.tracker.tracker import MemoryTracker
-from memprof.views import report_text
+from memprof.profiler.verbs import report_text
+from memprof.profiler.views.report import Style, html
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli import main
-from memprof.profiler.file import read_profile, read_profiles
-from memprof.profiler.ranks import compare_ranks
+from memprof.profiler.file.profile_file import read_profile, read_profiles
+from memprof.profiler.views.compare.ranks import compare_ranks
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.cli import main
-from memprof.simulate.command_line import BadInput, Command, jobs_of, parse
+from memprof.what_if.simulate.command_line import BadInput, Command, jobs_of, parse
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.simulate.leaving import (
+from memprof.what_if.simulate.leaving import (
     BY_ITSELF,
     FACTOR,
     MANY,

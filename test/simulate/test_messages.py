@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from memprof.simulate.command_line import BadInput
-from memprof.simulate.pretend import parse_pretence
+from memprof.what_if.simulate.command_line import BadInput
+from memprof.what_if.simulate.pretend import parse_pretence
 
 from .test_simulate import simulate
 

@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from memprof.profiler.model import AllocationFailure, DeviceAccount, WhyNot
-from memprof.simulate import parent
-from memprof.simulate.command_line import Command
-from memprof.simulate.parent import Settings, Simulation
-from memprof.simulate.request import Failure as ScriptFailure
-from memprof.simulate.request import Outcome
-from memprof.simulate.result import as_json, render
 from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.simulate import parent
+from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.parent import Settings, Simulation
+from memprof.what_if.simulate.request import Failure as ScriptFailure
+from memprof.what_if.simulate.request import Outcome
+from memprof.what_if.simulate.result import as_json, render
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -24,7 +24,7 @@ MIB = 1 << 20
 WAITING = """
 import os
 import sys
-from memprof.simulate import parent
+from memprof.what_if.simulate import parent
 from memprof.simulated_cuda.gpus import find_gpu
 script = "import os, time; os.write(2, b'%d ' % os.getpid()); time.sleep(300)"
 parent._wait([sys.executable, "-c", script], os.environ, parent.Settings(gpu=find_gpu()))

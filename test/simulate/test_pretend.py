@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memprof.simulate import pretend
-from memprof.simulate.command_line import BadInput
-from memprof.simulate.pretend import HostReads, Pretence, parse_pretence
+from memprof.what_if.simulate import pretend
+from memprof.what_if.simulate.command_line import BadInput
+from memprof.what_if.simulate.pretend import HostReads, Pretence, parse_pretence
 
 from .test_simulate import simulate
 

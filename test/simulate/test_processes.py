@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from memprof.simulate.command_line import BadInput, Command, parse
-from memprof.simulate.serving import READY, ready_sign
+from memprof.what_if.simulate.command_line import BadInput, Command, parse
+from memprof.what_if.simulate.serving import READY, ready_sign
 
 from .test_simulate import MIB, adds_up, simulate
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memprof.simulate.parent import StandardInput
+from memprof.what_if.simulate.parent import StandardInput
 
 READ = "import sys; print(len(sys.stdin.buffer.read()))"
 LARGE = 300_000
@@ -53,7 +53,7 @@ def test_a_file_is_read_from_where_it_stood(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789")
     program = f"""
 import subprocess, sys
-from memprof.simulate.parent import StandardInput
+from memprof.what_if.simulate.parent import StandardInput
 given = StandardInput()
 for _ in range(2):
     with given.for_one_run() as descriptor:

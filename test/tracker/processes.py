@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import TrackerRecord
 
 HEAD = """\

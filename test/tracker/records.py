@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from memprof.profiler.file.tracker_fold import OperationRow
 from memprof.profiler.model import MemorySnapshot, SnapshotKind, TrackedDevice
-from memprof.profiler.tracker.fold import OperationRow
 
 
 def snapshot(

@@ -11,10 +11,10 @@ import torch
 from counting import LineCounter, lines_run
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.tracker.ration import Allowance, Pace
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tensors import SLICE
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process.ration import Allowance, Pace
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tensors import SLICE
+from memprof.profiler.sources.process.tracker import MemoryTracker
 
 Begin = Callable[[], MemoryTracker]
 
@@ -76,7 +76,7 @@ def test_a_snapshot_lets_others_run_in_between(
 
 
 def test_a_pause_comes_when_a_piece_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memprof.profiler.tracker import ration as module
+    from memprof.profiler.sources.process import ration as module
 
     now, slept = 0, 0
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from rendering import render_tracker_record
 
+from memprof.profiler.live.out_of_memory import out_of_memory
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.out_of_memory import out_of_memory
-from memprof.profiler.report import Style
-from memprof.profiler.tracker._torch_compat import PINNED_COMES_BACK
-from memprof.profiler.tracker.ration import Allowance
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process._torch_compat import PINNED_COMES_BACK
+from memprof.profiler.sources.process.ration import Allowance
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.views.report import Style
 
 pytestmark = [
     pytest.mark.simgpu,

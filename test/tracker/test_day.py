@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.ration import Pace
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process import journal as journal_module
+from memprof.profiler.sources.process.ration import Pace
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
 
 DAY_NS = 24 * 3600 * 10**9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import RunState, SnapshotKind
 
 from . import processes
@@ -160,7 +160,7 @@ def test_stopping_puts_handlers_back(tmp_path: Path) -> None:
 
 def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     program = """
-        from memprof.profiler.tracker.journal import Journal
+        from memprof.profiler.sources.process.journal import Journal
         append = Journal.append
         def told(self, entry):
             append(self, entry)
@@ -311,7 +311,7 @@ def test_memprof_run_of_a_module_and_what_cannot_be_run(tmp_path: Path) -> None:
         assert process.returncode == 2
         assert says in err
     for arguments in ([], ["-m"], ["--graphs", str(tmp_path)]):
-        process = start("", tmp_path, "-m", "memprof.launch", *arguments)
+        process = start("", tmp_path, "-m", "memprof.compile_backend.session.launch", *arguments)
         assert "memprof run: nothing to run" in process.communicate()[1]
         assert process.returncode == 2
     assert processes.files(tmp_path)

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import memprof
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.tracker import api
-from memprof.profiler.tracker import recorder as recorder_module
-from memprof.profiler.tracker.operations import CURRENT
-from memprof.profiler.tracker.ration import Allowance
-from memprof.profiler.tracker.settings import SettingsError, TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process import api
+from memprof.profiler.sources.process import recorder as recorder_module
+from memprof.profiler.sources.process.operations import CURRENT
+from memprof.profiler.sources.process.ration import Allowance
+from memprof.profiler.sources.process.settings import SettingsError, TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
 
 from .processes import files, record, run, wait_for_line
 
@@ -446,7 +446,7 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
 def test_a_namer_that_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    from memprof.profiler.tracker import naming
+    from memprof.profiler.sources.process import naming
 
     def broken(_: object) -> None:
         raise KeyError("who")

@@ -14,16 +14,14 @@ import pytest
 from framing import findings, framed, packed, records_of, split
 from fuzz.hostile_tracker import BAD_ENTRIES
 
-from memprof.profiler._json import to_json
-from memprof.profiler.errors import (
-    ProfileError,
-    ProfileInvalidError,
-    ProfileNotWritableError,
-    ProfileTruncatedError,
-    ProfileVersionError,
+from memprof.profiler.file.frames import Kind
+from memprof.profiler.file.profile_file import (
+    decode_profile,
+    encode_profile,
+    profile_schema,
+    read_profile,
 )
-from memprof.profiler.file import decode_profile, encode_profile, profile_schema, read_profile
-from memprof.profiler.frames import Kind
+from memprof.profiler.file.tracker_fold import Entry, as_columns
 from memprof.profiler.model import (
     Lane,
     LaneKind,
@@ -36,12 +34,19 @@ from memprof.profiler.model import (
     TrackerRecord,
 )
 from memprof.profiler.model.tracker import MAX_DEVICES
-from memprof.profiler.tracker import journal as journal_module
-from memprof.profiler.tracker.fold import Entry, as_columns
-from memprof.profiler.tracker.journal import Journal
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
-from memprof.profiler.writing import is_locked
+from memprof.profiler.sources.process import journal as journal_module
+from memprof.profiler.sources.process.journal import Journal
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.support.errors import (
+    ProfileError,
+    ProfileInvalidError,
+    ProfileNotWritableError,
+    ProfileTruncatedError,
+    ProfileVersionError,
+)
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.writing import is_locked
 
 from .records import row, snapshot
 

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
-from memprof.profiler.tracker import operations as operations_module
-from memprof.profiler.tracker import places as places_module
-from memprof.profiler.tracker import tensors as tensors_module
-from memprof.profiler.tracker.operations import Operation, OperationLog
-from memprof.profiler.tracker.ration import Allowance
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process import operations as operations_module
+from memprof.profiler.sources.process import places as places_module
+from memprof.profiler.sources.process import tensors as tensors_module
+from memprof.profiler.sources.process.operations import Operation, OperationLog
+from memprof.profiler.sources.process.ration import Allowance
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import OperatorStatistics, TrackerRecord
-from memprof.profiler.tracker import operators as operators_module
-from memprof.profiler.tracker.operators import as_shapes, is_operator
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process import operators as operators_module
+from memprof.profiler.sources.process.operators import as_shapes, is_operator
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from expecttest import TestCase
 from rendering import render_tracker_record
 
 from memprof.cli import main
-from memprof.profiler.file import encode_profile
+from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import (
     Category,
     DeviceSummary,
@@ -31,7 +31,7 @@ from memprof.profiler.model import (
     TrackerMetadata,
     TrackerRecord,
 )
-from memprof.profiler.report import Style
+from memprof.profiler.views.report import Style
 
 MIB = 1 << 20
 SECOND = 10**9

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memprof.cli import main
-from memprof.profiler.tracker.settings import (
+from memprof.profiler.sources.process.settings import (
     SettingsError,
     TrackerSettings,
     configured,

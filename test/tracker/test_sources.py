@@ -13,13 +13,13 @@ import torch
 from rendering import render_tracker_record
 
 import memprof
-from memprof.profiler.file import read_profile
+from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
-from memprof.profiler.report import Style
-from memprof.profiler.tracker import naming
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.sources import ProcessMemory
-from memprof.profiler.tracker.tracker import MemoryTracker
+from memprof.profiler.sources.process import naming
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.sources import ProcessMemory
+from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.views.report import Style
 
 
 def tracker(folder: Path, **settings: bool) -> MemoryTracker:
@@ -113,7 +113,7 @@ def test_resident_memory() -> None:
     # In a process of its own: threads and the allocator's leftovers of other tests move this one's.
     program = """if True:
         import mmap
-        from memprof.profiler.tracker.sources import ProcessMemory
+        from memprof.profiler.sources.process.sources import ProcessMemory
         memory = ProcessMemory()
         before, _ = memory.resident()
         kept = mmap.mmap(-1, 200_000_000)
@@ -142,7 +142,7 @@ def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     assert resident is not None
     program = """if True:
         import mmap
-        from memprof.profiler.tracker.sources import ProcessMemory
+        from memprof.profiler.sources.process.sources import ProcessMemory
         memory = ProcessMemory()
         _, first = memory.resident()
         kept = mmap.mmap(-1, 300 << 20)

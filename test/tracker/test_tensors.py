@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.tracker import tensors as tensors_module
-from memprof.profiler.tracker.operations import OperationLog
-from memprof.profiler.tracker.settings import TrackerSettings
-from memprof.profiler.tracker.snapshots import take_snapshot
-from memprof.profiler.tracker.sources import Sources
-from memprof.profiler.tracker.tensors import LiveTensors, no_pause
+from memprof.profiler.sources.process import tensors as tensors_module
+from memprof.profiler.sources.process.operations import OperationLog
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.snapshots import take_snapshot
+from memprof.profiler.sources.process.sources import Sources
+from memprof.profiler.sources.process.tensors import LiveTensors, no_pause
 
 
 @pytest.fixture

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memprof.profiler.file.tracker_fold import (
+    as_columns,
+    operations_to_drop,
+    thin_snapshots,
+    without,
+)
 from memprof.profiler.model import MemorySnapshot, SnapshotKind
-from memprof.profiler.tracker.fold import as_columns, operations_to_drop, thin_snapshots, without
 
 from .records import row, snapshot
 

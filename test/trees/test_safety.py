@@ -15,8 +15,8 @@ from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.settings import configure
 from memprof.cudagraph_trees.steps import step_end
-from memprof.profiler.device._torch_compat import pool_segments as memory_snapshot
 from memprof.profiler.model import LedgerKind, TreeCause
+from memprof.profiler.sources.allocator._torch_compat import pool_segments as memory_snapshot
 
 from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
 

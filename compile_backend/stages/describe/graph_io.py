@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
+from memprof.profiler.live.stack_text import parse_stack_trace
 from memprof.profiler.model import Category, GraphKind, GraphValue, Role
-from memprof.profiler.stack_text import parse_stack_trace
 
 from ... import _torch_compat as compat
 from .aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
 from memprof.profiler.model import Evidence, NodeProvenance, SourceFrame
-from memprof.profiler.stack_text import innermost_module, parse_stack_trace
 
 TAG = "memprof_aot_node"
 CAPTURED_TAG = "memprof_captured_node"

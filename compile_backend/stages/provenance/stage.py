@@ -11,8 +11,6 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from memprof.profiler.device.account import source_of
-from memprof.profiler.device.where import line_of_caller
 from memprof.profiler.model import (
     Evidence,
     GraphKind,
@@ -22,6 +20,8 @@ from memprof.profiler.model import (
     Statement,
     StatementKind,
 )
+from memprof.profiler.sources.allocator.account import source_of
+from memprof.profiler.sources.allocator.where import line_of_caller
 
 from ... import _torch_compat
 from ...session.runtime import RUNTIME

@@ -1,0 +1,206 @@
+"""Writing a profile while the program runs: ``memprof.profile("run.memprof")``.
+
+Note [When a stream is written]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Compiled calls append to the call log, written or not: the calling threads know nothing of the
+file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
+come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
+keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at most, at 5 µs each);
+those that are pushed out before we saw them are counted as ``CallColumns.dropped``, and those that
+are written are packed: 10 MiB at most, where they took 50. The thread
+holds the GIL while it collects (some µs a call) and not while it compresses and writes.
+
+Note [When a stream fails]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+*Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and
+nothing is lost: the encoder is as it was, and the next look says what this one would have said.
+
+*Writing* can fail (a full disk, a file that somebody deleted). The file is cut back to what was
+whole; the chunk is kept and written at the next look, before anything newer. While something waits,
+``failed`` is true and the session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes
+are not kept: then the stream ends there.
+
+Both are logged once, and leave the rest of the session in memory if they last to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+
+from memprof.profiler.file.encoding import ProfileEncoder
+from memprof.profiler.model import CallColumns, Profile
+from memprof.profiler.sources.allocator.totals import device_totals
+from memprof.profiler.support.host import resident_bytes
+from memprof.profiler.support.process_hooks import on_fork
+from memprof.profiler.support.writing import create_for_streaming, write_all
+
+from .runtime import CallRecord, Runtime, Session
+
+log = logging.getLogger("memprof")
+
+TICK_S = 0.25
+FLUSH_S = 5.0
+FLUSH_CALLS = 16_384
+LOG_CALLS = 262_144
+MAX_UNWRITTEN = 16 << 20
+LAST_TRIES = 3
+"""To collect the last chunk, as others may still run."""
+
+
+Join = Callable[[Profile, Mapping[int, int]], Profile]
+"""Adds to a profile what other parts of memprof know; given the numbers of threads in its calls, by
+``threading.get_ident()``."""
+
+
+class Streamer:
+    """Writes one session into one file, from ``start`` to ``finish``.
+
+    Attributes:
+        path: another one than was given, after ``start``, where another session writes that one.
+        failed: the file lacks something that was tried to write; it has what came before.
+        threads: numbers of threads in its calls, by ``threading.get_ident()``.
+    """
+
+    def __init__(self, runtime: Runtime, session: Session, path: str | os.PathLike[str]) -> None:
+        self.path = path
+        self.failed = False
+        self._runtime = runtime
+        self._session = session
+        self._encoder = ProfileEncoder()
+        self._fd = -1
+        self._size = 0
+        self._unwritten = b""
+        self._given_up = False
+        self._logged: set[str] = set()
+        self._pid = os.getpid()
+        self._last: CallRecord | None = None
+        self._seen = 0
+        self.threads: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memprof stream", daemon=True)
+
+    def start(self) -> None:
+        """Make the file, with one chunk, and go on in a thread; raises
+        ``ProfileNotWritableError``."""
+        self._fd, path = create_for_streaming(self.path)
+        if path != os.fspath(self.path):
+            log.warning(
+                "%s: another session writes it just now, so this one writes %s. Give each a path "
+                "of its own; for several processes put {rank} or {pid} into it.",
+                os.fspath(self.path),
+                path,
+            )
+            self.path = path
+        _streamers.add(self)
+        self.flush()
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Write what is new; nothing after ``finish``."""
+        if self._pid == os.getpid():
+            with self._lock:
+                self._write(lambda profile, threads: profile, end=False)
+
+    def finish(self, join: Join) -> None:
+        """Write the last chunk, to which ``join`` adds what other parts of memprof know, and close
+        the file."""
+        if self._pid != os.getpid():
+            return
+        self._stop.set()
+        self._thread.join()
+        with self._lock:
+            for _ in range(LAST_TRIES):
+                if self._write(join, end=True):
+                    break
+            os.close(self._fd)
+            self._fd = -1
+
+    def forked(self) -> None:
+        """In a child: the file, and its lock, are the parent's alone."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _run(self) -> None:
+        flushed, returned = time.monotonic(), self._runtime.returned()
+        while not (self._stop.wait(TICK_S) or self._given_up):
+            # Counting is cheap, copying the log is not.
+            new = self._runtime.returned() - returned
+            if new >= FLUSH_CALLS or time.monotonic() - flushed >= FLUSH_S:
+                returned += new
+                self.flush()
+                flushed = time.monotonic()
+
+    def _write(self, join: Join, *, end: bool) -> bool:
+        """False if what is new could not be collected; see Note [When a stream fails]."""
+        if self._given_up or self._fd < 0:
+            return True
+        try:
+            self._unwritten += self._collect(join, end)
+        except Exception as e:  # Whatever it is, the training goes on.
+            self.failed = True
+            self._log_once(e, "cannot collect what is new", "It is tried again")
+            return False
+        try:
+            if not os.fstat(self._fd).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted, or replaced")
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            write_all(self._fd, self._unwritten)
+        except Exception as e:
+            self.failed = True
+            self._given_up = len(self._unwritten) > MAX_UNWRITTEN
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            remedy = "What is new stays in memory: session.save(PATH)"
+            self._log_once(e, "cannot write the profile on", remedy)
+            return True
+        self._size += len(self._unwritten)
+        self._unwritten, self.failed = b"", False
+        self._runtime.calls.pack()
+        return True
+
+    def _collect(self, join: Join, end: bool) -> bytes:
+        """The next chunk. What it says is taken to be known only when it is complete."""
+        # In this order: what is called is known by the time of the snapshot.
+        records = self._runtime.calls.after(self._last)
+        since = self._session.since_perf_ns
+        calls = CallColumns()
+        if columns := [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]:
+            graph, program, start, finish, idents = columns
+            thread = [self.threads.setdefault(i, len(self.threads)) for i in idents]
+            calls = CallColumns(graph, program, start, finish, thread)
+        seen = self._seen + len(calls)
+        profile = join(self._runtime.snapshot(self._session), self.threads)
+        profile.totals, profile.resident = device_totals(), resident_bytes()
+        if end:
+            dropped = max(0, sum(g.calls for g in profile.graphs) - seen)
+            calls = dataclasses.replace(calls, dropped=dropped)
+        data = self._encoder.chunk(profile, calls, end=end)
+        self._seen = seen
+        if records:
+            self._last = records[-1]
+        return data
+
+    def _log_once(self, error: Exception, what: str, then: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            path, kind = os.fspath(self.path), type(error).__name__
+            log.error("%s: %s (%s: %s). %s.", path, what, kind, error, then)
+
+
+_streamers: weakref.WeakSet[Streamer] = weakref.WeakSet()
+
+
+@on_fork
+def _in_child() -> None:
+    for streamer in list(_streamers):
+        streamer.forked()

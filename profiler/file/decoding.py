@@ -1,0 +1,297 @@
+"""Profiles from the frames of a file; see Note [What the frames of a profile hold].
+
+Note [What damage costs]
+~~~~~~~~~~~~~~~~~~~~~~~~
+Every frame is decoded by the types of the data model as it is read, and later frames count on
+earlier ones. So a profile is read up to its first frame that is damaged, missing, or not what it
+should be: what came before is the profile, and one line of ``left_out`` says where it ends and why.
+Other processes of the file go on after a frame that is not what it should be; after damage, where
+nobody knows what follows, none does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate
+from typing import Any, TypedDict, get_type_hints
+
+import msgspec
+
+from memprof.profiler.model import (
+    FORMAT,
+    SCHEMA_VERSION,
+    AllocationProgram,
+    CallColumns,
+    GraphKind,
+    GraphRecord,
+    LedgerEntry,
+    Profile,
+)
+from memprof.profiler.model.limits import LARGEST, Count, Int
+from memprof.profiler.support.errors import (
+    ProfileError,
+    ProfileInvalidError,
+    ProfileTruncatedError,
+    ProfileVersionError,
+)
+
+from .contradictions import contradictions
+from .frames import Damage, Frame, Kind, frames
+from .tracker_fold import Entry, TrackerFold
+
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+"""What decoding something of another type, of no text, or of too many levels leads to."""
+_LONGEST = 400
+"""Characters of what is said of a bad frame, which quotes the file."""
+
+
+def _some(kind: type, without: set[str], **other: Any) -> Any:
+    """The type of an object with any of the fields of a dataclass.
+
+    Args:
+        kind: the dataclass.
+        without: its fields that are not there.
+        other: fields of another type than in the dataclass.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    earlier = {name: hint for name, hint in hints.items() if name not in without}
+    some: Any = TypedDict  # Of which mypy wants every field named where it is called.
+    return some(kind.__name__, {**earlier, **other}, total=False)
+
+
+class _Header(msgspec.Struct):
+    format: str = ""
+    schema_version: int = 0
+    memprof: str = "?"
+
+
+class _NewGraph(msgspec.Struct):
+    id: Int
+    kind: GraphKind
+
+
+class _Programs(msgspec.Struct):
+    start: Count = msgspec.field(name="from")
+    items: list[AllocationProgram]
+
+
+class _Ledger(msgspec.Struct):
+    length: Count
+    entries: list[tuple[Count, LedgerEntry]]
+
+
+class _Calls(msgspec.Struct):
+    graph: list[Int]
+    program: list[Int]
+    start_ns: list[Int]
+    duration_ns: list[Count]
+    thread: list[Count]
+    dropped: Count | None = None
+
+
+_FIELDS = _some(Profile, {"format", "schema_version", "graphs", "calls", "ledger", "complete"})
+_GRAPH = _some(GraphRecord, set(), programs=_Programs)
+
+
+def documents(data: bytes, path: str | None) -> list[Document]:
+    """Returns what a file says of each process, in order of their headers.
+
+    Raises:
+        ProfileTruncatedError: not even the first frame is whole.
+        ProfileInvalidError: the file begins with something else than a whole frame.
+        ProfileTooLargeError: it unpacks to more than may be read.
+    """
+    found: list[Document] = []
+    by_process: dict[int, Document] = {}
+    damage: Damage | None = None
+    for frame in frames(data, path):
+        if isinstance(frame, Damage):
+            damage = frame
+            break
+        if frame.kind == Kind.HEADER:
+            # Of the same number are profiles with the same content: each has a header.
+            by_process[frame.process] = Document(path)
+            found.append(by_process[frame.process])
+        if frame.process not in by_process:
+            damage = Damage(frame.start, "a frame of a profile whose beginning is missing")
+            break
+        by_process[frame.process].add(frame)
+    if damage is not None and found:
+        found[-1].end(damage)
+    elif damage is not None:
+        raise ProfileInvalidError(
+            path,
+            f"damaged after {damage.start:,} bytes: {damage.problem}, and no whole frame comes "
+            "before; copy it again or take the profile again",
+        )
+    elif not found:
+        raise ProfileTruncatedError(
+            path,
+            f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
+            "profile again",
+        )
+    return found
+
+
+class Document:
+    """Describes what the frames of one process come to: ``left_out`` says where it ends early, and
+    ``refused`` why nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by
+    default all."""
+
+    def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
+        self.left_out: list[str] = []
+        self.refused: ProfileError | None = None
+        self._path = path
+        self._keep_calls = keep_calls
+        self._fields: dict[str, Any] = {}
+        self._graphs: dict[int, dict[str, Any]] = {}
+        self._programs: dict[int, list[AllocationProgram]] = {}
+        self._ledger: list[LedgerEntry] = []
+        self._columns = CallColumns()
+        self._counts: Counter[int] = Counter()
+        self._tracker: TrackerFold | None = None
+        self._dropped = 0
+        self._complete = False
+        self._next = 0
+
+    def end(self, damage: Damage) -> None:
+        """Note that nothing is read from a place on."""
+        reason = f"what comes after {damage.start:,} bytes: {damage.problem}"
+        self.left_out.append(reason[:_LONGEST])
+
+    def add(self, frame: Frame) -> None:
+        """Add the next frame, unless the profile has ended before it."""
+        if self.refused is not None or self.left_out:
+            return
+        try:
+            if frame.number != self._next:
+                raise ValueError(f"frame {frame.number} where frame {self._next} should be")
+            self._apply(frame)
+        except ProfileError as e:
+            self.refused = e  # of other processes the file can have readable ones
+        except _BAD as e:
+            self.end(Damage(frame.start, f"not what it should be: {e}"))
+        self._next += 1
+
+    def _apply(self, frame: Frame) -> None:
+        payload = frame.payload
+        if frame.kind == Kind.HEADER:
+            self._header(payload)
+        elif frame.kind == Kind.FIELDS:
+            self._fields.update(msgspec.json.decode(payload, type=_FIELDS))
+        elif frame.kind == Kind.GRAPH:
+            self._graph(payload)
+        elif frame.kind == Kind.LEDGER:
+            self._entries(msgspec.json.decode(payload, type=_Ledger))
+        elif frame.kind == Kind.CALLS:
+            self._calls(msgspec.json.decode(payload, type=_Calls))
+        elif frame.kind == Kind.TRACKER:
+            self._tracker = self._tracker or TrackerFold()
+            self._tracker.add(msgspec.json.decode(payload, type=Entry))
+        elif frame.kind == Kind.END:
+            self._complete = True
+
+    def _header(self, payload: bytes) -> None:
+        try:
+            header = msgspec.json.decode(payload, type=_Header)
+        except _BAD as e:
+            where = str(e).rpartition(" - at `")[2].rstrip("`")
+            raise ProfileInvalidError(
+                self._path, f"not a valid profile, in its first frame: {e}", where
+            ) from e
+        if header.format != FORMAT:
+            raise ProfileInvalidError(
+                self._path, f"not a valid profile: its `format` is {header.format!r:.60}"
+            )
+        version = header.schema_version
+        if version != SCHEMA_VERSION:
+            newer = version > SCHEMA_VERSION
+            do = "read it with a newer memprof" if newer else "take the profile again"
+            raise ProfileVersionError(
+                self._path,
+                f"schema version {version!r:.60}, written by memprof {header.memprof:.60}; this "
+                f"memprof reads version {SCHEMA_VERSION}: {do}",
+            )
+
+    def _graph(self, payload: bytes) -> None:
+        change = msgspec.json.decode(payload, type=_GRAPH)
+        id = change.get("id")
+        if id not in self._graphs:
+            msgspec.json.decode(payload, type=_NewGraph)  # It has what every graph has.
+        earlier = self._programs.setdefault(id, [])
+        new: _Programs | None = change.pop("programs", None)
+        if new is not None:
+            if new.start > len(earlier):
+                raise ValueError(f"program {new.start} where {len(earlier)} are known")
+            earlier[new.start :] = new.items
+        # In place: a graph can have very many changes.
+        self._graphs.setdefault(id, {}).update(change)
+
+    def _entries(self, change: _Ledger) -> None:
+        earlier = min(len(self._ledger), change.length)
+        added = [i for i, _ in change.entries if i >= earlier]
+        end = earlier + len(added)
+        if end != change.length or added != list(range(earlier, end)):
+            raise ValueError(f"entries {added[:9]} of {earlier} to {change.length} of the ledger")
+        del self._ledger[earlier:]
+        for i, entry in change.entries:
+            self._ledger[i : i + 1] = [entry]
+
+    def _calls(self, new: _Calls) -> None:
+        columns = (new.graph, new.program, new.start_ns, new.duration_ns, new.thread)
+        if len({len(c) for c in columns}) > 1:
+            raise ValueError(f"columns of {[len(c) for c in columns]} calls")
+        starts = list(accumulate(new.start_ns))
+        ends = [s + d for s, d in zip(starts, new.duration_ns, strict=True)]
+        # The times are sums of what the file has, and of its numbers each alone fits.
+        if min(starts, default=0) < -LARGEST or max(ends, default=0) > LARGEST:
+            raise ValueError("times of calls that do not fit 64 bits")
+        earlier = self._columns
+        earlier.graph.extend(new.graph)
+        earlier.program.extend(new.program)
+        earlier.start_ns.extend(starts)
+        earlier.end_ns.extend(ends)
+        earlier.thread.extend(new.thread)
+        self._counts.update(new.graph)
+        if new.dropped is not None:
+            self._dropped = new.dropped
+        if self._keep_calls is not None and (more := len(earlier) - self._keep_calls) > 0:
+            self._columns = earlier.each(lambda column: column[more:], earlier.dropped)
+            self._dropped += more
+
+    def profile(self) -> Profile:
+        """The profile as far as it is known; frames that are added later do not change it.
+
+        Raises:
+            ProfileError: ``refused``.
+            ProfileInvalidError: it contradicts itself.
+        """
+        if self.refused is not None:
+            raise self.refused
+        graphs = [
+            GraphRecord(
+                **{"calls": self._counts[id], **fields},
+                programs=list(self._programs[id]),
+            )
+            for id, fields in sorted(self._graphs.items())
+        ]
+        found = Profile(
+            **self._fields,
+            graphs=graphs,
+            ledger=list(self._ledger),
+            calls=self._columns.each(list, self._dropped),
+            complete=self._complete,
+        )
+        lost: list[str] = []
+        if self._tracker is not None:
+            record, lost = self._tracker.record()
+            found = found.with_tracker(record)
+        # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
+        logged = len(found.calls) + found.calls.dropped
+        found.released = {k: min(n, logged) for k, n in found.released.items()}
+        for where, what in contradictions(found):
+            raise ProfileInvalidError(
+                self._path, f"damaged, as it contradicts itself: {what} - at `{where}`", where
+            )
+        found.left_out = [*found.left_out, *self.left_out, *lost]
+        return found

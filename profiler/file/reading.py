@@ -1,0 +1,143 @@
+"""Bytes of a file, and what compressed bytes unpack to, both bounded.
+
+Note [How much is read]
+~~~~~~~~~~~~~~~~~~~~~~~
+A profile may come from anybody, and a few kilobytes of zlib can unpack to gigabytes. So:
+
+* only regular files are read: a pipe can make us wait for ever, a device never ends;
+* a file, and what it unpacks to, has at most ``LIMIT`` bytes (1 GiB: some 30 million calls), or as
+  many as the environment variable ``MEMPROF_MAX_READ`` says: ``8GiB``, or ``none``;
+* what unpacks to more than ``FREE`` bytes may not be ``RATIO`` times as large as it came, unless
+  that variable is set: profiles shrink to a tenth or a twentieth, those of a thousand layers
+  that are all alike to a hundredth, a bomb to a thousandth.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from memprof.profiler.support.errors import ProfileTooLargeError, ProfileUnreadableError
+from memprof.profiler.support.text import parse_size
+from memprof.profiler.support.writing import why
+
+StrPath = str | os.PathLike[str]
+
+LIMIT = 1 << 30
+FREE = 64 << 20
+RATIO = 400
+LIMIT_VARIABLE = "MEMPROF_MAX_READ"
+
+
+def read_file(path: StrPath) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        ProfileUnreadableError: it is missing, no regular file, or may not be read.
+        ProfileTooLargeError: it is larger than Note [How much is read] allows.
+    """
+    return read_from(path, 0, None)[0]
+
+
+def read_from(
+    path: StrPath, start: int, file: tuple[int, int] | None
+) -> tuple[bytes, int, tuple[int, int]]:
+    """The bytes of a regular file from ``start`` on, where so many were read before; the first
+    one's place; and which file it is, by device and inode. Where it is not ``file`` by now, or is
+    shorter, all of it is read.
+
+    Raises:
+        ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
+    """
+    try:
+        with _open(Path(path)) as opened:
+            found = os.fstat(opened.fileno())
+            now = (found.st_dev, found.st_ino)
+            begin = opened.seek(start if now == file and found.st_size >= start else 0)
+            limit = _limit(path)
+            if found.st_size - begin > limit:
+                raise too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
+            # What it has, and not the limit: a buffer for that may be more than there is memory.
+            data = opened.read(found.st_size - begin + 1)
+            if len(data) > found.st_size - begin:  # It grows.
+                data += opened.read(-1 if limit == float("inf") else int(limit) + 1 - len(data))
+    except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
+        raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
+    if len(data) > limit:
+        raise too_large(path, "it grows, and has", limit)
+    return data, begin, now
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    _check_regular(os.stat(path), path)  # Opening some devices does something.
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(fd, "rb") as file:
+        _check_regular(os.fstat(fd), path)  # Another file may have come meanwhile.
+        yield file
+
+
+def _check_regular(found: os.stat_result, path: Path) -> None:
+    mode = found.st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+    if not stat.S_ISREG(mode):
+        what = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise ValueError(f"it is a {what}, which may never end: write it to a file first")
+
+
+def _limit(path: StrPath | None) -> float:
+    """Bytes that may be read; infinite for ``none``."""
+    text = _given()
+    if text == "none":
+        return float("inf")
+    if not text:
+        return LIMIT
+    limit = parse_size(text)
+    if not limit:
+        raise ProfileUnreadableError(
+            path,
+            f"not read, since {LIMIT_VARIABLE} is {text[:40]!r}: give it bytes such as 8GiB, or "
+            "none",
+        )
+    return limit
+
+
+def _given() -> str:
+    return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
+
+
+def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
+    """Returns what to raise of a file of which ``most`` bytes are read: ``what`` stands before
+    "more"."""
+    return ProfileTooLargeError(
+        path,
+        f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
+        f"{LIMIT_VARIABLE}, e.g. to {max(int(most) * 8 >> 30, 1)}GiB or none",
+    )
+
+
+def most_unpacked(packed: int, path: StrPath | None) -> float:
+    """Returns how many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
+    limit = _limit(path)
+    return limit if _given() else min(limit, max(FREE, RATIO * packed))
+
+
+def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Returns what ``zlib`` has packed; of more than ``room`` bytes one more than that.
+
+    Raises:
+        zlib.error: it is damaged, or ends early.
+    """
+    unpacker = zlib.decompressobj(wbits)
+    # A length of 0 is no limit.
+    data = unpacker.decompress(packed, 0 if room == float("inf") else int(room) + 1)
+    if not unpacker.eof and len(data) <= room:
+        raise zlib.error("it ends early")
+    return data

@@ -1,0 +1,1 @@
+"""Lives of storages, computed from a profile: timelines, live sets, categories, growth."""

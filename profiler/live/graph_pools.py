@@ -1,0 +1,51 @@
+"""Describes what captures leave in their pool, and how the numbers of graphs are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from memprof.profiler.model import Fate, GraphCapture, GraphPool, Held
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Memory that captures left in their pool at one place of the program: bytes and blocks of all
+    captures, and their numbers, ascending."""
+
+    row: Held
+    graphs: tuple[int, ...]
+
+    @property
+    def leaks(self) -> bool:
+        """Tells whether it grows from capture to capture, and nobody in Python holds it."""
+        return self.row.fate is Fate.UNEXPLAINED and len(self.graphs) > 1
+
+
+def left_behind(pool: GraphPool) -> list[LeftBehind]:
+    """Returns what stays after the captures of a pool; what leaks first, then most bytes first."""
+    found: dict[Held, list[tuple[Held, int]]] = {}
+    for graph in pool.graphs:
+        for row in graph.left:
+            found.setdefault(replace(row, nbytes=0, count=0), []).append((row, graph.number))
+    out = []
+    for alike, rows in found.items():
+        nbytes, count = sum(r.nbytes for r, _ in rows), sum(r.count for r, _ in rows)
+        row = replace(alike, nbytes=nbytes, count=count)
+        out.append(LeftBehind(row, tuple(number for _, number in rows)))
+    return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
+
+
+def label(graph: GraphCapture) -> str:
+    """A graph's number, and its name or whose it is."""
+    return f"#{graph.number} {graph.name or graph.maker}".rstrip()
+
+
+def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:
+    """Numbers of graphs in short: those that follow each other in ``of``, all that there are, as a
+    range; both ascend."""
+    place = {number: i for i, number in enumerate(of)}
+    runs = groupby(enumerate(graphs), key=lambda pair: place[pair[1]] - pair[0])
+    ranges = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"#{r[0]}-{r[-1]}" if len(r) > 1 else f"#{r[0]}" for r in ranges)

@@ -1,0 +1,87 @@
+"""Describes what the timeline answers with: live sets, why something is live, bytes of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from memprof.profiler.model import Storage
+
+
+class Hold(str, Enum):
+    """Why a storage is live; see Note [What is live between calls] in timeline.py."""
+
+    CALL = "call"
+    """It belongs to the call at hand: an input, or made by it."""
+    PERSISTENT = "persistent"
+    SAVED = "saved"
+    HANDED_ON = "handed_on"
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time, by index in the call log and instant of that call's program, and the bytes
+    known to be live then."""
+
+    call: int
+    instant: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveItem:
+    """A live storage, as some program knows it, or ``count`` alike: several calls of one program
+    may hold one each.
+
+    Attributes:
+        graph: id of the graph whose record explains it: the one that made it where that
+            is known, else the one that has it as an input.
+        owner: name in that graph's code that owns it, None for internal memory.
+        line: of that graph's code at which the owner got it, 0 for an input.
+    """
+
+    storage: Storage
+    graph: int
+    owner: str | None
+    line: int
+    hold: Hold
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of all copies together."""
+        return self.storage.nbytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSet:
+    """Everything known to be live at an instant."""
+
+    items: tuple[LiveItem, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all items together."""
+        return sum(i.nbytes for i in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesOverTime:
+    """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
+    most at an instant of it; when it has returned, before its arguments and results are dropped;
+    and what is carried after it."""
+
+    entry: Sequence[int]
+    peak: Sequence[int]
+    exit: Sequence[int]
+    between: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnobservedCalls:
+    """Calls of one graph whose inside is not known; only carried memory is counted there."""
+
+    graph: int
+    calls: int
+    reason: str

@@ -1,0 +1,245 @@
+"""Sees every capture of a CUDA graph in this process, whoever makes it.
+
+Note [Wrapped, not hooked]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+Everything in Python that captures comes by ``CUDAGraph.capture_begin`` and ``capture_end``, which
+are wrapped. The hooks that torch has there from 2.14 on
+(``torch.cuda.graphs.register_graph_capture_start_hook``) tell neither the pool nor that a capture
+failed, and run when the first allocations are done.
+
+Note [What a capture is asked]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+At its begin and its end a mark is set, and the segments of its pool are looked up: to take the
+history at each of the thousands of captures of an engine would take seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import re
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import GraphCapture, GraphPool, SourceFrame
+from memprof.profiler.model.address_ranges import Range, has, merged
+from memprof.profiler.support.thread_activity import capture_name
+
+from . import _torch_compat as compat
+from .allocator_session import AllocatorSession
+from .captures import Device, WatchedCapture, describe
+from .history import AllocatorBlock
+from .where import is_internal
+
+_PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](capture|device)[/\\]\w+\.py$")
+_MEMPROF = "memprof's graph trees"
+_TORCH = "torch's graph trees"
+_CALLABLES = "make_graphed_callables"
+
+
+class GraphWatch:
+    """Follows captures from ``install`` to ``uninstall``, with an ``AllocatorSession`` that follows
+    the rest; ``captures`` has them in the order in which they began."""
+
+    def __init__(self, watch: AllocatorSession) -> None:
+        watch.on_block = self.made
+        self._watch = watch
+        self.captures: list[WatchedCapture] = []
+        # By ``id`` of the graph.
+        self._open: dict[int, WatchedCapture] = {}
+        self._graphs: dict[int, WatchedCapture] = {}
+        self._blocks: dict[int, list[AllocatorBlock]] = {}
+        self._frames: dict[tuple[Any, ...], Any] = {}
+        self._ranges: dict[int, list[Range]] = {}
+        self._pools: set[tuple[int, tuple[int, int]]] = set()
+        self._undo: list[compat.Undo] = []
+
+    def install(self) -> None:
+        """Begin; the ``AllocatorSession`` is installed."""
+        graph = [torch.cuda.CUDAGraph]
+        self._undo.append(compat.replace(graph, "capture_begin", self._around_begin))
+        self._undo.append(compat.replace(graph, "capture_end", self._around_end))
+
+    def uninstall(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def made(self, device: int, block: AllocatorBlock) -> None:
+        """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""
+        if not self._open and not has(self._ranges.get(device, ()), block.address):
+            return
+        # The same few stacks, by thousands: as they come each is a list of its own.
+        key = tuple((f["filename"], f["line"], f["name"]) for f in block.raw_frames)
+        block.raw_frames = self._frames.setdefault(key, block.raw_frames)
+        self._blocks.setdefault(device, []).append(block)
+
+    def pools(self) -> list[GraphPool]:
+        """Returns what was captured, by pool, at the end.
+
+        Raises:
+            RuntimeError: the history was not followed.
+        """
+        watch = self._watch
+        if not watch.why_not:
+            for c in list(self._open.values()):
+                self._finish(c, "it had not ended when the session did")
+            watch.drain()
+        if watch.why_not:
+            raise RuntimeError(watch.why_not)
+        for c in self._graphs.values():
+            graph = c.reference()
+            if graph is not None and compat.pool_of(graph) is None:  # It was reset.
+                _gone(c)
+        held = compat.storage_addresses()
+        found = []
+        for number, history in watch.histories.items():
+            blocks, sizes = self._blocks.get(number, []), compat.workspace_sizes(number)
+            device = Device(f"cuda:{number}", history, blocks, held, sizes)
+            found += describe(device, [c for c in self.captures if c.device == number])
+        return found
+
+    def _around_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            capture = self._guarded(self._before, graph, args, kwargs)
+            try:
+                begin(graph, *args, **kwargs)
+            except BaseException as e:
+                if capture is not None:
+                    self._guarded(self._finish, capture, _text(e))
+                raise
+
+        return capture_begin
+
+    def _around_end(self, end: Callable[..., None]) -> Callable[..., None]:
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> None:
+            capture = self._open.get(id(graph))
+            # A body that raises ends the capture all the same, and what was captured is a part.
+            inside = sys.exc_info()[1]
+            raised = inside is not None and (capture is None or id(inside) != capture.handled)
+            failed = _text(inside) if inside is not None and raised else ""
+            ended = None
+            try:
+                end(graph, *args, **kwargs)
+                ended = graph
+            except BaseException as e:
+                failed = failed or _text(e)
+                raise
+            finally:
+                if capture is not None:
+                    self._guarded(self._finish, capture, failed, ended)
+
+        return capture_end
+
+    def _guarded(self, do: Callable[..., Any], *args: Any) -> Any:
+        watch = self._watch
+        if not watch.follows:
+            return None
+        try:
+            return do(*args)
+        except Exception as e:
+            watch.fail(e)
+            return None
+
+    def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCapture:
+        device = torch.cuda.current_device()
+        pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
+        maker, frame, name = _who_captures()
+        what = len(self.captures) + 1, capture_name() or name, maker, frame
+        record = GraphCapture(*what, start_ns=time.perf_counter_ns())
+        before = self._graphs.pop(id(graph), None)
+        if before is not None and before.reference() is graph:
+            _gone(before)  # It is captured anew.
+        found = self._look(device, pool) if pool is not None else ()
+        if pool is not None and (device, pool) not in self._pools:
+            self._pools.add((device, pool))
+            if found:
+                self._take_stock(device, found)
+        begin = self._watch.mark()
+        handled = id(sys.exc_info()[1])
+        capture = WatchedCapture(record, device, pool, begin, found=found, handled=handled)
+        self.captures.append(capture)
+        self._open[id(graph)] = capture
+        return capture
+
+    def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
+        """Keep what is there in a pool that was in use before the first capture into it."""
+        self._watch.drain()
+        kept = self._blocks.setdefault(device, [])
+        known = {id(b) for b in kept}
+        for block in self._watch.histories[device].live:
+            if id(block) not in known and any(a <= block.address < z for a, z in found):
+                self.made(device, block)
+        kept.sort(key=lambda b: b.event)
+
+    def _finish(self, c: WatchedCapture, failed: str, graph: Any = None) -> None:
+        self._open = {key: one for key, one in self._open.items() if one is not c}
+        c.graph.duration_ns = time.perf_counter_ns() - c.graph.start_ns
+        c.graph.failed = failed
+        if graph is not None:
+            c.pool = c.pool or compat.pool_of(graph)
+            c.reference = weakref.ref(graph, functools.partial(_gone, c))
+            self._graphs[id(graph)] = c
+        else:
+            c.deleted_ns = c.graph.start_ns
+        if c.pool is not None:
+            self._pools.add((c.device, c.pool))
+            c.segments = self._look(c.device, c.pool)
+        c.end = self._watch.mark()
+
+    def _look(self, device: int, pool: tuple[int, int]) -> tuple[Range, ...]:
+        own = [s for s in compat.pool_segments(pool) if s["device"] == device and s["total_size"]]
+        found = sorted((s["address"], s["address"] + s["total_size"]) for s in own)
+        self._ranges[device] = merged([*self._ranges.get(device, ()), *found])
+        return tuple(found)
+
+
+def _gone(c: WatchedCapture, _: object = None) -> None:
+    c.deleted_ns = time.perf_counter_ns()
+
+
+def _text(error: BaseException) -> str:
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _who_captures() -> tuple[str, SourceFrame | None, str]:
+    """Returns whose code captures now on this thread, the innermost frame of the program, and what
+    the graph is of, as far as the former says it."""
+    maker, name = "capture_begin", ""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        found, of = _maker(code, line)
+        if found:
+            maker, name = found, of or name
+        if not is_internal(code.co_filename):
+            package = _PACKAGE.search(code.co_filename)
+            if package is not None and not maker.endswith("trees") and maker != _CALLABLES:
+                maker = package[1]
+            text = linecache.getline(code.co_filename, line).strip()
+            return maker, SourceFrame(code.co_filename, line, code.co_name, text), name
+    return maker, None, name
+
+
+def _maker(code: CodeType, line: int) -> tuple[str, str]:
+    """Returns what a frame of torch's or memprof's says of a capture below it, and of its graph."""
+    file = code.co_filename
+    if _OURS.search(file):
+        return _MEMPROF, ""
+    file = file.replace("\\", "/")
+    if file.endswith("torch/_inductor/cudagraph_trees.py"):
+        return _TORCH, ""
+    if file.endswith("torch/cuda/graphs.py"):
+        if code.co_name == _CALLABLES:
+            text = linecache.getline(file, line) + linecache.getline(file, line + 1)
+            return _CALLABLES, "backward" if "bwd_graph" in text else "forward"
+        if code.co_name == "__enter__":
+            return "torch.cuda.graph", ""
+    return "", ""

@@ -1,0 +1,344 @@
+"""Named operations: what runs in which thread and task, nested, with the memory around it.
+
+Note [Memory around an operation]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are cold; resident
+bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
+lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
+operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
+and sums say how many invocations are in them.
+
+The peak inside: allocators and the system keep one highest mark for the whole process, and
+resetting it would change what the user's own code reads from it. If the mark rises inside an
+operation, its new value *is* the peak. If not, the peak is somewhere between what was seen (at
+the edges, by snapshots, by operations inside) and the mark, and what was seen is noted, not exact.
+
+The operation in which a tensor was made is known where exactly one operation was the innermost
+one all the time from one look for tensors to the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Container
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from memprof.profiler.file.tracker_fold import OperationRow, operations_to_drop
+from memprof.profiler.model import OperationSummary
+from memprof.profiler.model.tracker import path_of
+
+from .places import Counted, Lanes, OperationTree, current_task
+from .ration import LONGEST_NS, Allowance
+from .settings import TrackerSettings
+from .sources import Sources
+
+LOCK_WAIT_S = 0.05
+"""Longest that an edge waits for the thread that takes a snapshot."""
+
+_UNKNOWN: Counted = (-1, -1)
+
+Reading = dict[str, tuple[int, int]]
+"""By device: bytes in use and the highest mark."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One invocation, running or ended.
+
+    Attributes:
+        owner: who ends it, None when that is done.
+        number, summary: in order of start, and its place in the tree.
+        lane, task: where it runs; identity of its asyncio task, 0 for none.
+        cost_ns: time that looking at it took.
+        looked: whether what was in use when it began is known.
+        memory: by device bytes before, after, highest seen, whether that is exact, and the mark
+            before.
+    """
+
+    log: OperationLog
+    owner: object | None
+    name: str
+    parent: Operation | None
+    start_ns: int
+    number: int
+    summary: int
+    lane: int
+    task: int
+    end_ns: int = -1
+    failed: bool = False
+    cost_ns: int = 0
+    tensors_before: Counted = _UNKNOWN
+    tensors_after: Counted = _UNKNOWN
+    looked: bool = False
+    memory: dict[str, list[int]] = field(default_factory=dict)
+
+    def saw(self, device: str, nbytes: int) -> None:
+        """Note that ``device`` had this many bytes in use at an instant inside."""
+        figures = self.memory.get(device)
+        if figures is not None and nbytes > figures[2]:
+            figures[2] = nbytes
+
+    def row(self, kept: Container[int] | None = None) -> OperationRow:
+        """As it is written; the parent is the nearest one of ``kept``, by default any."""
+        parent = self.parent
+        while parent is not None and kept is not None and parent.number not in kept:
+            parent = parent.parent
+        return OperationRow(
+            self.number,
+            self.summary,
+            self.lane,
+            parent.number if parent is not None else -1,
+            self.start_ns,
+            self.end_ns,
+            *self.tensors_before,
+            *self.tensors_after,
+            {d: (f[0], f[1], f[2], bool(f[3])) for d, f in self.memory.items()},
+            self.failed,
+        )
+
+
+CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=None)
+"""The innermost operation that runs in this thread or task."""
+
+
+class OperationLog:
+    """All operations of a tracker. What goes wrong at an edge is told to ``report``, and nothing of
+    it reaches the user's code.
+
+    Attributes:
+        enabled: whether operations that begin are tracked.
+        seen, dropped: invocations, and those of them that are no longer kept.
+        cost_ns: time that the edges took.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        settings: TrackerSettings,
+        clock: Callable[[], int],
+        report: Callable[[str], None],
+    ) -> None:
+        self.sources = sources
+        self.clock = clock
+        self.report = report
+        self.enabled = True
+        self.lanes = Lanes()
+        self.dropped = 0
+        self.cost_ns = 0
+        self._limit = limit = settings.max_operations
+        self._allowance = Allowance(settings.operation_share)
+        # What is below belongs to who holds the lock.
+        self._lock = threading.RLock()
+        self._tree = OperationTree()
+        self.seen = 0
+        self._rows: list[Operation] = []
+        self._running: dict[int, Operation] = {}
+        self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
+        self._edges = 0
+        self._edges_at_look = 0
+
+    # --- the edges ------------------------------------------------------------------------
+
+    def begin(self, owner: object, name: str) -> Operation | None:
+        """Start operation ``name`` on this thread and task; None while not enabled, and if it
+        cannot be tracked."""
+        if not self.enabled:
+            return None
+        try:
+            return self._begin(owner, name)
+        except Exception as e:
+            self._failed(e)
+            return None
+
+    def end(self, operation: Operation, failed: bool) -> None:
+        try:
+            self._end(operation, failed)
+        except Exception as e:
+            CURRENT.set(operation.parent)
+            self._failed(e)
+
+    def _failed(self, e: Exception) -> None:
+        self.report(f"the tracker failed: {type(e).__name__}: {e}")
+
+    def _begin(self, owner: object, name: str) -> Operation:
+        entered = self.clock()
+        parent = CURRENT.get()
+        if parent is not None and parent.log is not self:
+            parent = None  # of a tracker that has stopped, or of the process before a fork
+        task = current_task()
+        tensors, reading, cost = _UNKNOWN, None, 0
+        if self._allowance.allows(name):
+            tensors, reading, cost = self._look()
+        with self._lock:
+            inside = task and parent is not None and parent.task == task
+            operation = Operation(
+                log=self,
+                owner=owner,
+                name=name,
+                parent=parent,
+                start_ns=entered,
+                number=self.seen,
+                summary=self._tree.place(parent.summary if parent is not None else -1, name),
+                lane=parent.lane if inside and parent is not None else self.lanes.take(task),
+                task=task,
+                cost_ns=cost,
+                tensors_before=tensors,
+                looked=reading is not None,
+            )
+            for device, (now, mark) in (reading or {}).items():
+                operation.memory[device] = [now, now, now, 0, mark]
+            self.seen += 1
+            self._running[operation.number] = operation
+            self._rows.append(operation)
+            if len(self._rows) > self._limit + self._limit // 4 + 64:
+                self.thin()
+            self._count_edge(tensors)
+        CURRENT.set(operation)
+        operation.start_ns = self.clock()
+        self.cost_ns += operation.start_ns - entered
+        return operation
+
+    def _end(self, operation: Operation, failed: bool) -> None:
+        entered = self.clock()
+        if operation.owner is None:
+            return
+        operation.owner = None
+        operation.failed = failed
+        reading = None
+        if operation.looked:
+            counted, reading, cost = self._look()
+            operation.cost_ns += cost
+            if operation.tensors_before != _UNKNOWN:
+                operation.tensors_after = counted
+        self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
+        CURRENT.set(operation.parent)
+        with self._lock:
+            operation.end_ns = entered
+            self._has_ended(operation, reading)
+        self.cost_ns += self.clock() - entered
+
+    def _look(self) -> tuple[Counted, Reading | None, int]:
+        """Returns what is alive and in use now, and how long it took to look, ns."""
+        begin = self.clock()
+        counted, reading = _UNKNOWN, None
+        try:
+            counted, reading = self._count_tensors(), self._in_use()
+        except Exception as e:
+            self._failed(e)
+        return counted, reading, min(self.clock() - begin, LONGEST_NS)
+
+    def _in_use(self) -> Reading:
+        found = self.sources.accelerators.brief()
+        if (resident := self.sources.process.resident()) is not None:
+            found["cpu"] = resident
+        return found
+
+    def _count_tensors(self) -> Counted:
+        tensors = self.sources.tensors
+        if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
+            return _UNKNOWN
+        found = False
+        try:
+            found = tensors.look(self.made_in())
+            return tensors.sums() if found else _UNKNOWN
+        finally:
+            if not found:
+                self._edges_at_look = -1
+            tensors.lock.release()
+
+    def _has_ended(self, operation: Operation, reading: Reading | None) -> None:
+        if reading is None:
+            operation.memory = {}
+        for device, (now, mark) in (reading or {}).items():
+            figures = operation.memory.get(device)
+            if figures is None:  # it was not in use before
+                figures = operation.memory[device] = [0, 0, 0, 0, 0]
+            figures[1] = now
+            figures[2] = max(figures[2], now)
+            if mark > figures[4]:
+                figures[2], figures[3] = max(mark, figures[2]), 1
+            elif mark == figures[4]:
+                figures[3] = int(figures[2] >= mark)
+        parent = operation.parent
+        if operation.task and (parent is None or parent.task != operation.task):
+            self.lanes.give_back(operation.lane)
+        operation.task = 0
+        if parent is not None and parent.number in self._running:
+            for device, figures in operation.memory.items():
+                parent.saw(device, figures[2])
+        self._count_edge(operation.tensors_after)
+        self._running.pop(operation.number, None)
+        if self._limit:
+            self._ended.append(operation)
+        self._tree.add(
+            operation.summary,
+            operation.end_ns - operation.start_ns,
+            operation.failed,
+            operation.tensors_before,
+            operation.tensors_after,
+            operation.memory,
+        )
+
+    def _count_edge(self, counted: Counted) -> None:
+        self._edges += 1
+        if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
+            self._edges_at_look = self._edges
+
+    def made_in(self) -> int:
+        """Summary of the operation in which what is found now was made, -1 if that is not known. To
+        be called right before a look."""
+        with self._lock:
+            known = self._edges == self._edges_at_look
+            self._edges_at_look = self._edges
+            lanes = {o.lane for o in self._running.values()}
+            if not known or len(lanes) != 1:
+                return -1
+            return next(reversed(self._running.values())).summary
+
+    def forked(self) -> None:
+        """In a forked child: operations that run can be ended, nothing begins."""
+        self.enabled = False
+        self._lock = threading.RLock()
+
+    def thin(self) -> None:
+        """Drop what is more than is to be kept."""
+        with self._lock:
+            drop = operations_to_drop(self._rows, self._limit)
+            self.dropped += len(drop)
+            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def path(self, summary: int) -> str:
+        return path_of(self._tree.sums, summary)
+
+    def running(self) -> list[Operation]:
+        """Operations that have not ended, oldest first."""
+        with self._lock:
+            return list(self._running.values())
+
+    def rows(self) -> list[OperationRow]:
+        with self._lock:
+            operations = list(self._rows)
+        kept = {o.number for o in operations}
+        rows: list[OperationRow] = []
+        # All at once would hold up operations that begin or end meanwhile, some 0.1 s.
+        for i in range(0, len(operations), 500):
+            with self._lock:
+                rows += [o.row(kept) for o in operations[i : i + 500]]
+        return rows
+
+    def summaries(self) -> list[OperationSummary]:
+        with self._lock:
+            return self._tree.summaries()
+
+    def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
+        """Returns what changed since it was last asked: at most ``limit`` rows of those that have
+        ended, and summaries. Ask again until there is nothing more."""
+        with self._lock:
+            rows: list[OperationRow] = []
+            while self._ended and len(rows) < limit:
+                rows.append(self._ended.popleft().row())
+            return rows, self._tree.changed(limit)

@@ -1,0 +1,188 @@
+"""Statistics of PyTorch operators: ``with tracker.track_pytorch_ops():``.
+
+``torch.profiler`` is underneath: it keeps an event for each operator until the window ends, and
+then its own statistics (``key_averages()``) are added up. It follows the thread that opened the
+window and the autograd threads that work for it. ``key_averages()`` lists device kernels beside the
+operators that launched them; here are operators only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import OperatorRecord, OperatorShapes, OperatorStatistics, Span
+from memprof.profiler.support.process_hooks import ForkSafeLock
+
+from . import _torch_compat
+
+MAX_OPERATORS = 5_000
+MAX_SHAPES = 16
+"""Combinations of input shapes that a record has of each operator."""
+_COUNTED_SHAPES = 256
+"""Combinations of input shapes that are counted; further ones are counted together."""
+MAX_WINDOWS = 1_000
+OTHER = "(other operators)"
+_NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
+_TIMES = ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total")
+_BYTES = (
+    "cpu_memory_usage",
+    "self_cpu_memory_usage",
+    "device_memory_usage",
+    "self_device_memory_usage",
+)
+_FIGURES = (
+    "count",
+    "cpu_ns",
+    "self_cpu_ns",
+    "device_ns",
+    "self_device_ns",
+    "cpu_bytes",
+    "self_cpu_bytes",
+    "device_bytes",
+    "self_device_bytes",
+)
+"""Fields of ``OperatorStatistics`` for the calls, _TIMES and _BYTES."""
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class OperatorTable:
+    """Operator statistics added up over windows: ``added`` of them, the last ``MAX_WINDOWS`` in
+    ``windows``."""
+
+    def __init__(self) -> None:
+        self.windows: list[Span] = []
+        self.added = 0
+        self.peak_cpu_bytes: int | None = None
+        # A signal's handler can write the record while this thread adds a window.
+        self._lock = ForkSafeLock()
+        # By operator and input shapes: calls, _TIMES in ns, and _BYTES.
+        self._sums: dict[str, dict[Shapes, list[int]]] = {}
+
+    def add(self, averages: Sequence[Any], allocations: Sequence[int], window: Span) -> None:
+        """Add a window.
+
+        Args:
+            averages: ``key_averages()`` of the profiler.
+            allocations: bytes that the CPU's allocator handed out (negative: took back), in order
+                of time.
+        """
+        with self._lock:
+            for a in averages:
+                if is_operator(a.key) and _torch_compat.ran_on_host(a):
+                    times = [round(1000 * getattr(a, name)) for name in _TIMES]
+                    figures = [a.count, *times, *(getattr(a, name) for name in _BYTES)]
+                    self._add(a.key, as_shapes(a.input_shapes), figures)
+            highest = max(accumulate(allocations, initial=0))
+            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, highest)
+            self.added += 1
+            self.windows.append(window)
+            del self.windows[:-MAX_WINDOWS]
+
+    def _add(self, name: str, shapes: Shapes, figures: list[int]) -> None:
+        if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
+            name = OTHER
+        by_shapes = self._sums.setdefault(name, {})
+        if shapes not in by_shapes and len(by_shapes) >= _COUNTED_SHAPES:
+            shapes = ()
+        sums = by_shapes.setdefault(shapes, [0] * len(figures))
+        for i, value in enumerate(figures):
+            sums[i] += value
+
+    def record(self) -> OperatorRecord:
+        """The statistics, highest self host time first."""
+        with self._lock:
+            found = [_statistics(name, by_shapes) for name, by_shapes in self._sums.items()]
+            found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
+            return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)
+
+
+def _statistics(name: str, by_shapes: dict[Shapes, list[int]]) -> OperatorStatistics:
+    ranked = sorted(by_shapes.items(), key=lambda item: (-item[1][0], item[0]))
+    kept = [OperatorShapes(shapes, n[0], n[2], n[4]) for shapes, n in ranked if shapes]
+    kept = kept[:MAX_SHAPES]
+    sums = [sum(column) for column in zip(*by_shapes.values(), strict=True)]
+    others = sums[0] - sum(s.count for s in kept) if kept else 0
+    figures: dict[str, Any] = dict(zip(_FIGURES, sums, strict=True))
+    return OperatorStatistics(name, **figures, shapes=tuple(kept), other_shapes=others)
+
+
+def as_shapes(shapes: Any) -> Shapes:
+    """Input shapes as tuples; () for an input that has none, or that is a list of tensors."""
+    return tuple(
+        tuple(s) if all(isinstance(n, int) for n in s) else ()
+        for s in shapes or ()
+        if s is not None
+    )
+
+
+def is_operator(name: str) -> bool:
+    """``aten::mm``, an operator of the user's library, or a kernel that Inductor generated."""
+    return ("::" in name and not name.startswith(_NOT_OPERATORS)) or name.startswith("triton_")
+
+
+_ONE_WINDOW = threading.Lock()
+
+
+class OperatorWindow:
+    """One ``with tracker.track_pytorch_ops():``. ``table`` is asked at the end, too; it is None
+    where statistics go nowhere."""
+
+    def __init__(
+        self,
+        table: Callable[[], OperatorTable | None],
+        report: Callable[[str], None],
+        shapes: bool,
+        memory: bool,
+    ) -> None:
+        self._table = table
+        self._report = report
+        self._shapes = shapes
+        self._memory = memory
+        self._profile: Any = None
+        self._start = 0
+
+    def __enter__(self) -> OperatorWindow:
+        if torch.compiler.is_compiling() or self._table() is None:
+            return self
+        if _torch_compat.profiling() or not _ONE_WINDOW.acquire(blocking=False):
+            self._report("track_pytorch_ops: another profiler is on, so nothing was measured")
+            return self
+        try:
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if _torch_compat.cuda_in_use():
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            profile = torch.profiler.profile(
+                activities=kinds,
+                record_shapes=self._shapes,
+                profile_memory=self._memory,
+            )
+            profile.start()
+        except Exception as e:
+            _ONE_WINDOW.release()
+            self._report(f"track_pytorch_ops: torch.profiler did not start: {e}")
+            return self
+        self._profile = profile
+        self._start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        window = Span(self._start, time.perf_counter_ns())
+        try:
+            profile.stop()
+            if (table := self._table()) is not None:
+                averages = profile.key_averages(group_by_input_shape=self._shapes)
+                table.add(averages, _torch_compat.host_allocations(profile), window)
+        except Exception as e:
+            self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")
+        finally:
+            _ONE_WINDOW.release()

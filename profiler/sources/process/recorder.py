@@ -1,0 +1,277 @@
+"""Describes what a tracker has recorded: in memory, and in its file."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import logging
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from memprof.profiler import model
+from memprof.profiler.file.profile_file import encode_profile
+from memprof.profiler.file.tracker_fold import Entry, as_columns, thin_snapshots
+from memprof.profiler.support.errors import ProfileError
+from memprof.profiler.support.host import installed_version
+from memprof.profiler.support.process_hooks import ForkSafeLock
+from memprof.profiler.support.text import visible
+
+from . import journal, naming
+from .operations import Operation, OperationLog
+from .operators import OperatorTable
+from .ration import Pace
+from .settings import TrackerSettings, toml_value
+from .snapshots import take_snapshot
+from .sources import Sources, described
+from .tensors import LiveTensors, no_pause
+
+log = logging.getLogger("memprof")
+
+MAX_PROBLEMS = 100
+_ROWS = 500
+"""Operations in one entry of the file: its JSON is written in one piece."""
+_METADATA_EVERY_NS = 60_000_000_000
+
+
+class TrackerRecorder:
+    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
+
+    def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
+        self.settings = settings
+        self.lock = ForkSafeLock()
+        self.recording = False
+        self.path: Path | None = None
+        self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
+        self.operations = OperationLog(self.sources, settings, clock, self.problem)
+        self.operators = OperatorTable()
+        self._clock = clock
+        self._journal: journal.Journal | None = None
+        self._snapshots: list[model.MemorySnapshot] = []
+        self._taken = 0
+        self._metadata = model.TrackerMetadata()
+        # What of it is in the file.
+        self._metadata_at = self._lanes_written = self._operators_written = 0
+        self._problems: dict[str, None] = {}
+        self._cost_ns = 0
+        self._compiled = False
+        self._call_threads: Mapping[int, int] = {}
+
+    # --- life -----------------------------------------------------------------------------
+
+    def begin(self, parent_pid: int | None) -> None:
+        now = self._clock()
+        self._metadata = model.TrackerMetadata(
+            perf_origin_ns=time.time_ns() - now,
+            start_ns=now,
+            host=platform.node(),
+            pid=os.getpid(),
+            parent_pid=parent_pid,
+            command=tuple(sys.argv),
+            torch=str(torch.__version__),
+            memprof=installed_version(),
+            python=platform.python_version(),
+            interval_ns=round(self.settings.interval * 1e9),
+            settings={k: toml_value(v) for k, v in dataclasses.asdict(self.settings).items()},
+        )
+        self.recording = True
+        self._open()
+        self._look()
+
+    def _open(self) -> None:
+        folder = Path(self.settings.output_dir).absolute()
+        try:
+            memprof = self._metadata.memprof
+            self._journal = journal.open_journal(folder, memprof, self._everything)
+            self.path = self._journal.path
+            self._write(Entry(metadata=self._current_metadata()))
+        except OSError as e:
+            self.path = next(journal.names(folder))
+            self.problem(
+                f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and tries again at the end; give another output_dir"
+            )
+
+    def _look(self) -> None:
+        self.sources.tensors.watch()
+        if self.settings.scan_at_start:
+            self.sources.tensors.scan()
+        self.operations.enabled = True
+
+    def pause(self) -> None:
+        """Take nothing in until ``resume``; operations that run are still ended."""
+        now = self._clock()
+        self._metadata.pauses.append(model.Span(now, now))
+        self.operations.enabled = False
+        self.sources.tensors.unwatch()
+
+    def resume(self) -> None:
+        last = self._metadata.pauses[-1]
+        self._metadata.pauses[-1] = model.Span(last.start_ns, self._clock())
+        self._look()
+
+    def let_go(self) -> None:
+        """Take nothing more in; operations that run are still ended."""
+        self.recording = self.operations.enabled = False
+        self.sources.tensors.unwatch()
+
+    def finish(self, state: model.RunState, reason: str) -> None:
+        self._metadata.state, self._metadata.reason = state, reason
+        self.guard(self.write_file)
+
+    def write_file(self) -> None:
+        """Write the file, whole; where that is not possible it stays as far as it has come."""
+        data = encode_profile(self.profile())
+        assert self.path is not None
+        try:
+            if self._journal is None or not self._journal.finish(data):
+                self.path = journal.write_record(self.path, data)
+        except ProfileError as e:
+            where = ""
+            if self._journal is not None:
+                self._write(Entry(metadata=self._current_metadata()))
+                where = f" What was recorded is in {self._journal.path}."
+            log.error("%s", visible(f"{e}.{where}"))
+        if self._journal is not None:
+            self._journal.close()
+
+    def forked(self) -> None:
+        """In a forked child: let go of everything that belongs to the parent."""
+        self.operations.forked()
+        self.sources.tensors.lock = threading.RLock()
+        self.let_go()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def guard(self, action: Callable[..., object], *args: object) -> None:
+        """``action(*args)``, with failures noted: they must not take the user's job down."""
+        try:
+            action(*args)
+        except Exception as e:
+            log.debug("the tracker failed", exc_info=True)
+            self.problem(f"the tracker failed: {type(e).__name__}: {e}")
+
+    def problem(self, text: str) -> None:
+        """Note in the record, and log, what went wrong; each text once."""
+        if text not in self._problems and len(self._problems) < MAX_PROBLEMS:
+            self._problems[text] = None
+            log.warning("Memory tracker: %s.", visible(text.rstrip(".")))
+
+    # --- adding to it ---------------------------------------------------------------------
+
+    def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
+        cpu = time.thread_time_ns()
+        pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
+        running = self.operations.running()
+        snapshot = take_snapshot(self.operations, kind, name, pace or no_pause)
+        if pace is not None:
+            pace.rest()
+        for operation in running:
+            for device, memory in snapshot.devices.items():
+                if memory.highest_bytes is not None:
+                    operation.saw(device, memory.highest_bytes)
+        with self.lock:
+            if not self.recording:
+                return
+            self._taken += 1
+            # A checkpoint can overtake a periodic snapshot that began before it.
+            bisect.insort(self._snapshots, snapshot, key=lambda s: s.time_ns)
+            limit = self.settings.max_snapshots
+            if len(self._snapshots) > limit + limit // 8:
+                self._snapshots = thin_snapshots(self._snapshots, limit)
+            self._write(self._entry(snapshot, running))
+        while True:
+            with self.lock:
+                rows, summaries = self.operations.news(_ROWS)
+                if not rows and not summaries:
+                    break
+                self._write(Entry(operations=rows, summaries=summaries))
+            if pace is not None:
+                pace.rest()
+        self._cost_ns += time.thread_time_ns() - cpu
+
+    def _entry(self, snapshot: model.MemorySnapshot, running: list[Operation]) -> Entry:
+        operators = metadata = None
+        if self.operators.added != self._operators_written:
+            self._operators_written = self.operators.added
+            operators = self.operators.record()
+        now, lanes = snapshot.time_ns, len(self.operations.lanes.all)
+        if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
+            self._metadata_at, self._lanes_written = now, lanes
+            metadata = self._current_metadata()
+        unfinished = [o.row() for o in running[:_ROWS]]
+        return Entry(metadata, snapshot, unfinished, pytorch_operations=operators)
+
+    def _write(self, entry: Entry) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(entry)
+        except OSError as e:
+            self.problem(
+                f"cannot write {self._journal.path}: {e.strerror or e}. The tracker keeps its "
+                "record in memory and goes on trying"
+            )
+
+    def _everything(self) -> list[Entry]:
+        rows, s = self.operations.rows(), list(enumerate(self.operations.summaries()))
+        return [
+            Entry(metadata=self._current_metadata()),
+            *(Entry(snapshot=s) for s in self._snapshots),
+            *(Entry(operations=rows[i : i + _ROWS]) for i in range(0, len(rows), _ROWS)),
+            *(Entry(summaries=dict(s[i : i + _ROWS])) for i in range(0, len(s), _ROWS)),
+            Entry(pytorch_operations=self.operators.record()),
+        ]
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def _current_metadata(self) -> model.TrackerMetadata:
+        known, threads = self.operations.lanes, self._call_threads
+        lanes = [
+            dataclasses.replace(lane, call_thread=threads.get(known.threads.get(i, -1)))
+            for i, lane in enumerate(list(known.all))
+        ]
+        return dataclasses.replace(
+            self._metadata,
+            end_ns=self._clock(),
+            lanes=lanes,
+            pauses=list(self._metadata.pauses),
+            sources=described(self.sources, compiled=self._compiled or naming.anything_compiled()),
+            snapshots_taken=self._taken,
+            snapshots_merged=sum(s.merged for s in self._snapshots),
+            operations_seen=self.operations.seen,
+            operations_dropped=self.operations.dropped,
+            cost_ns=self._cost_ns + self.operations.cost_ns,
+            problems=list(self._problems),
+        )
+
+    def record(self, call_threads: Mapping[int, int] | None) -> model.TrackerRecord:
+        with self.lock:
+            if call_threads is not None:
+                self._call_threads = call_threads
+            self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
+            self.operations.thin()
+            return model.TrackerRecord(
+                self._current_metadata(),
+                list(self._snapshots),
+                as_columns(self.operations.rows()),
+                self.operations.summaries(),
+                self.operators.record(),
+            )
+
+    def profile(self) -> model.Profile:
+        profile, threads = model.Profile(), None
+        try:
+            if (found := naming.compiled()) is not None:
+                profile, threads = found
+                self._compiled = True
+        except Exception as e:
+            self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
+        return profile.with_tracker(self.record(threads))

@@ -1,0 +1,238 @@
+"""Describes what allocators and the operating system say of memory, and what each source cannot
+see.
+
+Note [No call to the driver]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The tracker's thread runs beside the user's, which may be capturing a CUDA graph. In torch's
+default capture mode an unsafe call from *any* thread invalidates the capture, so nothing here
+asks the driver, for free memory for example: counters of torch's allocator only. For the same
+reason, and because of forked children, a device that is not in use yet is not touched.
+
+Note [Costly questions]
+~~~~~~~~~~~~~~~~~~~~~~~
+glibc's ``mallinfo2`` takes 0.3 µs, or 6 ms where 100 000 chunks are free, and holds the lock of
+malloc meanwhile. It is asked again only when 1000 times its last cost has gone by; in between the
+answer is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memprof.profiler.model import FigureSource, PinnedMemory, TrackedDevice
+from memprof.profiler.support.host import physical_memory, resident_bytes
+
+from . import _torch_compat
+from .tensors import LiveTensors
+
+if sys.platform != "win32":
+    import resource
+
+_MALLINFO2 = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2.split())
+
+
+def _mallinfo2() -> Callable[[], int] | None:
+    """Bytes that malloc has handed out, as a function; None where the C library cannot say."""
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return None
+    function.restype = _Mallinfo2
+
+    def allocated() -> int:
+        info = function()
+        return int(info.uordblks + info.hblkhd)
+
+    return allocated
+
+
+class ProcessMemory:
+    """The physical memory of this process, as the system counts it, and what malloc counts."""
+
+    def __init__(self) -> None:
+        self._malloc = _mallinfo2()
+        self._malloc_next_ns = 0
+        self.total = physical_memory()
+
+    def resident(self) -> tuple[int, int] | None:
+        """Resident bytes now, and the highest ever of this program; None where there is no
+        /proc."""
+        now = resident_bytes()
+        if now is None:
+            return None
+        highest = _own_highest() if self._inherited else _rusage_highest()
+        return now, max(now, highest)
+
+    @functools.cached_property
+    def _inherited(self) -> bool:
+        """Tells whether ``getrusage`` has more than this program ever had: Linux keeps that over
+        ``exec``, so a worker begins with that of the process that started it. ``_own_highest`` is
+        right, and takes forty times as long."""
+        return _rusage_highest() > _own_highest()
+
+    def children(self) -> tuple[int, ...]:
+        """Resident bytes of each process that this one has started; () where there is no /proc."""
+        found = []
+        for thread in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # It has just ended.
+                for child in thread.read_text().split():
+                    statm = Path(f"/proc/{child}/statm").read_text()
+                    found.append(int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return tuple(found)
+
+    def allocated(self) -> int | None:
+        """Bytes that malloc has handed out, see Note [Costly questions]; None where that is not
+        known."""
+        begin = time.perf_counter_ns()
+        if self._malloc is None or begin < self._malloc_next_ns:
+            return None
+        found = self._malloc()
+        end = time.perf_counter_ns()
+        self._malloc_next_ns = end + 1000 * (end - begin)
+        return found
+
+
+def _rusage_highest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _own_highest() -> int:
+    found = re.search(rb"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_bytes(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+class Accelerators:
+    """The allocators of the CUDA devices that are in use."""
+
+    def brief(self) -> dict[str, tuple[int, int]]:
+        """By device: bytes handed out and the highest ever; for the edges of operations."""
+        found = {}
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
+            found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
+        return found
+
+    def pinned(self) -> PinnedMemory | None:
+        """Pinned host memory that torch has from the system; None where it has asked for none."""
+        counters = torch.cuda.memory.host_memory_stats_as_nested_dict()  # None before CUDA starts.
+        if not counters.get("num_host_alloc"):
+            return None
+        has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
+        return PinnedMemory(has, uses if _torch_compat.PINNED_COMES_BACK else None)
+
+    def full(self) -> dict[str, TrackedDevice]:
+        """By device: all that a snapshot has of its allocator."""
+        found = {}
+        for i, counters in _cuda_counters():
+            allocated = counters["allocated_bytes"]["all"]
+            found[f"cuda:{i}"] = TrackedDevice(
+                allocated_bytes=allocated["current"],
+                reserved_bytes=counters["reserved_bytes"]["all"]["current"],
+                peak_bytes=allocated["peak"],
+                # torch has read the properties when it initialised the device.
+                total_bytes=torch.cuda.get_device_properties(i).total_memory,
+                highest_bytes=allocated["current"],
+            )
+        return found
+
+
+def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
+    """The allocator's counters of each device on which it has ever handed out memory."""
+    if _torch_compat.cuda_in_use():
+        for i in range(torch.cuda.device_count()):
+            counters = _torch_compat.cuda_statistics(i)
+            if counters.get("allocated_bytes", {}).get("all", {}).get("peak"):
+                yield i, counters
+
+
+@dataclass(slots=True)
+class Sources:
+    """All that a tracker asks; ``scanned`` says whether tensors of before its start were looked
+    for."""
+
+    tensors: LiveTensors
+    process: ProcessMemory = field(default_factory=ProcessMemory)
+    accelerators: Accelerators = field(default_factory=Accelerators)
+    scanned: bool = True
+
+
+def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
+    """The sources as every record says them."""
+    linux = sys.platform == "linux"
+    # Name, whether it is used, what it sees, what it does not; and why it is not used.
+    found = (
+        (
+            "python tensors",
+            True,
+            "storages that a live Python tensor refers to, each once: parameters, gradients, "
+            "optimizer state, whatever a variable or container holds",
+            "memory without a Python object: activations that eager autograd holds, workspaces, "
+            "what lives shorter than from one look to the next"
+            + ("" if sources.scanned else "; tensors made before the tracker started"),
+            "",
+        ),
+        (
+            "resident memory",
+            linux,
+            "the physical memory of the process: tensors, Python, libraries",
+            "what part of it is tensors; memory that was freed and not yet returned to the system "
+            "still counts; the kernel's count lags by some hundred KiB",
+            "read from /proc, which this system does not have",
+        ),
+        (
+            "child processes",
+            linux,
+            "the physical memory of each process that this one has started: workers of DataLoaders",
+            "what these have started; what several processes share counts in each",
+            "read from /proc, which this system does not have",
+        ),
+        (
+            "malloc",
+            linux,
+            "bytes that glibc's malloc has handed out, CPU tensors and everything else",
+            "Python's small objects; not asked where that takes long (many free chunks)",
+            "glibc only",
+        ),
+        (
+            "CUDA allocator",
+            _torch_compat.cuda_in_use(),
+            "bytes handed out and reserved, the highest mark",
+            "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
+            "CUDA was not in use",
+        ),
+        (
+            "pinned host memory",
+            _torch_compat.cuda_in_use(),
+            "what torch's allocator of it has from the system, rounded up to powers of two, and "
+            "what of that is in use",
+            "what libraries pin themselves; before torch 2.13 what is in use",
+            "CUDA was not in use",
+        ),
+        (
+            "compiled graphs",
+            compiled,
+            "node, category and name of tensors that memprof compiled; every byte inside calls",
+            "what other backends compiled, and eager code",
+            "memprof compiled nothing in this process",
+        ),
+    )
+    return tuple(
+        FigureSource(name, used, sees, misses if used else why)
+        for name, used, sees, misses, why in found
+    )

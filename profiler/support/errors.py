@@ -1,0 +1,81 @@
+"""Describes what can go wrong with a profile file. Every message says what was given, what is
+allowed and what to do; ``str(error)`` is one line, fit to be printed as it is, whatever the path or
+the file holds (Note [What may reach a terminal])."""
+
+from __future__ import annotations
+
+import os
+
+from .text import visible
+
+
+class ProfileError(Exception):
+    """Base of all errors about profile files.
+
+    Attributes:
+        path: the file, None for a profile that is not in a file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, message: str) -> None:
+        self.path = None if path is None else os.fspath(path)
+        super().__init__(visible(message if path is None else f"{self.path}: {message}"))
+
+
+class ProfileUnreadableError(ProfileError):
+    """The operating system does not let us read the file (missing, a folder, no permission), or it
+    is no regular file (a pipe, a device)."""
+
+
+class ProfileTooLargeError(ProfileError):
+    """The file, or what it unpacks to, has more bytes than memprof reads of a file that may be
+    anybody's; the message names the environment variable that allows more."""
+
+
+class ProfileTruncatedError(ProfileError):
+    """The file begins like a profile and ends too early."""
+
+
+class ProfileForeignError(ProfileError):
+    """The file is something else than a memprof profile."""
+
+
+class ProfileVersionError(ProfileError):
+    """The file is a memprof profile of a schema version that this memprof cannot read."""
+
+
+class ProfileInvalidError(ProfileError):
+    """The file is a memprof profile whose content contradicts the schema or itself.
+
+    Attributes:
+        where: path of the offending value in the document, e.g. ``$.graphs[0].kind``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, message: str, where: str = "$") -> None:
+        self.where = where
+        super().__init__(path, message)
+
+
+class SnapshotRefusedError(ProfileError):
+    """The file is a pickle that is not loaded: it is damaged, or holds what no snapshot of torch's
+    allocator holds, such as the name of a function to call. Nothing of it was executed."""
+
+
+class SnapshotInvalidError(ProfileInvalidError):
+    """The file is a pickle of plain data that is no snapshot of torch's allocator, or one that
+    contradicts itself; ``where`` is the path of the offending value."""
+
+
+class ProfileMergedError(ProfileError):
+    """The file holds the profiles of several processes, and one was asked for."""
+
+
+class ProfileWithoutTimeError(ProfileError):
+    """A view over time is asked for, and the profile has the account of an instant alone."""
+
+
+class ProfileNotWritableError(ProfileError):
+    """The profile could not be written; what was at the path before is unchanged."""
+
+
+class ProfileExistsError(ProfileNotWritableError):
+    """A new file was to be written and there is something at its path, which is unchanged."""

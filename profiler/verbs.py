@@ -1,0 +1,263 @@
+"""Describes what a profile can be asked for, alike of a file (``memprof.load``) and of a
+session.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TextIO
+
+from .file.profile_file import single_profile
+from .live.devices import check_known, known_devices
+from .model import Profile
+from .sources.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
+from .support.writing import check_writable
+from .views.compare.diff import compare
+from .views.compare.diff_model import ProfileDiff
+from .views.compare.ranks import RankSummary, compare_ranks
+from .views.export import export_profile
+from .views.export.walk import Part
+from .views.report import Style, Summary, sections, summarize
+from .views.report.format import format_bytes
+from .views.report.page import printable, style_of
+from .views.report.section import EVERY, Section, Show
+from .views.report.sections.diff import of_diff
+from .views.report.sections.processes import of_ranks
+from .views.report.text import render
+
+StrPath = str | os.PathLike[str]
+
+_TOP, _TOP_SHORT = 10, 5
+"""Rows in each table of a full report, and of a short one."""
+
+
+class Views:
+    """The verbs that a file and a session have in common.
+
+    Whatever names a device (``cuda:0``) raises ValueError where the profile has nothing on it.
+    """
+
+    def profiles(self) -> list[Profile]:
+        """The profile of each process, in order of ranks."""
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        """Of the file, "" if there is none."""
+        return ""
+
+    def profile(self) -> Profile:
+        """The profile.
+
+        Raises:
+            ProfileMergedError: there are several, of several ranks.
+        """
+        return single_profile(self.profiles(), self._name(), "use profiles()")
+
+    def report(
+        self,
+        *,
+        full: bool = False,
+        top: int | None = None,
+        device: str | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        """Print the report, as long as a screen; of several ranks, how they compare.
+
+        Args:
+            full: all of it; the last line of a short one names what else there is.
+            top: rows in each table; by default 10 of a full report and 5 of a short one.
+            device: whose memory; by default the one with the most.
+            file: where to; standard output by default.
+
+        Raises:
+            ValueError: ``top`` is less than 1.
+        """
+        out = sys.stdout if file is None else file
+        style = report_style(style_of(out), full, top)
+        out.write(printable(report_text(self.profiles(), style, device), out))
+
+    def to_html(self, path: StrPath, *, device: str | None = None) -> None:
+        """Write the report as a page for the browser: one file, no network.
+
+        Raises:
+            ProfileNotWritableError: it cannot be written; what was there is unchanged.
+        """
+        check_writable(path, "the page")
+        # Its assets are of no use to the terminal's report.
+        from .views.report.html import write_report
+
+        write_report(self.profiles(), path, device, self._name())
+
+    def export(self, path: StrPath, format: str, *, devices: Sequence[str] | None = None) -> None:
+        """Write the profile for another tool.
+
+        Args:
+            path: where to; compressed if it ends in ``.gz``.
+            format: ``perfetto``, ``memory-viz`` or ``json``; docs/exports.md says what each has.
+                Only ``perfetto`` takes several ranks.
+            devices: whose memory; by default all.
+
+        Raises:
+            ValueError: there is no such format, or it does not take several ranks.
+            ProfileNotWritableError: it cannot be written; what was there is unchanged.
+        """
+        profiles = self.profiles()
+        export_profile(profiles, format, path, devices_in(profiles, devices))
+
+    def to_pandas(self, *, devices: Sequence[str] | None = None) -> dict[str, Any]:
+        """Tables of the profile by name, each a ``pandas.DataFrame``.
+
+        Sizes are bytes, times nanoseconds; docs/exports.md says what a row of each table is.
+
+        Args:
+            devices: whose memory; by default all.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ProfileMergedError: there are several profiles, of several ranks.
+        """
+        profile = self.profile()
+        from .views.export.tables import to_pandas
+
+        return to_pandas(profile, Part(devices_in([profile], devices)))
+
+    def diff(self, after: Views, *, device: str | None = None) -> Comparison:
+        """Returns what grew from this profile to another one.
+
+        Raises:
+            NothingToCompare: no part is in both.
+            ProfileMergedError: one is of several ranks.
+        """
+        return Comparison(compare(self.profile(), after.profile(), device))
+
+    def __repr__(self) -> str:
+        name = f" {self._name()}" if self._name() else ""
+        found = self.profiles()
+        if len(found) > 1:
+            return f"<memprof profile{name}: {len(found)} ranks>"
+        summary = summarize(found[0])
+        peak = ""
+        if summary.peak is not None:
+            peak = f", peak {format_bytes(summary.peak.nbytes)} on {summary.device}"
+        return f"<memprof profile{name}: {summary.graphs} graphs, {summary.calls:,} calls{peak}>"
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        return _in_notebook(report_text(self.profiles(), report_style(Style(), full=False)))
+
+
+class LoadedProfile(Views):
+    """A profile, or a snapshot, that was read from a file; see ``load``.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: StrPath, names: Sequence[StrPath] = ()) -> None:
+        self.path = os.fspath(path)
+        self._profiles = (
+            [read_named_snapshot(path, names)] if names else read_profiles_or_snapshot(path)
+        )
+
+    def profiles(self) -> list[Profile]:
+        return self._profiles
+
+    def _name(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """Describes what grew from one profile to another.
+
+    Attributes:
+        result: as data.
+    """
+
+    result: ProfileDiff
+
+    def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
+        """Print it; the arguments are those of ``Views.report``."""
+        out = sys.stdout if file is None else file
+        style = report_style(style_of(out), full=True, top=top)
+        out.write(printable(render(of_diff(self.result), style), out))
+
+    def __repr__(self) -> str:
+        grown = [
+            f"{q.label} {'-' if q.change < 0 else '+'}{format_bytes(abs(q.change))}"
+            for q in self.result.quantities
+        ]
+        return f"<memprof comparison: {', '.join(grown)}>"
+
+    def _repr_html_(self) -> str:
+        return _in_notebook(render(of_diff(self.result)))
+
+
+def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
+    """Read a profile file, that of a tracker or a merged one too, or a snapshot of torch's
+    allocator (``torch.cuda.memory._dump_snapshot``), of which nothing is executed.
+
+    What cannot be read of it is named in ``Profile.left_out`` and logged.
+
+    Args:
+        path: of the file.
+        profile: for a snapshot: path of the profile of a run of the same code, which names the FX
+            nodes of what generated code asked for.
+
+    Raises:
+        ProfileError: there is none, or nothing of it can be used; the message says which.
+    """
+    return LoadedProfile(path, [profile] if profile is not None else [])
+
+
+def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Sequence[str]:
+    """``wanted``, by default all that ``profiles`` have something on; raises ``ValueError`` if they
+    have nothing on one."""
+    devices = sorted({device for profile in profiles for device in known_devices(profile)})
+    for device in wanted or ():
+        check_known(device, devices)
+    return wanted or devices
+
+
+def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
+    """Returns what ``report_text`` says, as JSON values: the figures by their names, and under
+    ``sections`` all that a full report says, in its words and its order."""
+    found = _summary(profiles, device)
+    if isinstance(found, RankSummary):
+        data = {f.name: getattr(found, f.name) for f in fields(found)}
+    else:
+        data = found.figures()
+    sections = _sections(found, format_bytes, EVERY)
+    return {**data, "sections": [s.plain(without="") for s in sections if s]}
+
+
+def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:
+    """The report of one process, or the comparison of several ranks; raises ``ValueError`` if there
+    is nothing on ``device``."""
+    return render(_sections(_summary(profiles, device), style.show, style.top), style)
+
+
+def _summary(profiles: Sequence[Profile], device: str | None) -> Summary | RankSummary:
+    return summarize(profiles[0], device) if len(profiles) == 1 else compare_ranks(profiles, device)
+
+
+def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Iterable[Section]:
+    if isinstance(found, RankSummary):
+        return [of_ranks(found, show)]
+    return sections.of_profile(found, show, snapshots)
+
+
+def report_style(style: Style, full: bool, top: int | None = None) -> Style:
+    """Returns how a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less
+    than 1."""
+    if top is not None and top < 1:
+        raise ValueError(f"top is {top}; it must be 1 or more")
+    return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))
+
+
+def _in_notebook(text: str) -> str:
+    return f'<pre style="line-height: 1.25">{html.escape(text)}</pre>'

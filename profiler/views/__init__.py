@@ -1,0 +1,1 @@
+"""Views of a profile: reports, exports, comparisons and advice. No torch, no files, no sources."""

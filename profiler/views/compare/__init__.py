@@ -1,0 +1,1 @@
+"""Comparisons: two profiles, and the ranks of one job."""

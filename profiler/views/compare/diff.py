@@ -1,0 +1,314 @@
+"""Describes what grew from one profile to another, and which modules and nodes it is due to.
+
+Note [How places are matched]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+FX names number operators from the start of the graph: one more operator renames all that follow.
+So a node is matched by what a person would point at: module path, operator, and the source line,
+by its file and its *text* (an edit above it moves its number). Nodes that agree in all of these
+are counted together. Memory that no compiled code made is matched by its kind and name, e.g.
+``(parameter) blocks.0.up.weight``.
+
+Note [What is compared]
+~~~~~~~~~~~~~~~~~~~~~~~
+* *peak*: the live set at the peak of known live memory;
+* *saved*: what forwards leave for their backwards, all forwards of one step; and value by value,
+  Note [How saved values are matched];
+* *allocated*: what compiled code allocates in one step, all allocations added up;
+* *pool*: the largest size of the pool of graph trees, by function what its recordings added;
+* *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
+* *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, which
+  a snapshot knows if it has a history; and *reserved end*, when snapshots were taken;
+* of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
+
+Each part is compared if both profiles have it (code that was compiled on one side alone has
+grown from nothing); nothing in common is an error. Of compiled code the main device of one is
+compared with that of the other, be it another one, and every further accelerator with itself; the
+CPU beside an accelerator only if it is asked for: a few bytes there come and go.
+
+One step is taken to be as many calls as come to each call of the graph that is called most often
+among the forwards (else among all graphs), so graphs that are called less often count by their
+share. Each graph counts with its most called program.
+
+Note [How saved values are matched]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Between versions of torch, precisions and settings, names of nodes and numbers of graphs differ, and
+so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
+left out, and the text of the line of the program that made it; values alike are counted together.
+What is left on one side alone, and on the other one of the same line, type and bytes was made by
+another operator there. Bytes are those of the tensor, not of its block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from memprof.profiler.live.attribution import Attribution, Site, View
+from memprof.profiler.live.devices import (
+    check_known,
+    devices_of,
+    known_devices,
+    main_device,
+    most_called,
+    timelines,
+)
+from memprof.profiler.live.live_set import Hold, LiveItem
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.live.trees import REST, graphed_functions, pool_bytes, pool_rest
+from memprof.profiler.model import EventKind, GraphKind, Profile
+from memprof.profiler.support.text import without_numbers
+
+from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
+from .diff_parts import (
+    account_changes,
+    dataflow_notes,
+    dataflow_quantities,
+    operation_quantities,
+    tracker_changes,
+)
+
+_Key = tuple[str, str, str]
+"""Operator, module and line."""
+
+
+@dataclass(slots=True)
+class _Value:
+    """Bytes and tensors a step, by type."""
+
+    nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def said(self) -> tuple[str, int, int]:
+        """Types without torch's prefix, most bytes first; bytes and tensors of all."""
+        ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
+        types = ", ".join(t.removeprefix("torch.") for t in ordered)
+        return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
+
+
+_Saved = dict[_Key, _Value]
+
+
+def _saved_values(
+    profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
+) -> _Saved:
+    """Values that are saved in a step, of items with how often a step."""
+    graphs = {g.id: g for g in profile.graphs}
+    found: _Saved = defaultdict(_Value)
+    for item, weight in items:
+        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        graph = graphs.get(item.graph)
+        buffer = graph.buffers.get(item.owner or "") if graph is not None else None
+        nbytes, dtype = item.storage.nbytes, buffer.dtype if buffer is not None else None
+        if buffer is not None and buffer.nbytes is not None:
+            nbytes = min(nbytes, buffer.nbytes)
+        elif graph is not None and item.storage.at_entry:
+            values = [graph.inputs[i] for i in item.storage.inputs if i < len(graph.inputs)]
+            dtype = next((v.dtype for v in values if v.dtype), None)
+            nbytes = max((v.nbytes for v in values if v.nbytes), default=nbytes)
+        key = (
+            f"({site.outside})" if site.outside else _op(site),
+            "?" if site.module is None else without_numbers(site.module) or "(root)",
+            site.fqn or "" if site.outside else place_of(site.frame),
+        )
+        found[key].nbytes[dtype or "?"] += nbytes * item.count * weight
+        found[key].count[dtype or "?"] += item.count * weight
+    return found
+
+
+def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
+    """Returns what is saved on one side alone, or otherwise: lines with most bytes first."""
+    gone = {k: v for k, v in before.items() if k not in after}
+    new = {k: v for k, v in after.items() if k not in before}
+    pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
+    for k, v in list(gone.items()):
+        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.said() == w.said())
+        if (other := next(alike, None)) is not None:
+            pairs.append((k, gone.pop(k), other, new.pop(other)))
+    pairs += [(k, v, k, _Value()) for k, v in gone.items()]
+    pairs += [(k, _Value(), k, v) for k, v in new.items()]
+    differ = (p for p in pairs if p[0] != p[2] or p[1].said() != p[3].said())
+    found = [_change(*pair, device) for pair in differ]
+    by_line: dict[tuple[str, str], int] = defaultdict(int)
+    for c in found:
+        by_line[c.module, c.line] += max(c.before, c.after)
+
+    def order(c: SavedChange) -> tuple[int, str, str, int, str]:
+        return (-by_line[c.module, c.line], c.module, c.line, -abs(c.change), c.op)
+
+    return sorted(found, key=order)
+
+
+def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
+    (was, old, old_count), (is_, now, now_count) = a.said(), b.said()
+    if not old_count:
+        kind = SavedKind.NEW
+    elif not now_count:
+        kind = SavedKind.GONE
+    elif k != n:
+        kind = SavedKind.OPERATOR
+    elif was != is_:
+        kind = SavedKind.TYPE
+    else:
+        kind = SavedKind.SIZE
+    op = f"{k[0]} → {n[0]}" if k != n else k[0]
+    types = was if was == is_ else " → ".join(t for t in (was, is_) if t)
+    return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
+
+
+_Measured = tuple[int, dict[str, Counter[str]]]
+"""Bytes, and by view of what."""
+
+
+class NothingToCompare(ValueError):
+    """Two profiles have nothing in common that could be compared."""
+
+
+def compare(before: Profile, after: Profile, device: str | None = None) -> ProfileDiff:
+    """Compare two profiles in every part that both have.
+
+    By default of compiled code the main device of each is compared and every other accelerator, and
+    all of the tracker's and the data flow's.
+
+    Raises:
+        NothingToCompare: they have no part in common.
+        ValueError: nothing in one of them has memory on ``device``.
+    """
+    for profile in (before, after):
+        if known := known_devices(profile):
+            check_known(device, known)
+    devices, quantities, saved = _compiled(before, after, device)
+    operations: list[Quantity] = []
+    notes: list[str] = []
+    if before.tracker is not None and after.tracker is not None:
+        changed, notes = tracker_changes(before.tracker, after.tracker, device)
+        quantities += changed
+        operations = list(operation_quantities(before.tracker, after.tracker))
+    reserved, unknown = account_changes(before, after)
+    rest = (*dataflow_quantities(before, after), *reserved)
+    quantities += (q for q in rest if device in (None, q.device))
+    operations = [q for q in operations if device in (None, q.device)]
+    notes += (*dataflow_notes(before, after), *unknown)
+    for part, had, has in (
+        ("compiled graphs", bool(before.graphs), bool(after.graphs)),
+        ("a tracker's record", before.tracker is not None, after.tracker is not None),
+        ("a data-flow profile", before.dataflow is not None, after.dataflow is not None),
+        ("accounts of devices", bool(before.accounts), bool(after.accounts)),
+    ):
+        if had != has:
+            notes.append(f"{part}: only {'before' if had else 'after'}")
+    if not quantities and not operations:
+        only = f" ({'; '.join(notes)})" if notes else ""
+        raise NothingToCompare(
+            f"there is nothing to compare{only}: take both profiles in the same way, of a run "
+            "that compiles, is tracked or simulated, or has a data-flow profile"
+        )
+    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes), tuple(saved))
+
+
+def _compiled(
+    before: Profile, after: Profile, device: str | None
+) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
+    """Returns what is compared of compiled code: nothing where neither has any, or none on
+    ``device``."""
+    wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
+    if not any(wanted):
+        return ("", ""), [], []
+    found = [timelines(profile) for profile in (before, after)]
+    mains = [main_device(f) if device is None else device for f in found]
+    pairs = [(mains[0], mains[1], "")]
+    if device is None:
+        alone = mains[0] not in found[1] and mains[1] not in found[0]
+        compared = set(mains) if alone or mains[0] == mains[1] else set()
+        more = sorted(set().union(*found) - compared - {"cpu"})
+        pairs += [(name, name, name) for name in more]
+    quantities: list[Quantity] = []
+    saved: list[SavedChange] = []
+    for *names, of in pairs:
+        (a, kept), (b, keeps) = (
+            _measure(f.get(name) or Timeline(profile, name), name)
+            for f, profile, name in zip(found, (before, after), names, strict=True)
+        )
+        for name, (old, had) in a.items():
+            new, has = b[name]
+            if name == "pool" and not old and not new:
+                continue
+            views = {view: changes(had[view], has[view]) for view in had}
+            quantities.append(Quantity(name, old, new, views, of))
+        saved += _saved_changes(kept, keeps, names[1])
+    return (mains[0], mains[1]), quantities, saved
+
+
+def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Saved]:
+    attribution = Attribution(timeline.profile)
+    saved: list[tuple[LiveItem, float]] = []
+    allocated: list[tuple[LiveItem, float]] = []
+    for unit_id, weight in _per_step(timeline).items():
+        unit = timeline.units[unit_id]
+        saved += ((item, weight) for item in unit.saved.values())
+        for event in unit.program.events:
+            storage = unit.program.storages[event.storage]
+            if event.kind is EventKind.ALLOC and storage.device == device:
+                item = LiveItem(storage, unit.graph.id, event.owner, event.line, Hold.CALL)
+                allocated.append((item, weight))
+    functions = graphed_functions(timeline.profile.ledger)
+    pool: Counter[str] = Counter()
+    for f in functions:
+        if f.device == device:
+            pool[f.function] += f.marginal_bytes
+    pools = pool_bytes(timeline.profile.ledger)
+    pool[REST] += pool_rest(functions, pools).get(device, 0)
+    found = {
+        "peak": _by_place(attribution, ((item, 1.0) for item in timeline.at_peak())),
+        "saved": _by_place(attribution, saved),
+        "allocated": _by_place(attribution, allocated),
+        "pool": (pools.get(device, 0), {"function": pool}),
+    }
+    return found, _saved_values(timeline.profile, attribution, saved)
+
+
+def _per_step(timeline: Timeline) -> dict[int, float]:
+    """Unit of the most called program of each graph → its graph's calls a step."""
+    calls = timeline.profile.calls
+    by_graph = Counter(calls.graph)
+    forwards = {g.id for g in timeline.profile.graphs if g.kind is GraphKind.FORWARD}
+    steps = max((n for g, n in by_graph.items() if g in forwards), default=0)
+    steps = steps or max(by_graph.values(), default=1)
+    programs = Counter(zip(calls.graph, calls.program, strict=True))
+    return {
+        unit: by_graph[graph] / steps
+        for graph, unit in most_called(timeline).items()
+        if programs[graph, timeline.units[unit].index]
+    }
+
+
+def _by_place(attribution: Attribution, items: Iterable[tuple[LiveItem, float]]) -> _Measured:
+    # Exact sums: shares of steps are rounded once a place, so views may differ by a byte or two.
+    sums: dict[str, dict[str, float]] = {"category": {}, "module": {}, "node": {}}
+    total = 0.0
+    for item, weight in items:
+        nbytes = item.nbytes * weight
+        if not nbytes:
+            continue
+        total += nbytes
+        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        for view, key in _keys(attribution, site):
+            sums[view][key] = sums[view].get(key, 0.0) + nbytes
+    views = {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()}
+    return round(total), views
+
+
+def _keys(attribution: Attribution, site: Site) -> Iterator[tuple[str, str]]:
+    yield "category", site.category.label
+    named = attribution.named(site, View.MODULE)
+    unknown = f"(unattributed: {site.why.get(View.MODULE, 'unknown')})"
+    module = named[0] or "(root)" if named else unknown
+    yield "module", module
+    if site.outside:
+        yield "node", f"({site.outside}) {site.fqn or ''}".rstrip()
+        return
+    yield "node", f"{_op(site)} in {module} at {place_of(site.frame)}"
+
+
+def _op(site: Site) -> str:
+    return (site.op or site.node or "?").removeprefix("aten.").removesuffix(".default")

@@ -1,0 +1,140 @@
+"""A comparison as plain data: what was compared, and by what it changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from memprof.profiler.model import SourceFrame
+from memprof.profiler.model.provenance import IN_TORCH
+
+
+class _Grown:
+    """Bytes before and after."""
+
+    __slots__ = ()
+    before: int
+    after: int
+
+    @property
+    def change(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChange(_Grown):
+    """Bytes of the place ``key`` before and after, 0 where it is not there."""
+
+    key: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(_Grown):
+    """One thing that is compared, see Note [What is compared].
+
+    Attributes:
+        name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
+            ``peak of …``, ``kept by …``, ``data-flow peak``, ``reserved`` and ``reserved end`` of
+            the other parts.
+        before, after: bytes; what an operation keeps is negative where it gives memory back.
+        views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
+            of a pool by ``function``), largest change first; in each the changes add up to that
+            of the quantity, but for a pool, whose growth recordings do not explain alone. Places
+            that did not change are left out. The tracker's quantities have none.
+        device: whose memory; "" for compiled code on ``ProfileDiff.devices``.
+    """
+
+    name: str
+    before: int
+    after: int
+    views: dict[str, tuple[PlaceChange, ...]]
+    device: str = ""
+
+    @property
+    def growth(self) -> float:
+        """Gives the change as a part of ``before``; infinite where there was nothing."""
+        if not self.change:
+            return 0.0
+        return self.change / abs(self.before) if self.before else float("inf")
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.device}" if self.device else self.name
+
+
+class SavedKind(str, Enum):
+    """Describes how a value that is saved for the backward differs between two profiles."""
+
+    NEW = "saved now and not before"
+    GONE = "saved before and not now"
+    TYPE = "saved in another type"
+    SIZE = "saved in another size or number"
+    OPERATOR = "made by another operator"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedChange(_Grown):
+    """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
+    otherwise.
+
+    Attributes:
+        op, types: operator that made it and its element types, both where they differ.
+        module: path of its module, numbers of layers left out.
+        line: of the program, its file and its text; the name of an input.
+        before, after: bytes a step, 0 where it is not saved.
+        count: tensors a step, the larger number of both.
+    """
+
+    kind: SavedKind
+    op: str
+    module: str
+    line: str
+    types: str
+    before: int
+    after: int
+    count: int
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDiff:
+    """Two profiles side by side.
+
+    Attributes:
+        devices: whose memory was compared of compiled code, before and after; "" where neither
+            profile has any. Quantities of further ones say their device.
+        quantities: in the order of Note [What is compared].
+        operations: of the tracker's operations, in order of their first.
+        notes: what could not be compared, or from nothing alone, in words.
+        saved: values that forwards save for their backwards in one profile alone, or otherwise:
+            Note [How saved values are matched] in ``diff.py``.
+    """
+
+    devices: tuple[str, str]
+    quantities: tuple[Quantity, ...]
+    operations: tuple[Quantity, ...] = ()
+    notes: tuple[str, ...] = ()
+    saved: tuple[SavedChange, ...] = ()
+
+
+def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[PlaceChange, ...]:
+    """Returns what changed from one to the other, largest change first."""
+    found = [PlaceChange(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
+    return tuple(sorted((c for c in found if c.change), key=lambda c: (-abs(c.change), c.key)))
+
+
+def place_of(frame: SourceFrame | None) -> str:
+    """A source line by its file and its text, or its number where the text is not known."""
+    if frame is None:
+        return "?"
+    _, installed, inside = frame.file.rpartition("-packages/")
+    if IN_TORCH in frame.file:  # Whose text and lines are other ones in each version.
+        return f"{inside}: in {frame.function}"
+    code = " ".join(frame.code.split())
+    name = os.path.basename(frame.file)
+    # The program may lie elsewhere in the other run; a library's file has many namesakes.
+    return f"{name}: {code}" if code else f"{inside if installed else name}:{frame.line}"

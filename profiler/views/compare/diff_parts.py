@@ -1,0 +1,232 @@
+"""Describes what grew of the parts that are not compiled code: the tracker's record, the data flow,
+and all that was reserved on a device.
+
+Note [What is compared of the tracker]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+By device, over the whole record:
+
+* *tracker peak*: the most that the allocator had handed out, on the CPU the most resident bytes: by
+  snapshots, operations and the allocator's own highest mark;
+* *tracker reserved*: the most that the allocator had from the system (not on the CPU);
+* *tracker tensors*: the most bytes of live Python tensors in a snapshot;
+* *tracker end*: what was handed out at the last snapshot, which grows with a leak.
+
+And by operation, of those that both records have (one that was added or renamed has not grown):
+
+* *peak of OPERATION*: the highest inside any of its invocations, by device;
+* *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
+  allocator, in whole blocks of ``ROUNDING`` bytes, and of live Python tensors. What one invocation
+  changes of resident bytes is noise, and not compared.
+
+A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
+that one record does not have of a device that it knows, or a record of no device at all, is not
+compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
+looked at by turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TypeVar
+
+from memprof.profiler.model import (
+    BEFORE,
+    DataFlowDevice,
+    DataFlowStorage,
+    DeviceAccount,
+    DeviceSummary,
+    Held,
+    OperationSummary,
+    Profile,
+    TrackerRecord,
+)
+from memprof.profiler.model.allocator_rules import ROUNDING
+
+from .diff_model import Quantity, changes, place_of
+
+_TENSORS = "python tensors"
+
+
+def tracker_changes(
+    before: TrackerRecord, after: TrackerRecord, device: str | None
+) -> tuple[list[Quantity], list[str]]:
+    """Returns what both records say of each device, and what could not be compared, in words; see
+    Note [What is compared of the tracker]."""
+    known = [set(_devices(r)) for r in (before, after)]
+    found, notes = [], list(_empty("a tracker's record", *known))
+    for name in sorted(set.union(*known)) if all(known) else ():
+        if device not in (None, name):
+            continue
+        has = _figures(after, name)
+        for quantity, old in _figures(before, name).items():
+            new = has[quantity]
+            if old is not None and new is not None:
+                found.append(Quantity(quantity, old, new, {}, name))
+            elif old is not None or new is not None:
+                notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
+    return found, notes
+
+
+def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
+    if bool(before) != bool(after):
+        yield f"{part}: of no device {'after' if before else 'before'}"
+
+
+def _devices(record: TrackerRecord) -> Iterator[str]:
+    for snapshot in record.snapshots:
+        yield from snapshot.devices
+    for operation in record.operation_summary:
+        yield from operation.devices
+
+
+def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
+    """Returns what a record says of a device, None where it does not."""
+    memory = [s.devices[device] for s in record.snapshots if device in s.devices]
+    operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
+    peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
+    peaks += [o.max_peak for o in operations if o.measured]
+    last = [s.devices[device] for s in record.snapshots[-1:] if device in s.devices]
+    # Every snapshot has all devices that are in use then.
+    idle = 0 if record.snapshots and not memory else None
+
+    def most(figures: Iterable[int | None]) -> int | None:
+        return max((n for n in figures if n is not None), default=idle)
+
+    found = {
+        "tracker peak": most(peaks),
+        "tracker reserved": most(m.reserved_bytes for m in memory),
+        "tracker tensors": most(m.tensor_bytes for m in memory),
+        "tracker end": most(m.allocated_bytes for m in last),
+    }
+    if device == "cpu":
+        del found["tracker reserved"]  # resident bytes, which are the peak's
+    return found
+
+
+def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
+    """Yields what both records say of each operation, in order of ``before``."""
+    old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
+    for path in (path for path in old if path in new):
+        a, b = old[path], new[path]
+        for name in sorted(a.devices.keys() | b.devices.keys()):
+            one, other = _of_device(a, name), _of_device(b, name)
+            if not (one.measured and other.measured):
+                continue
+            yield Quantity(f"peak of {path}", one.max_peak, other.max_peak, {}, name)
+            if name != "cpu":
+                kept = [_mean(d.total_delta, d.measured) for d in (one, other)]
+                yield Quantity(f"kept by {path}", kept[0], kept[1], {}, name)
+        if a.tensors_measured and b.tensors_measured:
+            kept = [_mean(o.tensor_bytes_delta, o.tensors_measured) for o in (a, b)]
+            yield Quantity(f"kept by {path}", kept[0], kept[1], {}, _TENSORS)
+
+
+def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
+    """Nothing of an accelerator that was not in use whenever others were read."""
+    measured = max((d.measured for d in operation.devices.values()), default=0)
+    return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
+
+
+def _mean(total: int, count: int) -> int:
+    return round(total / count / ROUNDING) * ROUNDING
+
+
+def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
+    """The peak of each device in the data flow of two profiles, by category and place; 0 where one
+    of them has nothing on it."""
+    old, new = _flows(before), _flows(after)
+    for name in {**new, **old} if old and new else ():
+        pair = [found.get(name, DataFlowDevice(name)) for found in (old, new)]
+        a, b = (_categories(d) for d in pair)
+        views = {
+            "category": changes(a, b),
+            "module": changes(*(_summed(d.live, _module) for d in pair)),
+            "node": changes(*(_summed(d.live, _place) for d in pair)),
+        }
+        yield Quantity("data-flow peak", sum(a.values()), sum(b.values()), views, name)
+
+
+def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
+    """Yields what could not be compared of the data flow, in words."""
+    if before.dataflow is not None and after.dataflow is not None:
+        yield from _empty("a data-flow profile", _flows(before), _flows(after))
+
+
+def _flows(profile: Profile) -> dict[str, DataFlowDevice]:
+    return {d.device: d for d in profile.dataflow.devices} if profile.dataflow else {}
+
+
+def _categories(device: DataFlowDevice) -> Counter[str]:
+    if device.peak is None:
+        return Counter()
+    peak = device.peak
+    return Counter({c.label: n for c, column in device.bytes.items() if (n := column[peak])})
+
+
+_Part = TypeVar("_Part", DataFlowStorage, Held)
+
+
+def _summed(parts: Iterable[_Part], key: Callable[[_Part], str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for part in parts:
+        found[key(part)] += part.nbytes
+    return found
+
+
+def _module(storage: DataFlowStorage) -> str:
+    return "(unknown)" if storage.module is None else storage.module or "(root)"
+
+
+def _place(storage: DataFlowStorage) -> str:
+    op = (storage.op or "?").removeprefix("aten::")
+    return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
+
+
+def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
+    """Returns what was reserved on each device that both profiles have an account of: at the
+    fullest instants where both know theirs, and at the instants of snapshots; and, in words, whose
+    fullest instant one of them alone knows."""
+    old, new = ({a.device: a for a in p.accounts} for p in (before, after))
+    found, notes = [], []
+    for name in (n for n in new if n in old):
+        pair = old[name], new[name]
+        # Of a snapshot, and of what is there now, the account is no peak's.
+        was, now = (a.peak if a.present or a.snapshot else a for a in pair)
+        if was is not None and now is not None:
+            found.append(_reserved("reserved", name, was, now))
+        elif was is not now:
+            notes.append(f"the peak of {name}: only {'after' if was is None else 'before'}")
+        if all(a.present or a.snapshot for a in pair):
+            found.append(_reserved("reserved end", name, *pair))
+    return found, notes
+
+
+def _reserved(quantity: str, device: str, old: DeviceAccount, new: DeviceAccount) -> Quantity:
+    pair = old, new
+    views = {
+        "category": changes(*(_bytes(a, lambda r: r.category.label) for a in pair)),
+        "module": changes(*(_bytes(a, lambda r: r.modules or "(no module)") for a in pair)),
+        "line": changes(*(_bytes(a, _place_of_row) for a in pair)),
+    }
+    return Quantity(quantity, old.reserved, new.reserved, views, device)
+
+
+def _bytes(account: DeviceAccount, key: Callable[[Held], str]) -> Counter[str]:
+    """All that is reserved, blocks by ``key``."""
+    found = _summed(account.rows, key)
+    found["(rounding)"] += account.rounding
+    found["(freed, in use by a stream)"] += account.awaiting
+    for pool in account.pools:
+        found["(free)" if pool.name == "general" else "(free, private pools)"] += pool.free
+    found["(not explained)"] += account.unexplained
+    return found
+
+
+def _place_of_row(row: Held) -> str:
+    # Not the nodes: names of FX count from the start of the graph.
+    if row.frame is not None:
+        return place_of(row.frame)
+    if row.holder:
+        return row.holder
+    return f"({BEFORE})" if row.detail == BEFORE else "(autograd)"

@@ -1,0 +1,246 @@
+"""Several ranks side by side: who has how much, how fast, and where they differ.
+
+Note [What ranks are compared by]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
+do not, one of them compiles while the others wait in a collective. Graphs are matched by label and
+are the same if their FX nodes run the same operators. Bytes may differ, as shards of uneven
+parameters do: that is imbalance, not a warning.
+
+A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
+is no forward) to the next, on its own clock; no clock is compared with another's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from statistics import mean, median
+
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.devices import main_device, timelines
+from memprof.profiler.live.out_of_memory import times_out_of_memory
+from memprof.profiler.model import GraphKind, LedgerKind, Process, Profile
+
+_LISTED = 8
+_SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank.
+
+    Attributes:
+        rank: from 0 in order of files where unknown.
+        peak, categories: known live memory of ``device``, bytes; where every profile has an
+            account, all that was reserved there.
+        steps, step_ns: steps after the first, and their median, None if there are none.
+        recompiles: graphs that Dynamo compiled again for code that it had compiled before.
+        skips: how often something ran without a graph or without memprof.
+        complete: False if its file ends before its session did.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    peak: int
+    categories: dict[str, int]
+    graphs: int
+    calls: int
+    steps: int
+    step_ns: float | None
+    recompiles: int
+    skips: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """One figure over all ranks, in bytes or ns: the peak, a step or a category's."""
+
+    name: str
+    unit: str
+    lowest: float
+    lowest_rank: int
+    highest: float
+    highest_rank: int
+    mean: float
+
+    @property
+    def excess(self) -> float:
+        """By how much of the mean the highest is above it."""
+        return self.highest / self.mean - 1 if self.mean else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0). In ``imbalance``
+    peak and step are first, then categories, most bytes first; ``warnings`` say where ranks differ
+    that should not."""
+
+    world_size: int
+    rows: list[RankRow]
+    imbalance: list[Imbalance]
+    warnings: list[str]
+
+
+def ranks_of(profiles: Sequence[Profile]) -> list[int]:
+    """The rank of each; where a profile does not know it, its place among them."""
+    return [p.process.rank if p.process else i for i, p in enumerate(profiles)]
+
+
+def world_size(profiles: Sequence[Profile]) -> int:
+    """The ranks of the job whose processes profiles are of; 0 if none knows of a job."""
+    return max((p.process.world_size for p in profiles if p.process), default=0)
+
+
+def compare_ranks(profiles: Sequence[Profile], device: str | None = None) -> RankSummary:
+    """Compare the profiles of one job's processes, or of several runs, at least one; by default the
+    main device of each.
+
+    Raises:
+        ValueError: no program of one of them uses ``device``.
+    """
+    ranked = sorted(
+        (
+            (p.process or Process(rank, rank, len(profiles)), p)
+            for rank, p in zip(ranks_of(profiles), profiles, strict=True)
+        ),
+        key=lambda r: r[0].rank,
+    )
+    reserved = all(p.accounts for p in profiles)
+    rows = [_row(process, profile, device, reserved) for process, profile in ranked]
+    return RankSummary(
+        world_size=world_size(profiles),
+        rows=rows,
+        imbalance=_imbalance(rows),
+        warnings=_warnings(ranked, rows),
+    )
+
+
+def _row(process: Process, profile: Profile, device: str | None, reserved: bool) -> RankRow:
+    found = timelines(profile)
+    name = main_device(found, device)
+    shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
+    peak, categories = shares.total, {s.key: s.nbytes for s in (*shares.parts, *shares.remainder)}
+    fullest = [a.peak or a for a in profile.accounts if device in (None, a.device)]
+    if reserved and fullest:
+        account = max(fullest, key=lambda a: a.reserved)
+        name, peak = account.device, account.reserved
+        categories = {p.label: n for p, n in account.by_category().items()}
+        categories |= {part: n for part, _, n in account.other_parts() if n}
+    starts = _step_starts(profile)
+    steps = [b - a for a, b in pairwise(starts)]
+    return RankRow(
+        rank=process.rank,
+        host=process.host,
+        pid=process.pid,
+        device=name,
+        peak=peak,
+        categories=categories,
+        graphs=len(profile.graphs),
+        calls=len(profile.calls) + profile.calls.dropped,
+        steps=len(steps),
+        step_ns=median(steps) if steps else None,
+        recompiles=_recompiles(profile),
+        skips=sum(e.count for e in profile.ledger if e.kind in _SKIPS),
+        complete=profile.complete,
+    )
+
+
+def _step_starts(profile: Profile) -> list[int]:
+    calls = profile.calls
+    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+    ids = forwards.intersection(calls.graph) or set(calls.graph)
+    # Of those that are called most often the one that was called first.
+    counts = Counter(g for g in calls.graph if g in ids)
+    anchor = max(counts, key=lambda g: counts[g], default=None)
+    return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
+
+
+def _recompiles(profile: Profile) -> int:
+    # `0/1` is the second compilation of Dynamo's frame 0; `!1` is a captured backward, no frame.
+    parts = {g.compile_id.rpartition("/") for g in profile.graphs if g.compile_id}
+    return sum(1 for frame, _, number in parts if frame and number != "0")
+
+
+def _imbalance(rows: list[RankRow]) -> list[Imbalance]:
+    def over(name: str, unit: str, figures: list[tuple[float, int]]) -> Imbalance:
+        low, high = min(figures), max(figures, key=lambda f: (f[0], -f[1]))
+        return Imbalance(name, unit, low[0], low[1], high[0], high[1], mean(f[0] for f in figures))
+
+    out = [over("peak", "bytes", [(r.peak, r.rank) for r in rows])]
+    steps = [(r.step_ns, r.rank) for r in rows if r.step_ns is not None]
+    if steps:
+        out.append(over("step", "ns", [(float(n), rank) for n, rank in steps]))
+    names = Counter[str]()
+    for row in rows:
+        names.update(row.categories)
+    for name, _ in names.most_common():
+        out.append(over(name, "bytes", [(r.categories.get(name, 0), r.rank) for r in rows]))
+    return out
+
+
+def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> list[str]:
+    out = []
+    present = [r.rank for r in rows]
+    world = max(p.world_size for p, _ in ranked)
+    if lacking := world - len({r for r in present if r < world}):
+        # Of a job of any size; a file can say what it likes.
+        first = islice((r for r in range(world) if r not in present), _LISTED)
+        missing = _list([*first], lacking)
+        out.append(f"of {world} ranks {missing} missing: their files were not given")
+    if twice := sorted(r for r, n in Counter(present).items() if n > 1):
+        out.append(f"rank {_list(twice)} there more than once: are these files of one job?")
+    if unfinished := [r.rank for r in rows if not r.complete]:
+        out.append(f"rank {_list(unfinished)} did not come to the end of its session")
+    for process, profile in ranked:
+        if profile.left_out:
+            n = len(profile.left_out)
+            more = f" and {n - 1} parts more" if n > 1 else ""
+            out.append(f"rank {process.rank}: left out: {profile.left_out[0]}{more}")
+        if failed := times_out_of_memory(profile):
+            out.append(f"rank {process.rank} ran out of memory {failed:,} times or more")
+    out += _graphs_that_differ(ranked)
+    out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
+    out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)
+    return out
+
+
+def _graphs_that_differ(ranked: list[tuple[Process, Profile]]) -> list[str]:
+    operators: dict[str, dict[int, Hashable]] = {}
+    for process, profile in ranked:
+        for g in profile.graphs:
+            ops = tuple(sorted(Counter(n.target for n in g.nodes.values()).items()))
+            operators.setdefault(g.label, {})[process.rank] = ops
+    ranks = {process.rank for process, _ in ranked}
+    out = []
+    for label, found in sorted(operators.items()):
+        if lacking := sorted(ranks - set(found)):
+            out.append(f"graph {label}: ranks {_list(sorted(found))} have it, {_list(lacking)} not")
+        elif len(set(found.values())) > 1:
+            usual = Counter(found.values()).most_common(1)[0][0]
+            others = sorted(r for r, ops in found.items() if ops != usual)
+            out.append(f"graph {label} runs other operators on rank {_list(others)}")
+    return out
+
+
+def _figures_that_differ(
+    what: str, rows: list[RankRow], figure: Callable[[RankRow], int]
+) -> list[str]:
+    by_value: dict[int, list[int]] = {}
+    for row in rows:
+        by_value.setdefault(figure(row), []).append(row.rank)
+    if len(by_value) < 2:
+        return []
+    parts = [f"{n:,} on rank {_list(ranks)}" for n, ranks in sorted(by_value.items())]
+    return [f"{what} differ: {', '.join(parts)}"]
+
+
+def _list(ranks: Sequence[int], count: int | None = None) -> str:
+    shown = ", ".join(map(str, ranks[:_LISTED]))
+    more = (len(ranks) if count is None else count) - _LISTED
+    return shown + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,90 @@
+"""A profile in other tools' formats: one module a format, all over the same changes.
+
+``walk.py`` is what they share: live memory as a stream of changes whose sum is the timeline's at
+every instant. Units and fields: docs/exports.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from memprof.profiler.live.devices import devices_of
+from memprof.profiler.model import Profile
+from memprof.profiler.support.errors import ProfileWithoutTimeError
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.writing import output
+
+from .walk import Part
+
+__all__ = ["FORMATS", "check_has_time", "devices_of", "export_profile"]
+
+FORMATS = {
+    "perfetto": "trace for ui.perfetto.dev",
+    "memory-viz": "snapshot for pytorch.org/memory_viz",
+    "json": "the whole profile as JSON, see --schema",
+}
+"""Formats that ``export_profile`` writes, each in a few words."""
+
+
+def export_profile(
+    profile: Profile | Sequence[Profile],
+    format: str,
+    path: str | os.PathLike[str],
+    devices: Sequence[str],
+    first: int | None = None,
+    last: int | None = None,
+) -> None:
+    """Write a profile to a file.
+
+    Args:
+        profile: a valid one; for ``perfetto`` also those of several ranks.
+        format: one of ``FORMATS``.
+        path: where to; compressed if it ends in ``.gz``.
+        devices: whose memory, see ``devices_of``.
+        first, last: calls of the log, both included; None is its end.
+
+    Raises:
+        ValueError: there is no such format, or it does not take several profiles.
+        IndexError: the log has no such calls.
+        ProfileWithoutTimeError: ``perfetto`` or ``memory-viz``, of accounts alone.
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
+    profiles = [profile] if isinstance(profile, Profile) else list(profile)
+    if format in ("perfetto", "memory-viz"):
+        check_has_time(profiles, f"{format} shows memory over time")
+    if format != "perfetto" and len(profiles) != 1:
+        raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
+    part = Part(devices, first, last)
+    part.calls(profiles[0])
+    # The writers are imported when they are needed: the command line starts without them.
+    with output(path) as file:
+        if format == "json":
+            file.write(to_json(profiles[0]))
+        elif format == "perfetto":
+            from .perfetto import write_perfetto
+
+            write_perfetto(profiles, file, part)
+        else:
+            from .memory_viz import write_memory_viz
+
+            write_memory_viz(profiles[0], file, part)
+
+
+def check_has_time(profiles: Sequence[Profile], why: str) -> None:
+    """Refuse profiles that know an instant alone, as those of ``memprof simulate`` do unless the
+    script used memprof's backend. The message begins with ``why``: what the view is for.
+
+    Raises:
+        ProfileWithoutTimeError: there are accounts, and nothing that has a time.
+    """
+    if any(p.accounts for p in profiles) and not any(
+        len(p.calls) or p.ledger or p.tracker or p.dataflow for p in profiles
+    ):
+        raise ProfileWithoutTimeError(
+            None,
+            f"{why}, and this profile has the account of one instant: use memprof report, or "
+            "memprof export -f json",
+        )

@@ -1,0 +1,209 @@
+"""A snapshot as ``torch.cuda.memory._snapshot()`` gives it, with what happened inside replays.
+
+torch's allocator records the allocations of a CUDA graph once, when it is captured: a replay is one
+launch and leaves nothing in a snapshot, so memory_viz shows its memory as a block that never moves.
+Here every call has the allocations and releases of its program, with frames from provenance.
+
+The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled dictionary of
+``segments`` and ``device_traces``. ``size`` is requested bytes, as torch records it.
+
+Note [Addresses in the snapshot]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+They are those of ``addresses.py``; made-up ones are in segments of pool (0, 0). The first events
+allocate the pool's segments and what is live when the first call begins; a made-up segment is
+allocated when a block needs it, and none is given back.
+
+Note [Categories in MemoryViz.js]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+It colours allocations by their ``category`` where events have one. Where none of them is
+``unknown`` it adds that name to a list whose name it misspells, and draws nothing (seen in the
+versions of 2024 to 2026). So a trace begins with an event of action ``snapshot``, which draws
+nothing, in that category.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.live_set import LiveItem
+from memprof.profiler.model import Category, Profile
+from memprof.profiler.model.allocator_rules import rounded
+from memprof.profiler.model.simulated_allocator import SimulatedAllocator
+from memprof.profiler.support.writing import Output
+
+from .addresses import RecordedPool
+from .walk import LiveBlock, Part, Walk
+
+_BASE = 1 << 44
+"""Of made-up addresses, times the device's place from 1: far below where drivers put memory on
+Linux (0x7f…) and far above their low ranges."""
+
+
+_GAP = 2 << 20
+"""Bytes between segments that are made up, so that nobody takes two for one."""
+
+
+def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
+    """Write a snapshot, see ``export_profile``; segments are as they are after the last call.
+
+    All events are in memory at once: of a long run export a part of the calls.
+    """
+    index = device_index(part.devices)
+    labels = {g.id: g.label for g in profile.graphs}
+    traces = {index[d]: _DeviceTrace(part.walk(profile, d), labels, index[d]) for d in part.devices}
+    places = range(max(traces, default=-1) + 1)
+    snapshot = {
+        "device_traces": [list(traces[i].events()) if i in traces else [] for i in places],
+        "segments": [segment for i in sorted(traces) for segment in traces[i].segments()],
+        "allocator_settings": {"memprof": "see docs/exports.md for what these addresses are"},
+        "external_annotations": [],
+    }
+    # The newest protocol of which MemoryViz.js knows all that such values need.
+    pickle.dump(snapshot, file, protocol=4)
+
+
+def device_index(devices: Sequence[str]) -> dict[str, int]:
+    """The place of each device in ``device_traces``: an accelerator's own number where it is
+    free, others, the CPU among them, after those."""
+    out: dict[str, int] = {}
+    for device in devices:
+        _, _, number = device.partition(":")
+        # Every place up to the highest has a list in the file: a name may hold any number.
+        if re.fullmatch(r"[0-9]{1,3}", number) and int(number) not in out.values():
+            out[device] = int(number)
+    for device in devices:
+        out.setdefault(device, max(out.values(), default=-1) + 1)
+    return out
+
+
+class _DeviceTrace:
+    """The events of one device, and the segments after them."""
+
+    def __init__(self, walk: Walk, labels: dict[int, str], device: int) -> None:
+        self._walk = walk
+        self._labels = labels
+        self._device = device
+        profile = walk.timeline.profile
+        self._origin_ns = profile.perf_origin_ns
+        self._graphs = {g.id: g for g in profile.graphs}
+        self._attribution = Attribution(profile)
+        self._pool = RecordedPool(profile, walk.timeline.device)
+        self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
+        self._at: dict[int, LiveBlock] = {}
+        """By address."""
+        self._addresses: dict[int, list[int]] = {}
+        """Of the copies of each memory."""
+        self._known: dict[int, dict[str, Any]] = {}
+        """By number of a block."""
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        begun = False
+        for moment in self._walk:
+            time_us = (moment.time_ns + self._origin_ns) // 1000
+            if not begun:
+                begun = True
+                yield _plain("snapshot", 0, 0, time_us) | {"category": Category.UNKNOWN.value}
+                for s in self._pool.segments:
+                    yield _plain("segment_alloc", s.address, s.nbytes, time_us)
+            change = moment.change
+            address = 0
+            for block in change.freed:
+                address = self._addresses[block.memory].pop()
+                known = self._event(self._at.pop(address))
+                for action in ("free_requested", "free_completed"):
+                    yield {"action": action, **known, "addr": address, "time_us": time_us}
+                if not change.reuse and not self._pool.give_back(address):
+                    self._space.free(address)
+            for block in change.allocated:
+                if not change.reuse:
+                    own = self._pool.place(moment.call, block.item) if moment.instant > 0 else None
+                    address, made = (
+                        self._space.allocate(rounded(block.nbytes)) if own is None else (own, None)
+                    )
+                    if made is not None:
+                        yield _plain("segment_alloc", made.address, made.nbytes, time_us)
+                self._addresses.setdefault(block.memory, []).append(address)
+                self._at[address] = block
+                known = self._event(block)
+                yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
+
+    def _event(self, block: LiveBlock) -> dict[str, Any]:
+        """Returns what events of a block have in common."""
+        if block.number not in self._known:
+            self._known[block.number] = {
+                "stream": 0,
+                "size": block.nbytes,
+                "category": self._attribution.category(block.item).value,
+                "compile_context": self._labels[block.item.graph],
+                "frames": self._frames_of(block.item),
+            }
+        return self._known[block.number]
+
+    def _frames_of(self, item: LiveItem) -> list[dict[str, Any]]:
+        """Innermost first: the FX node or what else made it, its module, the user's stack."""
+        site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+        maker, label = self._graphs[site.graph], self._labels[item.graph]
+        where = f"<{maker.label.replace('/', '_')}>"
+        if site.outside is not None:
+            name = f"{site.outside} {site.fqn or site.node or item.storage.name}"
+        elif site.node is not None:
+            name = f"{site.node} {site.op or ''}".strip()
+        else:
+            why = site.why.get(View.NODE, "unknown")
+            name = f"{item.owner or 'scratch'} (unknown: {why})"
+        # The line is one of the code of the graph that has it live.
+        out = [
+            _frame(name, where if site.graph == item.graph else f"{where} in {label}", item.line)
+        ]
+        if site.module is not None:
+            out.append(_frame(f"module {site.module or '(root)'}", "<module>", 0))
+        node = maker.nodes.get(site.node) if site.node is not None else None
+        stack = node.stack if node is not None else (site.frame,) if site.frame else ()
+        return out + [_frame(f.function, f.file, f.line) for f in reversed(stack)]
+
+    def segments(self) -> Iterator[dict[str, Any]]:
+        """As they are after the last event."""
+        made_up = ((s, self._space.taken, 0) for s in self._space.segments)
+        in_pool = ((s, self._pool.taken, 1) for s in self._pool.segments)
+        for s, taken, pool in (*made_up, *in_pool):
+            blocks = []
+            for address, nbytes, used in s.blocks(taken):
+                there = self._at[address] if used else None
+                blocks.append(
+                    {
+                        "address": address,
+                        "size": nbytes,
+                        "requested_size": there.nbytes if there else 0,
+                        "state": "active_allocated" if there else "inactive",
+                        "frames": self._known[there.number]["frames"] if there else [],
+                    }
+                )
+            active = sum(b["size"] for b in blocks if b["state"] != "inactive")
+            yield {
+                "device": self._device,
+                "address": s.address,
+                "total_size": s.nbytes,
+                "allocated_size": active,
+                "active_size": active,
+                "requested_size": sum(b["requested_size"] for b in blocks),
+                "stream": 0,
+                "segment_type": "small" if s.small else "large",
+                "segment_pool_id": (0, pool),
+                "is_expandable": False,
+                "frames": [],
+                "blocks": blocks,
+            }
+
+
+def _plain(action: str, address: int, size: int, time_us: int) -> dict[str, Any]:
+    """An event that no code is known to have caused."""
+    event = {"action": action, "stream": 0, "size": size, "frames": []}
+    return event | {"addr": address, "time_us": time_us}
+
+
+def _frame(name: str, filename: str, line: int) -> dict[str, Any]:
+    return {"name": name, "filename": filename, "line": line}

@@ -1,0 +1,171 @@
+"""A profile as pandas tables: what a row and a column of each is, docs/exports.md says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from memprof.profiler.live.attribution import Attribution
+from memprof.profiler.live.trees import call_modes
+from memprof.profiler.model import Profile, SourceFrame
+
+from .walk import AFTER, Part, Walk
+
+_COLUMNS = {
+    "calls": "call:int device graph:int label kind program:int mode thread:int start_ns:int "
+    "end_ns:int entry_bytes:int peak_bytes:int exit_bytes:int between_bytes:int",
+    "events": "device time_ns:int call:int instant:int action block:int delta_bytes:int "
+    "live_bytes:int",
+    "blocks": "device block:int memory:int nbytes:int category graph:int label buffer "
+    "generated_line:int node op module file line:int code fqn outside unattributed",
+    "snapshots": "time_ns:int kind name device tensor_bytes:int tensors:int allocated_bytes:int "
+    "reserved_bytes:int resident_bytes:int",
+    "operations": "operation:int parent:int path lane start_ns:int end_ns:int failed:bool "
+    "tensor_bytes_before:int tensor_bytes_after:int device bytes_before:int bytes_after:int "
+    "peak_bytes:int",
+    "account": "device category detail nbytes:int blocks:int compiled:bool modules nodes file "
+    "line:int code",
+}
+"""Columns of each table, each with its type; text where none is named."""
+
+Rows = Iterator[tuple[Any, ...]]
+
+
+def to_pandas(profile: Profile, part: Part) -> dict[str, Any]:
+    """Tables of a profile by name, each a ``pandas.DataFrame``, those without rows too.
+
+    Integers are ``Int64`` and truth values ``boolean``, so that an unknown one is ``NA``.
+
+    Raises:
+        ImportError: pandas is not installed.
+        OverflowError: a sum of the profile's figures does not fit 64 bits.
+    """
+    module = pandas()
+    walks = {d: part.walk(profile, d) for d in part.devices}
+    # Blocks come after the events, when all are known.
+    tables = {
+        "calls": _calls(profile, walks),
+        "events": _events(walks),
+        "blocks": _blocks(profile, walks),
+        "snapshots": _snapshots(profile),
+        "operations": _operations(profile),
+        "account": _account(profile, part.devices),
+    }
+    return {name: _frame(module, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
+
+
+def pandas() -> Any:
+    """The module ``pandas``.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise ImportError("tables need pandas: pip install pandas") from error
+
+
+_TYPES = {"int": "Int64", "bool": "boolean", "": "object"}
+
+
+def _frame(module: Any, columns: Sequence[str], rows: Rows) -> Any:
+    described = [name.partition(":") for name in columns]
+    frame = module.DataFrame(list(rows), columns=[name for name, _, _ in described], dtype=object)
+    return frame.astype({name: _TYPES[kind] for name, _, kind in described})
+
+
+def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
+    calls, modes = profile.calls, call_modes(profile)
+    graphs = {g.id: g for g in profile.graphs}
+    for device, walk in walks.items():
+        b = walk.timeline.bytes_over_time()
+        for k in walk.calls:
+            g = graphs[calls.graph[k]]
+            yield (
+                k, device, g.id, g.label, g.kind.value, calls.program[k], modes[k].value,
+                calls.thread[k], calls.start_ns[k], calls.end_ns[k], b.entry[k], b.peak[k],
+                b.exit[k], b.between[k],
+            )  # fmt: skip
+
+
+def _events(walks: dict[str, Walk]) -> Rows:
+    for device, walk in walks.items():
+        live = 0
+        # Memory goes in the description in which it came, so that sums by block are right.
+        came: dict[int, list[int]] = {}
+        for moment in walk:
+            at = (device, moment.time_ns, moment.call, moment.instant)
+            edge = moment.instant in (0, AFTER)
+            freed, allocated = ("leave", "enter") if edge else ("free", "alloc")
+            if moment.change.reuse:
+                freed, allocated = "reuse_from", "reuse_as"
+            for block in moment.change.freed:
+                live -= block.nbytes
+                yield (*at, freed, came[block.memory].pop(), -block.nbytes, live)
+            for block in moment.change.allocated:
+                live += block.nbytes
+                came.setdefault(block.memory, []).append(block.number)
+                yield (*at, allocated, block.number, block.nbytes, live)
+
+
+def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
+    attribution = Attribution(profile)
+    graphs = {g.id: g for g in profile.graphs}
+    for device, walk in walks.items():
+        for block in walk.blocks:
+            item = block.item
+            site = attribution.site(item.graph, item.storage, item.owner, item.line)
+            yield (
+                device, block.number, block.memory, block.nbytes, site.category.value,
+                site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,
+                site.module, *_source(site.frame), site.fqn, site.outside,
+                "; ".join(f"{v.value}: {why}" for v, why in site.why.items()) or None,
+            )  # fmt: skip
+
+
+def _snapshots(profile: Profile) -> Rows:
+    for s in profile.tracker.snapshots if profile.tracker else ():
+        for device, m in s.devices.items():
+            about = (s.time_ns, s.kind.value, s.name, device, m.tensor_bytes, m.tensors)
+            yield (*about, m.allocated_bytes, m.reserved_bytes, s.resident_bytes)
+
+
+def _operations(profile: Profile) -> Rows:
+    tracker = profile.tracker
+    if tracker is None:
+        return
+    rows = tracker.operation_allocations
+
+    def known(value: int) -> int | None:
+        return None if value < 0 else value
+
+    for i in range(len(rows)):
+        for device, memory in rows.memory.items() or ((None, None),):
+            yield (
+                i, known(rows.parent[i]), tracker.path(rows.summary[i]),
+                tracker.metadata.lanes[rows.lane[i]].name, rows.start_ns[i],
+                known(rows.end_ns[i]), rows.failed[i], known(rows.tensor_bytes_before[i]),
+                known(rows.tensor_bytes_after[i]), device,
+                known(memory.before[i]) if memory else None,
+                known(memory.after[i]) if memory else None,
+                known(memory.peak[i]) if memory else None,
+            )  # fmt: skip
+
+
+def _account(profile: Profile, devices: Sequence[str]) -> Rows:
+    for a in profile.accounts:
+        if a.device not in devices:
+            continue
+        for r in a.rows:
+            yield (
+                a.device, r.category.value, r.detail or None, r.nbytes, r.count, r.compiled,
+                r.modules or None, r.nodes or None, *_source(r.frame),
+            )  # fmt: skip
+        for name, _, nbytes in a.other_parts():
+            yield (a.device, name, None, nbytes, *(None,) * 7)
+
+
+def _source(frame: SourceFrame | None) -> tuple[str | None, int | None, str | None]:
+    return (frame.file, frame.line, frame.code) if frame else (None, None, None)

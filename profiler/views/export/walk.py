@@ -1,0 +1,187 @@
+"""The live memory of one device as a stream of changes, call by call.
+
+Note [Times of events]
+~~~~~~~~~~~~~~~~~~~~~~
+A profile knows when a call began and ended, and the order of what happened inside, not when. So the
+``n`` events of a call are spread evenly over it: instant ``i`` is at
+``start + (end - start) * i / (n + 1)``, and what the call leaves behind is there from ``end``.
+Calls come in order of return (Note [What is live between calls]); where calls of several threads
+overlap, the part of one before the end of the one that returned before it has no width. So times
+never run backwards, and the bytes of an instant are those of ``Timeline.live_at``.
+
+Note [The same memory under two descriptions]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A parameter is an input of the forward, of the backward and of the optimizer, and each program has a
+``Storage`` of its own for it. Between two states of the timeline, memory is the same where identity
+and size are, else where graph and storage are. A *block* is memory in that sense: it stays where it
+is, and in its first description, until nothing describes it any longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from memprof.profiler.live.live_set import LiveItem
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.model import Profile, Storage
+
+AFTER = -1
+"""The instant at which a call is over and its arguments and results are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """Live memory as one description has it."""
+
+    number: int  # of the description, from 0 in order of first appearance in a walk
+    memory: int  # number of the memory, which its descriptions and its copies share
+    item: LiveItem  # the description; its ``count`` says nothing here, a block stands for one
+
+    @property
+    def nbytes(self) -> int:
+        return self.item.storage.nbytes
+
+
+class BlockChange(NamedTuple):
+    """The blocks that are gone after a moment, and those that are new. With ``reuse`` these are one
+    of each and the same memory, which changes owner and stays where it is."""
+
+    freed: tuple[LiveBlock, ...] = ()
+    allocated: tuple[LiveBlock, ...] = ()
+    reuse: bool = False
+
+
+class Moment(NamedTuple):
+    """A change and where it stands."""
+
+    time_ns: int  # clock of ``CallColumns``; never less than that of the moment before
+    call: int  # index in the call log
+    instant: int  # of the call's program, or ``AFTER``
+    change: BlockChange  # what happens
+
+
+class _CallChanges(NamedTuple):
+    """Describes what all calls of a kind share."""
+
+    entry: Sequence[LiveItem]
+    events: Sequence[BlockChange]
+    exit: BlockChange
+    after: Sequence[LiveItem]
+
+
+class Part(NamedTuple):
+    """Describes what of a profile is exported: the memory of ``devices``, in the calls ``first`` to
+    ``last`` of the log, both included; None is its end."""
+
+    devices: Sequence[str]
+    first: int | None = None
+    last: int | None = None
+
+    def calls(self, profile: Profile) -> range:
+        """Indices of the calls.
+
+        Raises:
+            IndexError: the log has no such calls.
+        """
+        n = len(profile.calls)
+        begin = 0 if self.first is None else self.first
+        end = n - 1 if self.last is None else self.last
+        if (n or (self.first, self.last) != (None, None)) and not 0 <= begin <= end < n:
+            has = f"has calls 0 to {n - 1}" if n else "has none"
+            raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
+        return range(begin, end + 1)
+
+    def walk(self, profile: Profile, device: str) -> Walk:
+        return Walk(Timeline(profile, device), self.first, self.last)
+
+
+class Walk:
+    """Changes of the live memory of one device in calls ``first`` to ``last``, see ``Part``.
+
+    The first moment allocates everything that is live when the first call begins. From then on
+    the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
+    instant, and the bytes carried between calls after each ``AFTER``.
+
+    Attributes:
+        calls: indices of its calls.
+        blocks: every description that has occurred so far, by number.
+    """
+
+    def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
+        self.timeline = timeline
+        self.calls = Part((), first, last).calls(timeline.profile)
+        self.blocks: list[LiveBlock] = []
+        self._block_of: dict[LiveItem, LiveBlock] = {}
+        self._memories: dict[tuple[int, int | Storage], int] = {}
+        self._inside: dict[int, _CallChanges] = {}
+        self._between: dict[tuple[int, int], BlockChange] = {}
+
+    def __iter__(self) -> Iterator[Moment]:
+        previous = -1
+        for call, start, width in self.spans():
+            kind = self.timeline.kind(call)
+            if kind not in self._inside:
+                self._inside[kind] = self._look_inside(call)
+            inside = self._inside[kind]
+            if (previous, kind) not in self._between:
+                before = self._inside[previous].after if previous >= 0 else ()
+                self._between[previous, kind] = self._difference(before, inside.entry)
+            yield Moment(start, call, 0, self._between[previous, kind])
+            n = len(inside.events) + 1
+            for i, change in enumerate(inside.events, 1):
+                yield Moment(start + width * i // n, call, i, change)
+            yield Moment(start + width, call, AFTER, inside.exit)
+            previous = kind
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Of each call its index, the time from which it is shown, and for how long; ns."""
+        calls = self.timeline.profile.calls
+        before = max(calls.end_ns[: self.calls.start], default=0) if self.calls else 0
+        for call in self.calls:
+            start = max(calls.start_ns[call], before)
+            before = max(calls.end_ns[call], start)
+            yield call, start, before - start
+
+    def _look_inside(self, call: int) -> _CallChanges:
+        timeline = self.timeline
+        entry, after = timeline.live_at(call, 0).items, timeline.live_after(call)
+        events = []
+        for before, then in timeline.changes(call):
+            freed = (self._block(before),) if before is not None and before.nbytes else ()
+            allocated = (self._block(then),) if then is not None and then.nbytes else ()
+            events.append(BlockChange(freed, allocated, reuse=bool(freed and allocated)))
+        leaving = timeline.live_at(call, len(events)).items
+        return _CallChanges(entry, events, self._difference(leaving, after), after)
+
+    def _block(self, item: LiveItem) -> LiveBlock:
+        if item.count != 1:
+            item = replace(item, count=1)
+        found = self._block_of.get(item)
+        if found is None:
+            s = item.storage
+            memory = (item.graph, s) if s.identity is None else (s.identity, s.nbytes)
+            number = self._memories.setdefault(memory, len(self._memories))
+            found = self._block_of[item] = LiveBlock(len(self.blocks), number, item)
+            self.blocks.append(found)
+        return found
+
+    def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> BlockChange:
+        """Returns what leads from one live set to another."""
+        # Nearly all of it is persistent memory, which is one object in all live sets.
+        same = {id(item) for item in before}.intersection(map(id, after))
+        left: dict[int, list[LiveBlock]] = {}
+        for item in before:
+            if item.nbytes and id(item) not in same:
+                block = self._block(item)
+                left.setdefault(block.memory, []).extend([block] * item.count)
+        allocated: list[LiveBlock] = []
+        for item in after:
+            if item.nbytes and id(item) not in same:
+                block = self._block(item)
+                known = left.get(block.memory, [])
+                kept = min(len(known), item.count)
+                del known[len(known) - kept :]
+                allocated += [block] * (item.count - kept)
+        return BlockChange(tuple(b for blocks in left.values() for b in blocks), tuple(allocated))

@@ -1,0 +1,102 @@
+"""Columns of tables: what their cells are, whatever draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from memprof.profiler.model import SourceFrame
+
+Cell = str | int | float | SourceFrame | None
+"""A value in its column's unit; None where there is none."""
+
+Row = tuple[Cell, ...]
+
+
+class Unit(str, Enum):
+    """Describes what the cells of a column are, and so how they are written and aligned."""
+
+    TEXT = "text"
+    CODE = "code"  # names and source text
+    CATEGORY = "category"  # the value of a ``Category``, or other words joined by underscores
+    PATH = "path"  # a file and a line, of which the end says most
+    FRAME = "frame"  # a line of user code
+    TIME = "time"  # nanoseconds since 1970, in UTC
+    # Those from here on are numbers: aligned at the right and never cut.
+    BYTES = "bytes"
+    CHANGE = "change"  # bytes with a sign
+    COUNT = "count"
+    TIMES = "times"  # a count that goes without saying where it is 1, in a table of lines
+    NS = "ns"
+    SHARE = "share"  # a part of ``Column.whole``
+    FIGURE = "figure"  # a number that is text already
+    ADDRESS = "address"
+
+    @property
+    def is_number(self) -> bool:
+        """Tells whether cells are aligned at the right and never cut."""
+        return self in _NUMBERS
+
+
+_NUMBERS = frozenset(list(Unit)[list(Unit).index(Unit.BYTES) :])
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str  # its heading; in a table of lines, what stands after a number
+    unit: Unit = Unit.TEXT  # of its cells
+    help: str = ""  # a longer explanation
+    adds: bool = False  # cells of rows that are not shown are added up
+    whole: int = 0  # for shares, of how much
+    # on a page these cells stand in smaller type below those of the column before
+    below: bool = False
+    # where there is no room for the text it goes on in the next line, else it is cut
+    fold: bool = False
+    only: str = ""  # ``text`` or ``page`` where the other has no room for it, else ""
+
+
+Text = partial(Column, unit=Unit.TEXT)
+Code = partial(Column, unit=Unit.CODE)
+Words = partial(Column, unit=Unit.CATEGORY)
+Path = partial(Column, unit=Unit.PATH)
+Frame = partial(Column, unit=Unit.FRAME)
+Time = partial(Column, unit=Unit.TIME)
+Bytes = partial(Column, unit=Unit.BYTES)
+Change = partial(Column, unit=Unit.CHANGE)
+Count = partial(Column, unit=Unit.COUNT)
+Times = partial(Column, unit=Unit.TIMES)
+Ns = partial(Column, unit=Unit.NS)
+Share = partial(Column, unit=Unit.SHARE)
+Figure = partial(Column, unit=Unit.FIGURE)
+Address = partial(Column, unit=Unit.ADDRESS)
+
+
+def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:
+    return tuple(of(title, **more) for title in titles)
+
+
+BYTES = Bytes("bytes", adds=True)
+BLOCKS = Count("blocks", adds=True)
+CATEGORY = Words("category")
+MODULE = Code("module")
+LINE = Frame("source line")
+TEXT = Text("", fold=True)
+"""Sentences, each a line of its own."""
+
+
+def share(whole: int) -> Column:
+    return Share("share", adds=True, whole=whole)
+
+
+def below(*columns: Column) -> tuple[Column, ...]:
+    return tuple(replace(column, below=True) for column in columns)
+
+
+ASKED_FOR = (
+    Frame("asked for by"),
+    *below(MODULE, Code("FX nodes of compiled code")),
+)
+"""Where code asked for memory."""

@@ -1,0 +1,302 @@
+"""The live sets of one device, taken apart so that the page can put any of them together.
+
+Note [How a live set is put together]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An *item* is (site, bytes, owner, hold). At instant ``i`` of a call, with ``s`` its step:
+
+* ``lists[s.rest]``, pairs of item and count: memory that the call's program does not count;
+* ``lists[s.own]``, one item for each storage that is live when the program begins;
+* the first ``i`` events of ``units[s.unit]``: each takes ``before`` out and puts ``after`` in.
+  -1 is nothing, ``-2 - j`` the item ``j`` of ``lists[s.own]``, which differs from step to step.
+
+Between the call and the next, ``lists[s.between]`` is live.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from memprof.profiler.live.attribution import Attribution, Site, View, module_parts
+from memprof.profiler.live.live_set import Hold, LiveItem
+from memprof.profiler.live.programs import PreparedProgram
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
+from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.sections.about import module_name
+
+_NONE, _ENTRY = -1, -2
+"""No item, and the first of those that are live when a program begins; the others are below it."""
+_KNOWN: dict[str, Callable[[Site], Any]] = {
+    **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside")},
+    "category": lambda site: site.category.value,
+    "module": lambda site: module_name(site.module),
+    "location": lambda site: place(site.frame) or None,
+    "function": lambda site: site.frame and site.frame.function,
+    "code": lambda site: site.frame and site.frame.code.strip(),
+}
+"""What the page has of a site beside its place in each view."""
+HOLDS = {
+    Hold.CALL: "it belongs to this call: an input of it, or made by it",
+    Hold.PERSISTENT: "it stays from call to call: a parameter, a buffer or optimizer state",
+    Hold.SAVED: "a forward saved it and its backward has not run yet",
+    Hold.HANDED_ON: "another compiled graph takes it as an input later",
+}
+"""Why an item is live, as the page puts it."""
+_T = TypeVar("_T")
+
+
+class Each(dict[_T, int]):
+    """Values, each once: the number of one, in order of first appearance."""
+
+    def __missing__(self, value: _T) -> int:
+        self[value] = len(self)
+        return self[value]
+
+
+def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
+    """A column that has few values again and again: each once (``of``), and their numbers."""
+    each: Each[_T] = Each()
+    at = [each[value] for value in values]
+    return {"of": list(each), "at": at}
+
+
+def columns(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    """Rows as columns, each with its values (``of``) and their numbers (``at``): a tenth of the
+    bytes of rows."""
+    table = list(rows)
+    return {name: distinct(row[i] for row in table) for i, name in enumerate(names)}
+
+
+class Sites:
+    """Describes where storages come from, each site once. In each view a site has a place, by its
+    number: a part of the view by its name, or, if it is not ``known``, a reason why it is in the
+    remainder.
+    """
+
+    def __init__(self, attribution: Attribution) -> None:
+        self.attribution = attribution
+        self._numbers: dict[int, int] = {}
+        self._rows: Each[tuple[Any, ...]] = Each()
+        self._places: dict[View, Each[tuple[str, int | None, bool]]] = {v: Each() for v in View}
+        self._notes: dict[tuple[View, int], str] = {}
+
+    def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
+        site = self.attribution.site(graph, storage, owner, line)
+        # The attribution keeps its sites, so no other one can get this one's id.
+        if id(site) not in self._numbers:
+            places = [self._place(site, view) for view in View]
+            values = [of(site) for of in _KNOWN.values()]
+            names = self._modules(site), self._label(site)
+            self._numbers[id(site)] = self._rows[(*places, *names, *values)]
+        return self._numbers[id(site)]
+
+    def _modules(self, site: Site) -> tuple[str, ...]:
+        """The modules that a site is in, from the root; or why it is in none."""
+        named = self.attribution.named(site, View.MODULE)
+        if named is None:
+            return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
+        return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
+
+    def _label(self, site: Site) -> str:
+        """The graph that a site is in, "" if none of the profile made it."""
+        named = self.attribution.named(site, View.GRAPH)
+        return "" if named is None or named[1] is None else named[0]
+
+    def _place(self, site: Site, view: View) -> int:
+        named = self.attribution.named(site, view)
+        key, graph, note = named or (site.why.get(view, "unknown"), None, "")
+        number = self._places[view][key, graph, named is not None]
+        self._notes.setdefault((view, number), note)
+        return number
+
+    def payload(self) -> dict[str, Any]:
+        """Columns of sites; ``in_`` and the name of a view is its place in that."""
+        places = [f"in_{view.value}" for view in View]
+        return columns([*places, "modules", "label", *_KNOWN], self._rows)
+
+    def places(self) -> dict[str, Any]:
+        """Columns of the places of each view; ``below`` is what the page shows below a name."""
+        return {
+            view.value: columns(
+                ["key", "known", "below"],
+                [
+                    (key, known, self._below(view, number, graph))
+                    for (key, graph, known), number in found.items()
+                ],
+            )
+            for view, found in self._places.items()
+        }
+
+    def _below(self, view: View, number: int, graph: int | None) -> tuple[str, ...]:
+        note = self._notes[view, number]
+        if view is View.NODE and graph is not None:
+            return self.attribution.label(graph), note
+        return (note,) if view is View.LINE else ()
+
+
+class Items:
+    """Items and lists of them, each once."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._sites = sites
+        self.rows: Each[tuple[int, int, str | None, str]] = Each()
+        self.lists: Each[tuple[int, ...]] = Each()
+
+    def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
+        site = self._sites.of(graph, storage, owner, line)
+        return self.rows[site, storage.nbytes, owner, HOLDS[hold]]
+
+    def of(self, x: LiveItem) -> int:
+        """The number of an item; its count is not part of it."""
+        return self.item(x.graph, x.storage, x.owner, x.line, x.hold)
+
+    def pairs(self, items: Iterable[LiveItem]) -> int:
+        """The number of a list of (item, count)."""
+        return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
+
+
+def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
+    """See Note [How a live set is put together]; times of calls are since ``start``."""
+    items = Items(sites)
+    calls = timeline.profile.calls
+    unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
+    kinds: Each[Any] = Each()
+    of_calls: list[int] = []
+    steps: list[dict[str, int]] = []
+    for k in range(len(timeline)):
+        of_calls.append(kinds[timeline.kind(k)])
+        if len(kinds) == len(steps):
+            continue
+        live = timeline.live_at(k, 0).items
+        own = (items.of(x) for x in live if x.hold is Hold.CALL)
+        steps.append(
+            {
+                "unit": unit_ids.get((calls.graph[k], calls.program[k]), -1),
+                "rest": items.pairs(x for x in live if x.hold is not Hold.CALL),
+                "own": items.lists[tuple(own)],
+                "between": items.pairs(timeline.live_after(k)),
+            }
+        )
+    peak = timeline.peak()
+    return {
+        "units": [_unit(u, timeline.device, items) for u in timeline.units],
+        "steps": steps,
+        "lists": list(items.lists),
+        "items": columns(["site", "nbytes", "owner", "hold"], items.rows),
+        "calls": {
+            "graph": calls.graph,
+            "step": of_calls,
+            "start_ns": [t - start for t in calls.start_ns],
+            "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
+        },
+        "peak": None if peak is None else [peak.call, peak.instant, peak.nbytes],
+    }
+
+
+def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, Any]:
+    """A program. Events of other devices stay, so that instants have the same numbers."""
+    storages = unit.program.storages
+    there = [s.device == device for s in storages]
+    entry = (s.id for s in storages if s.at_entry and there[s.id])
+    now = {storage: _ENTRY - j for j, storage in enumerate(entry)}
+    before: list[int] = []
+    after: list[int] = []
+    for e in unit.program.events:
+        s = storages[e.storage]
+        old = now.pop(e.storage, _NONE)
+        new = _NONE
+        if e.kind is not EventKind.FREE and there[e.storage]:
+            # An input that changes its name before the first line still is what it was.
+            same = s.at_entry and not e.line
+            new = old if same else items.item(unit.graph.id, s, e.owner, e.line, Hold.CALL)
+            now[e.storage] = new
+        before.append(old)
+        after.append(new)
+    return {
+        "graph": unit.graph.id,
+        "key": list(unit.program.key),
+        "line": [e.line for e in unit.program.events],
+        "before": before,
+        "after": after,
+    }
+
+
+def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
+    """Returns where a graph's replays have their memory: each segment with its bytes and the
+    highest that is ever used, each block with its site."""
+    ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
+    sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
+    return {
+        "graph": graph.id,
+        "name": f"{graph.label}{sizes}, recording #{placement.node} on {placement.pool}",
+        "key": placement.key,
+        "segments": [
+            (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
+            for start, n in placement.segments
+        ],
+        "last": len(placement.lines),
+        "hold": HOLDS[Hold.CALL],
+        "instants": next(
+            (
+                _instants([e.line for e in program.events], placement.lines)
+                for program in graph.programs
+                if program.key == placement.key
+            ),
+            [],
+        ),
+        "blocks": [
+            {
+                "name": _block_name(b),
+                "address": b.address,
+                "nbytes": b.nbytes,
+                "begin": b.begin,
+                "end": b.end,
+                "site": _site(b, placement, sites),
+            }
+            for b in placement.blocks
+        ],
+    }
+
+
+def _instants(program: Sequence[int], recording: Sequence[int]) -> list[int]:
+    """Returns the instant of a recording that goes with each instant of the program.
+
+    A recording has events of its own, which are matched by their lines of generated code: an
+    instant comes after every event of an earlier line, and after as many of its own line as the
+    program has had in a row. Events without a line come before the code (buffers of inputs) and
+    after it (workspaces).
+    """
+    code = max((i + 1 for i, line in enumerate(recording) if line), default=0)
+    entry = next((i for i, line in enumerate(recording) if line), 0)
+    of_line: defaultdict[int, list[int]] = defaultdict(list)
+    for i, line in enumerate(recording[:code]):
+        of_line[line].append(i + 1)
+    earlier: dict[int, int] = {}
+    latest = entry
+    for line in sorted({*program, *of_line}):
+        earlier[line] = latest
+        latest = max([latest, *of_line[line]])
+    instants = [entry]
+    before, in_a_row = 0, 0
+    for line in program:
+        in_a_row = in_a_row + 1 if line == before else 1
+        before = line
+        instants.append(max([earlier[line], *of_line[line][:in_a_row]]))
+    return instants
+
+
+def _block_name(b: PlacedBlock) -> str:
+    name = b.owner or "scratch memory of a kernel"
+    return name if b.node is None else f"{name}, output of recording #{b.node}"
+
+
+def _site(b: PlacedBlock, placement: Placement, sites: Sites) -> int:
+    # What attribution asks of a storage: where it came in, if no code made it.
+    origin = Origin.BUFFER if b.line else Origin.INPUT
+    device = placement.pool.partition(" ")[0]
+    name = b.owner or ""
+    storage = Storage(0, b.nbytes, device, origin, name, b.category, inputs=b.inputs)
+    return sites.of(b.graph, storage, b.owner, b.line)

@@ -1,0 +1,104 @@
+"""Describes what grew from one profile to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memprof.profiler.views.compare.diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
+from memprof.profiler.views.report import columns as col
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.section import EVERY, Note, Section, Table, Tone, of_rows
+
+_TITLES = {
+    "peak": "peak of known live memory",
+    "saved": "saved for the backward, a step",
+    "allocated": "allocated, a step",
+    "pool": "pool of graph trees",
+    "tracker peak": "most allocated",
+    "tracker reserved": "most reserved",
+    "tracker tensors": "most in Python tensors",
+    "tracker end": "allocated at the end",
+    "data-flow peak": "peak of the data flow",
+    "reserved": "all that was reserved at the peak",
+    "reserved end": "all that was reserved in the end",
+}
+
+
+def of_diff(diff: ProfileDiff) -> Iterator[Section]:
+    before, after = diff.devices
+    both = before if before == after else f"{before} → {after}"
+    titles = [_title(q) for q in diff.quantities]
+    compared = _quantities(zip(titles, diff.quantities, strict=True))
+    title = f"Memory on {both}" if both else ""
+    yield Section("", title, tables=(compared,) if diff.quantities else ())
+    if diff.operations:
+        rows = [(q.label, q) for q in diff.operations if q.change]
+        rows.sort(key=lambda row: (-abs(row[1].change), row[0]))
+        note = Note(f"{len(diff.operations) - len(rows):,} figures did not change.")
+        yield Section("", "Operations", (note,), (_quantities(rows, 1),) if rows else ())
+    if diff.notes:
+        notes = tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
+        yield Section("", "", notes)
+    yield from _saved(diff)
+    for name, q in zip(titles, diff.quantities, strict=True):
+        for view, changes in q.views.items():
+            columns = (
+                col.Change("change", adds=True),
+                *col.alike(col.Bytes, "before", "after"),
+                col.Code(view),
+            )
+            cells = [(c.change, c.before, c.after, c.key) for c in changes]
+            title = f"{name}: what changed, by {view}"
+            if changes:
+                yield of_rows(title, columns, cells, rest="smaller changes")
+
+
+def _saved(diff: ProfileDiff) -> Iterator[Section]:
+    after = ["after"]
+    sides = {SavedKind.NEW: after, SavedKind.OPERATOR: after, SavedKind.GONE: ["before"]}
+    for device in dict.fromkeys(c.device for c in diff.saved):
+        for kind in SavedKind:
+            found = [c for c in diff.saved if c.kind is kind and c.device == device]
+            if not found:
+                continue
+            sums = {"before": sum(c.before for c in found), "after": sum(c.after for c in found)}
+            shown = sides.get(kind, ["before", "after"])
+            columns = (
+                *col.alike(col.Bytes, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
+                col.Count("tensors"),
+                col.Text("type"),
+                *col.alike(col.Code, "operator", "module", "line"),
+            )
+            where = "" if device == diff.devices[1] else f", {device}"
+            said = " → ".join(format_bytes(sums[s]) for s in shown)
+            title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {said}"
+            yield of_rows(title, columns, [_row(c, shown) for c in found])
+
+
+def _row(c: SavedChange, shown: list[str]) -> col.Row:
+    sizes = {"before": c.before, "after": c.after}
+    return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
+
+
+def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
+    columns = (
+        col.Text(""),
+        *col.alike(col.Bytes, "before", "after"),
+        col.Change("change"),
+        col.Figure(""),
+    )
+    cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
+    return Table(columns, cells, least=least, rest="smaller changes")
+
+
+def _title(q: Quantity) -> str:
+    name = _TITLES[q.name]
+    if q.device == "cpu" and q.name == "tracker peak":
+        name = "most resident"  # the process's, which is what the tracker knows of the CPU
+    return f"{name}, {q.device}" if q.device else name
+
+
+def _growth(q: Quantity) -> str:
+    if not q.change:
+        return "0.0 %"
+    return "new" if not q.before else f"{100 * q.growth:+.1f} %"

@@ -1,0 +1,272 @@
+"""Live memory of compiled code: the peak, what was live at it, what is saved, each graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memprof.profiler.live.attribution import Breakdown, ModuleNode, Share, View
+from memprof.profiler.model import Category, Profile
+from memprof.profiler.views.report import columns as col
+from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.format import format_both, format_ns, format_share, shorten_path
+from memprof.profiler.views.report.section import (
+    EVERY,
+    UNATTRIBUTED,
+    Note,
+    Section,
+    Show,
+    Table,
+    Tone,
+)
+from memprof.profiler.views.report.summary import Summary
+
+from .about import MEANING, VIEWS, module_name
+from .ledger import why_no_addresses
+
+_BRIEF = 4
+"""Source lines of a short text."""
+_WAITING, _HELD, _HELD_SHARE = 2, 1 << 20, 0.02
+"""Calls without a backward that are worth a word, bytes that they can hold, and these as a part of
+the peak."""
+_CODE = 100
+"""Characters of generated code in a note."""
+
+
+def peak(s: Summary, show: Show) -> Section:
+    p = s.peak
+    if p is None:
+        none = "No call of a compiled graph was recorded, so there is no peak."
+        return Section("peak", "", (Note(none),))
+    after = f"{format_ns(p.after_ns)} after the first call began"
+    notes = [Note(f"in call {p.call + 1:,} of {s.calls:,}, {p.graph}, {after}")]
+    if p.line:
+        code = p.statement if len(p.statement) <= _CODE else f"{p.statement[:_CODE]}…"
+        at = f"after line {p.line} of the generated code"
+        notes.append(Note(at + (f": {code}" if code else ""), detail=True))
+    elif p.instant == 0:
+        notes.append(Note("at the entry of the call"))
+    if p.node:
+        notes.append(Note(", ".join(filter(None, (f"for FX node {p.node}", place(p.frame))))))
+    others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
+    if others:
+        notes.append(Note("other devices: " + ", ".join(others), detail=True))
+    if s.unobserved_calls:
+        text = f"{s.unobserved_calls:,} of {s.calls:,} calls were not observed: what they allocate "
+        notes.append(Note(text + "is not counted", Tone.WARN))
+    for row in s.table:
+        held = row.waiting * (row.saved or 0)
+        if row.waiting >= _WAITING and held >= max(_HELD, _HELD_SHARE * p.nbytes):
+            text = f"{row.waiting:,} of {row.calls:,} calls of {row.label} had no backward: what "
+            text += f"each saved, {show(row.saved or 0)}, is held as long as its outputs are, and "
+            notes.append(Note(f"{text}is not in this peak", Tone.WARN))
+    known = f"Peak of known live memory on {s.device}: {format_both(p.nbytes, show)}"
+    return Section("peak", known, tuple(notes))
+
+
+def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
+    if s.peak is None:
+        return [("Peak", "-", "no call of a compiled graph was recorded")]
+    total, line = s.peak.nbytes, s.views[View.LINE].unattributed
+    graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
+    if s.dropped_calls:
+        graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
+    most = ("unknown", "")
+    for largest in s.views[View.CATEGORY].parts[:1]:
+        part = f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}"
+        most = (largest.key.replace("_", " "), part)
+    at = f"in call {s.peak.call + 1:,} of {s.calls:,}, {s.peak.graph}"
+    none = f"{format_share(line, total)} has no source line"
+    out = [
+        (f"Peak on {s.device}", show(total), at),
+        ("Most of it", *most),
+        ("Unattributed at the peak", show(line), none),
+        ("Compiled", f"{s.graphs:,} graphs", graphs),
+    ]
+    if s.unobserved_calls:
+        remark = "what these allocate is not counted; see Graphs"
+        out.append(("Not observed", f"{s.unobserved_calls:,} calls", remark))
+    return out
+
+
+def of_instant(profile: Profile) -> Iterator[Section]:
+    if not len(profile.calls):
+        none = "No call of a compiled graph was recorded: nothing that torch.compile made ran "
+        none += "while the profile was taken."
+        yield Section("over-time", "Memory over time", (Note(none),))
+        return
+    yield Section("over-time", "Memory over time", view="timeline")
+    yield Section("live-set", "Live set", view="live")
+    if any(g.placements for g in profile.graphs):
+        text = (
+            "Bottom to top: addresses, each segment on its own scale. Left to right: the instants "
+            "of one replay. Each box is a block from its allocation to its release; what is empty "
+            "is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces "
+            "that libraries took while a graph was recorded are in it, so its sum is not that of "
+            "the live set."
+        )
+        yield Section("addresses", "Address map", (Note(text),), view="addresses")
+        return
+    why = why_no_addresses(profile).get("", "")
+    text = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
+    text += f" The ledger says: {why}." if why else ""
+    yield Section("addresses", "Address map", (Note(text),))
+
+
+def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
+    return (col.BYTES, col.share(total), col.Count("storages", adds=True), *VIEWS[view])
+
+
+def live_templates() -> dict[str, Table]:
+    """The tables of a page that it fills itself, for the instant that is chosen; by name."""
+    storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
+    names = col.alike(col.Code, "graph", "FX node", "name", below=True)
+    address = (col.Address("address"), col.BYTES, col.Code("what"), *col.below(col.CATEGORY))
+    where = col.alike(col.Code, "module", "made by", "source line", below=True)
+    return {view.value: Table(_live_columns(view)) for view in View} | {
+        "storage": Table((col.BYTES, col.share(0), *storage, *names)),
+        "addresses": Table((*address, *where), empty="Nothing is there at this instant."),
+    }
+
+
+def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
+    """The live set at the peak, for a text; a page shows that of any instant."""
+    if s.peak is None:
+        return
+    labels: dict[int | None, str] = {row.id: row.label for row in s.table}
+
+    def row(view: View, p: Share) -> col.Row:
+        key = p.key
+        more: col.Row = ()
+        if view is View.NODE:
+            more = (labels.get(p.graph, "-"), p.note or "-")
+        elif view is View.CATEGORY:
+            more = (MEANING.get(Category(key), ""),)
+        elif view is View.LINE:
+            more = (p.note,)
+            key = key if key.startswith("(") else shorten_path(key)
+        return (p.nbytes, p.nbytes, p.storages, key, *more)
+
+    # Where the device has an account, that says what the peak is made of.
+    watched = {a.device for a in s.profile.accounts if not a.present}
+    elsewhere = {View.CATEGORY: watched | {p.device for p in s.at_peak}, View.LINE: watched}
+    for view in (View.CATEGORY, View.LINE, View.MODULE, View.NODE):
+        b = s.views[view]
+        detail = view not in elsewhere or s.device in elsewhere[view]
+        title = f"Live at the peak, by {VIEWS[view][0].title}"
+        name = f"compiled code by {VIEWS[view][0].title}"
+        if view is View.MODULE:
+            tables = (_modules(b, s.modules),)
+            yield Section("", title, tables=tables, detail=detail, name=name)
+            continue
+        columns = _live_columns(view, b.total)
+        if view is View.CATEGORY:
+            columns += (col.Text("that is"),)
+        blank = ("",) * (len(columns) - 4)
+        foot: list[col.Row] = [
+            (b.unattributed, b.unattributed, "", UNATTRIBUTED, *blank),
+            (b.total, b.total, "", "total", *blank),
+        ]
+        state = s.profile.optimizer_state.get(s.device, 0)
+        known = s.profile.accounts or any(p.key == Category.OPTIMIZER_STATE.value for p in b.parts)
+        if view is View.CATEGORY and state and not known:
+            text = "beside compiled calls, as it is at the end"
+            foot.append((state, None, "", Category.OPTIMIZER_STATE.label, text))
+        rows = [row(view, p) for p in b.parts]
+        least, brief = (len(Category), EVERY) if view is View.CATEGORY else (1, _BRIEF)
+        tables = (Table(columns, rows, foot, least=least, brief=brief, rest="smaller"),)
+        notes: tuple[Note, ...] = ()
+        none = sum(p.nbytes for p in b.parts if p.key.startswith("("))
+        if view is View.LINE and none:
+            part = f"{show(none)}, {format_share(none, b.total)}"
+            notes = (Note(f"{part}, have no line: compiled code did not make them"),)
+        spare = 2 if view is View.LINE else 1
+        yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
+
+
+def _modules(b: Breakdown, root: ModuleNode) -> Table:
+    rows: list[col.Row] = []
+    depths = []
+
+    def add(node: ModuleNode, depth: int) -> None:
+        if node is not root or root.nbytes:
+            rows.append(
+                (node.nbytes, node.nbytes, node.own, "(root)" if node is root else node.name)
+            )
+            depths.append(depth)
+        for child in node.children:
+            add(child, depth + 1)
+
+    add(root, 0)
+    whole = col.Share("share", whole=b.total)
+    columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
+    outside = [("", p.nbytes, p.nbytes, p.key) for p in b.parts if p.key.startswith("(")]
+    foot = (
+        *outside,
+        ("", b.unattributed, b.unattributed, UNATTRIBUTED),
+        ("", b.total, b.total, "total"),
+    )
+    return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
+
+
+def saved(s: Summary, show: Show) -> Section:
+    total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
+    calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
+    columns = (
+        col.BYTES,
+        col.Count("calls", help=calls),
+        col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
+        col.Code("FX node"),
+        *col.below(col.Code("graph"), col.MODULE, col.LINE),
+    )
+    rows = [
+        (
+            a.nbytes,
+            a.lifetime_calls,
+            round(a.cost),
+            a.node or f"({a.op or 'unknown'})",
+            a.graph,
+            module_name(a.module),
+            a.frame,
+        )
+        for a in s.saved
+    ]
+    foot = ((total, "", "", "total", "", "", ""),) if rows else ()
+    text = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
+    text += "held long is what recomputing or offloading it saves most on."
+    notes = (Note(text, only="page"),) if rows else ()
+    none = "No forward with a backward was observed, so nothing is saved from one to the other."
+    tables = (Table(columns, rows, foot, rest="smaller", empty=none),)
+    title = "Saved activations, by bytes x calls until the backward"
+    return Section("saved", title, notes, tables, detail=True, name="saved activations")
+
+
+def graphs(s: Summary) -> Section:
+    columns = (
+        col.Code("graph"),
+        col.Count("calls", adds=True),
+        col.Ns("median", help="Duration of a call on the host"),
+        col.Bytes("allocated", help="All allocations of a call added up"),
+        col.Bytes("peak", help="Most bytes live inside a call, its inputs included"),
+        col.Bytes("saved", help="Left for the backward"),
+        col.Count("programs", help="One for each combination of sizes"),
+    )
+    ordered = sorted(s.table, key=lambda r: (-(r.peak or 0), r.id))
+    rows = [
+        (r.label, r.calls, r.median_ns, r.allocated, r.peak, r.saved, r.programs) for r in ordered
+    ]
+    none = "No graph was compiled while the profile was taken."
+    tables = (Table(columns, rows, least=10, empty=none), _unobserved(s))
+    shown = tuple(t for t in tables if t.rows or t.empty)
+    title = "Graphs; bytes of one call of the most called program"
+    return Section("graphs", title, tables=shown, detail=True, name="graphs")
+
+
+def _unobserved(s: Summary) -> Table:
+    labels = {r.id: r.label for r in s.table}
+    return Table(
+        (col.Count("calls", adds=True), col.Text("graph"), col.Text("why", fold=True)),
+        [(u.calls, labels[u.graph], u.reason) for u in s.unobserved],
+        caption="Calls that were not observed: what they allocate is not counted",
+        rest="more graphs",
+        lines=True,
+    )

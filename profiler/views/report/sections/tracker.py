@@ -1,0 +1,254 @@
+"""Describes what the run-time tracker recorded of a process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from memprof.profiler import model
+from memprof.profiler.views.report import columns as col
+from memprof.profiler.views.report.format import format_ns, format_share
+from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone, of_rows
+
+_BRIEF = 5
+"""Operations of a short text."""
+_STATES = {
+    model.RunState.RUNNING: "it has not ended: the process runs, or was killed",
+    model.RunState.STOPPED: "stopped",
+    model.RunState.EXIT: "ended",
+    model.RunState.EXCEPTION: "ended by an exception",
+    model.RunState.SIGNAL: "ended by a signal",
+}
+
+
+def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
+    """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
+    yield replace(_about(record), spare=2, name="the tracker")
+    yield replace(_memory(record, show, snapshots), spare=3)
+    yield replace(_largest(record, show), spare=4)
+    yield replace(_operations(record, show), spare=4)
+    yield replace(_operators(record, show), detail=True, name="PyTorch operators")
+    yield replace(_sources(record), detail=True, name="what the tracker sees")
+
+
+def _about(record: model.TrackerRecord) -> Section:
+    m = record.metadata
+    began = datetime.fromtimestamp((m.perf_origin_ns + m.start_ns) / 1e9, tz=timezone.utc)
+    command = " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(m.command))
+    span = format_ns(max(m.end_ns - m.start_ns, 0))
+    state = _STATES[m.state] + (f" ({m.reason})" if m.reason else "")
+    merged = f", {m.snapshots_merged:,} of them merged into later ones" * bool(m.snapshots_merged)
+    seen = f"{m.operations_seen:,} operations"
+    if m.operations_dropped:
+        seen += f" ({m.operations_dropped:,} are no longer recorded one by one)"
+    about = [
+        f"Memory tracker · process {m.pid} on {m.host} · {command}",
+        f"memprof {m.memprof} · torch {m.torch} · Python {m.python}",
+        f"{span} from {began:%Y-%m-%d %H:%M:%S} UTC, {state}",
+        f"{m.snapshots_taken:,} snapshots{merged}, one every {format_ns(m.interval_ns)}; "
+        f"{seen}; the tracker's own time {format_ns(m.cost_ns)} "
+        f"({format_share(m.cost_ns, m.end_ns - m.start_ns)})",
+    ]
+    notes = [Note(text, detail=i in (1, 3)) for i, text in enumerate(about)]
+    if m.parent_pid is not None:
+        notes.append(Note(f"forked from process {m.parent_pid}, which was tracked too"))
+    for pause in m.pauses:
+        after = format_ns(pause.start_ns - m.start_ns)
+        text = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
+        notes.append(Note(text, detail=True))
+    notes += [Note(f"problem: {problem}", Tone.WARN) for problem in m.problems]
+    return Section("", "", tuple(notes))
+
+
+def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
+    shown = _choose(record.snapshots, limit)
+    if not shown:
+        return Section("", "Memory over time", (Note("No snapshot was taken."),))
+    used = (d for s in shown for d, m in s.devices.items() if m.allocated_bytes)
+    devices = sorted(dict.fromkeys(used), key=lambda d: d != "cpu")
+    columns = (
+        col.Ns("after"),
+        col.Text("snapshot"),
+        col.Count("live tensors"),
+        *col.alike(col.Bytes, "bytes", "resident"),
+        *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
+    )
+    parents, pins = any(s.children for s in shown), any(s.pinned for s in shown)
+    columns += (col.Count("children"), col.Bytes("theirs")) * parents
+    columns += col.alike(col.Bytes, "pinned: in use", "cached", "in all") * pins
+    columns += (col.Text("in operation"),)
+    peak = max(record.snapshots, key=_height)
+    rows: list[col.Row] = []
+    for s in shown:
+        what = f"{s.kind.value} {s.name}".strip() + (" *" if s is peak else "")
+        what += "" if s.complete else " (old)"
+        found = (s.devices.get(d) for d in devices)
+        allocated = (m.allocated_bytes if m else None for m in found)
+        figures = (s.total_tensors, s.total_bytes, s.resident_bytes, *allocated)
+        after = s.time_ns - record.metadata.start_ns
+        figures += (len(s.children), sum(s.children)) * parents
+        has, uses = (s.pinned.reserved_bytes, s.pinned.allocated_bytes) if s.pinned else (0, 0)
+        figures += (uses, None if uses is None else has - uses, has) * pins
+        rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
+    hidden = len(record.snapshots) - len(shown)
+    text = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
+    notes = [Note(text)] if hidden else []
+    most = max((s.children for s in record.snapshots), key=sum)
+    if most:
+        text = (
+            f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
+        )
+        notes.append(Note(text + "no figure of this process has it"))
+    return Section("", "Memory over time", tuple(notes), (Table(columns, rows, least=len(rows)),))
+
+
+def _height(s: model.MemorySnapshot) -> int:
+    """Bytes in use: of accelerators if there are any, else resident."""
+    devices = [m.highest_bytes or 0 for d, m in s.devices.items() if d != "cpu"]
+    if any(devices):
+        return sum(devices)
+    cpu = s.devices.get("cpu")
+    return (cpu.highest_bytes if cpu else s.resident_bytes) or s.total_bytes
+
+
+def _choose(snapshots: list[model.MemorySnapshot], limit: int) -> list[model.MemorySnapshot]:
+    """At most ``limit``, or the first, highest and last: named ones, then evenly spread."""
+    if len(snapshots) <= limit:
+        return snapshots
+    peak = max(range(len(snapshots)), key=lambda i: _height(snapshots[i]))
+    chosen = {0, peak, len(snapshots) - 1}
+    marked = (model.SnapshotKind.CHECKPOINT, model.SnapshotKind.OUT_OF_MEMORY)
+    named = [i for i, s in enumerate(snapshots) if s.kind in marked]
+    step = (len(snapshots) - 1) / max(limit - 1, 1)
+    for i in (*named, *(round(i * step) for i in range(limit))):
+        if len(chosen) < limit:
+            chosen.add(i)
+    return [snapshots[i] for i in sorted(chosen)]
+
+
+def _largest(record: model.TrackerRecord, show: Show) -> Section:
+    s = record.most_described()
+    if s is None:
+        return NOTHING
+    after = format_ns(s.time_ns - record.metadata.start_ns)
+    columns = [col.BYTES, col.share(s.total_bytes)]
+    columns += col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
+    held = any(t.holder for t in s.largest)
+    if held:
+        columns.append(col.Code("held by", below=True))
+    # Those alike in all of this are one row: a leak is many of them.
+    grouped = sorted(Counter(s.largest).items(), key=lambda of: -of[0].nbytes * of[1])
+    rows: list[col.Row] = []
+    for t, count in grouped:
+        shape = f"{count} x " * (count > 1) + (str(list(t.shape)) if t.dtype else "?")
+        nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
+        holder = (t.holder,) if held else ()
+        what = (t.device, dtype, shape, _what(t), t.operation or "-")
+        rows.append((nbytes, nbytes, *what, *holder))
+    title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
+    rest = s.total_bytes - sum(t.nbytes for t in s.largest)
+    note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
+    return Section("", title, (note,) if rest > 0 else (), (Table(tuple(columns), rows),))
+
+
+def _what(t: model.TensorInfo) -> str:
+    what = [
+        t.name,
+        t.node or "",
+        t.category.value if t.category else ("requires grad" if t.requires_grad else ""),
+        f"{t.tensors} tensors share it" if t.tensors > 1 else "",
+    ]
+    return ", ".join(w for w in what if w) or "-"
+
+
+def _operations(record: model.TrackerRecord, show: Show) -> Section:
+    if not record.operation_summary:
+        none = "No operation was tracked: put tracker.track_operation(name) around what you want "
+        return Section("", "Operations", (Note(none + "to see."),))
+    columns = (
+        col.Code("operation"),
+        *col.alike(col.Count, "times", "failed"),
+        *col.alike(col.Ns, "total", "mean", "max"),
+        *col.alike(col.Figure, "tensors grew", "memory grew", "highest inside"),
+    )
+    every = record.operation_summary
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for i in sorted(range(len(every)), key=lambda i: every[i].total_ns):
+        children[every[i].parent].append(i)
+    stack, rows, depths = [(i, 0) for i in children[-1]], [], []
+    while stack:
+        i, depth = stack.pop()  # of those side by side, the one with most time
+        stack += [(child, depth + 1) for child in children[i]]
+        rows.append(_operation(every[i], show))
+        depths.append(depth)
+    names = dict.fromkeys(d for o in every for d in o.devices)
+    devices = [d for d in names if d != "cpu"] or list(names)
+    what = "resident memory" if devices == ["cpu"] else "allocated on " + " ".join(devices)
+    note = Note(f"Memory is {what}; figures are of as many times as `in N` says.")
+    table = Table(columns, rows, depth=depths, least=40, brief=_BRIEF)
+    return Section("", "Operations", (note,) if devices else (), (table,))
+
+
+def _operation(o: model.OperationSummary, show: Show) -> col.Row:
+    def grew(nbytes: int, known: int) -> str:
+        return show(nbytes) + ("" if known == o.count else f" in {known:,}")
+
+    alone = len(o.devices) == 1
+    devices = [d for name, d in o.devices.items() if d.measured and (alone or name != "cpu")]
+    tensors = grew(o.tensor_bytes_delta, o.tensors_measured) if o.tensors_measured else None
+    return (
+        o.name,
+        o.count,
+        o.failed,
+        o.total_ns,
+        o.mean_ns,
+        o.max_ns,
+        tensors,
+        " ".join(grew(d.total_delta, d.measured) for d in devices) or None,
+        " ".join(show(d.max_peak) for d in devices) or None,
+    )
+
+
+def _operators(record: model.TrackerRecord, show: Show) -> Section:
+    o = record.pytorch_operations
+    if not o.windows:
+        return NOTHING
+    span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
+    peak = f", at most {show(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
+    windows = f"{len(o.windows):,} windows of {span} together"
+    windows = f"a window of {span}" if len(o.windows) == 1 else windows
+    device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
+    columns = [
+        col.Code("operator"),
+        col.Count("calls", adds=True),
+        col.Ns("self CPU", adds=True),
+        col.Ns("CPU"),
+        col.Bytes("CPU bytes", adds=True),
+    ]
+    if device:
+        columns.append(col.Ns("self device", adds=True))
+        columns.append(col.Bytes("device bytes", adds=True))
+    rows: list[col.Row] = []
+    for s in o.operators:
+        common = s.shapes[0] if s.shapes else None
+        shapes = " ".join(str(list(x)) for x in common.shapes if x) if common else ""
+        figures: col.Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
+        if device:
+            figures += (s.self_device_ns, s.self_device_bytes)
+        text = f"{shapes} ({common.count:,})" if common and shapes else "-"
+        rows.append((s.name, *figures, text))
+    table = Table((*columns, col.Text("most frequent shapes")), rows)
+    return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
+
+
+def _sources(record: model.TrackerRecord) -> Section:
+    sources = record.metadata.sources
+    if not sources:
+        return NOTHING
+    used = [(f"{s.name}: {s.sees}. Not: {s.misses}.",) for s in sources if s.used]
+    unused = "; ".join(f"{s.name} ({s.misses})" for s in sources if not s.used)
+    rows = used + ([(f"Not used: {unused}.",)] if unused else [])
+    return of_rows("What the figures are", (col.TEXT,), rows, least=len(rows), lines=True)

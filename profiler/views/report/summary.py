@@ -1,0 +1,356 @@
+"""Describes what a report says, as data. ``text.py`` prints it; ``memprof report --json`` writes
+it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any
+
+from memprof.profiler import model
+from memprof.profiler.live.attribution import (
+    Attribution,
+    Breakdown,
+    Coverage,
+    ModuleNode,
+    View,
+    module_tree,
+)
+from memprof.profiler.live.devices import main_device, most_called, peak_bytes, timelines
+from memprof.profiler.live.growth import growth
+from memprof.profiler.live.live_set import UnobservedCalls
+from memprof.profiler.live.out_of_memory import OutOfMemory, out_of_memory
+from memprof.profiler.live.pairing import forwards_that_wait
+from memprof.profiler.live.timeline import WARM_UPS, Timeline
+from memprof.profiler.live.trees import (
+    GraphedFunction,
+    RecordedNode,
+    graphed_functions,
+    pool_bytes,
+    recorded_nodes,
+)
+from memprof.profiler.views.advice import Finding, advise
+
+from . import parts
+
+_MADE = (model.LedgerKind.COMPILED, model.LedgerKind.CACHE_HIT, model.LedgerKind.RECOMPILED)
+
+
+@dataclass(frozen=True, slots=True)
+class LivePeak:
+    """The instant with the most known live bytes."""
+
+    nbytes: int  # live bytes
+    call: int  # index in the call log, from 0
+    instant: int  # of the call's program
+    graph: str  # label of the graph that ran
+    after_ns: int  # time from the start of the first logged call to the start of this one
+    line: int = 0  # of the generated code, 0 at the entry of the call
+    statement: str = ""  # text of that line, "" if not known
+    node: str | None = None  # FX node whose memory came to life last, None if not known
+    frame: model.SourceFrame | None = None  # user code of that node
+
+
+@dataclass(frozen=True, slots=True)
+class SavedActivation:
+    """Memory that an FX node of a forward leaves for the backward."""
+
+    nbytes: int  # bytes a call, of all the node's buffers
+    # calls from the forward to its backward, median; 1 is the very next call. None if no backward
+    # in the log belongs to a forward in it.
+    lifetime_calls: float | None
+    cost: float  # ``nbytes × lifetime_calls``, what the table is ordered by
+    # graph, node, op, module, frame: where it comes from; None is unknown
+    graph: str
+    node: str | None
+    op: str | None
+    module: str | None
+    frame: model.SourceFrame | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One compiled graph. Bytes are those of its most called program."""
+
+    # id, label, kind: of the graph
+    id: int
+    label: str
+    kind: str
+    calls: int  # in the log
+    programs: int  # number of observed programs
+    median_ns: float | None  # of a call, None without calls
+    allocated: int | None  # bytes that a call allocates, all allocations added up
+    peak: int | None  # the most bytes live inside a call, inputs included
+    saved: int | None  # bytes left for the backward
+    unobserved: str | None  # why some calls have no program, None if all have
+    waiting: int  # calls of a forward that had no backward
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    reason: str
+    count: int
+    graphs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """Counts by kind of entry, and the reasons of everything that did not go to plan."""
+
+    counts: dict[str, int]
+    recompiled: tuple[Reason, ...]
+    not_observed: tuple[Reason, ...]
+    fallbacks: tuple[Reason, ...]
+    not_graphed: tuple[Reason, ...]
+
+
+@dataclass(slots=True)
+class Summary:
+    """A report."""
+
+    profile: model.Profile  # what it is about
+    device: str  # whose memory it is about
+    device_peaks: dict[str, int]  # bytes, for each device that programs use
+    graphs: int
+    calls: int
+    dropped_calls: int
+    unobserved_calls: int
+    span_ns: int  # from the start of the first logged call to the end of the last
+    peak: LivePeak | None  # None without calls
+    views: dict[View, Breakdown]  # the live set at the peak
+    modules: ModuleNode  # the module view as a tree
+    saved: list[SavedActivation]  # largest cost first
+    table: list[GraphRow]
+    ledger: LedgerSummary
+    coverage: Coverage  # of all programs' allocations, each program once
+    kept_bytes: int  # the most that libraries allocated in an observed call and did not give back
+    without_scratch: int  # programs in which scratch memory inside kernels was not measured
+    trees: list[GraphedFunction]  # functions that run in graph trees
+    recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
+    pools: dict[str, int]  # bytes of their pools at their largest, by device
+    at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
+    unobserved: list[UnobservedCalls]  # by graph
+    dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
+    tracker: parts.TrackerPeaks | None  # None if it did not run
+    advice: list[Finding]  # what could be changed, most bytes first
+    out_of_memory: list[OutOfMemory]  # allocations that failed
+    growth: list[model.Growth]  # what is held across steps and grows, most a step first
+
+    def figures(self) -> dict[str, Any]:
+        """Returns what ``memprof report --json`` has as data, by name."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "profile"}
+        return {name: getattr(self.profile, name) for name in _OF_PROFILE} | own
+
+
+_OF_PROFILE = (
+    "memprof",
+    "torch",
+    "python",
+    "machine",
+    "created_ns",
+    "options",
+    "process",
+    "complete",
+    "accounts",
+    "graph_pools",
+    "left_out",
+)
+
+
+def summarize(
+    profile: model.Profile,
+    device: str | None = None,
+    found: dict[str, Timeline] | None = None,
+    attribution: Attribution | None = None,
+) -> Summary:
+    """Everything a report says about a valid profile, and the memory of ``device``; by default an
+    accelerator's if any is used, the one with the highest peak. ``found`` are its timelines, if
+    they are there already, as is ``attribution``.
+
+    Raises:
+        ValueError: no program uses ``device``.
+    """
+    found = found or timelines(profile)
+    device = main_device(found, device)
+    timeline = found[device]
+    attribution = attribution or Attribution(profile)
+    calls = profile.calls
+    unobserved = timeline.unobserved()
+    return Summary(
+        profile=profile,
+        **_memory(timeline, attribution),
+        device_peaks={d: peak_bytes(t) for d, t in found.items()},
+        graphs=len(profile.graphs),
+        calls=len(calls),
+        dropped_calls=calls.dropped,
+        unobserved_calls=sum(u.calls for u in unobserved),
+        span_ns=max(calls.end_ns) - min(calls.start_ns) if len(calls) else 0,
+        ledger=_ledger(profile),
+        # Not the sum: a workspace that is given back is asked for again in other programs.
+        kept_bytes=max((p.kept_bytes for g in profile.graphs for p in g.programs), default=0),
+        without_scratch=sum(not p.internal_observed for g in profile.graphs for p in g.programs),
+        trees=graphed_functions(profile.ledger, profile.graphs),
+        recordings=recorded_nodes(profile.ledger),
+        pools=pool_bytes(profile.ledger),
+        unobserved=unobserved,
+        dataflow=parts.data_flow_peaks(profile),
+        tracker=parts.tracker_peaks(profile.tracker),
+        at_peak=list(_device_peaks(profile, found, attribution)),
+        advice=advise(profile, timeline, attribution),
+        out_of_memory=out_of_memory(profile),
+        growth=growth(profile),
+    )
+
+
+def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
+    """Makes a summary about the timeline's device, all else being equal."""
+    return replace(summary, **_memory(timeline, attribution))
+
+
+def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
+    """Returns what a report says of one device."""
+    live = timeline.at_peak()
+    views = {view: attribution.breakdown(live, view) for view in View}
+    return {
+        "device": timeline.device,
+        "peak": _peak(timeline, attribution),
+        "views": views,
+        "modules": module_tree(views[View.MODULE]),
+        "saved": _saved_activations(timeline, attribution),
+        "table": _graph_rows(timeline),
+        # Of what all programs allocate.
+        "coverage": attribution.coverage((u.graph, u.program) for u in timeline.units),
+    }
+
+
+def _device_peaks(
+    profile: model.Profile, found: Mapping[str, Timeline], attribution: Attribution
+) -> Iterator[parts.DevicePeak]:
+    every = _all_observed(profile, found)
+    for account in profile.accounts:
+        timeline = found.get(account.device)
+        at = timeline.peak() if timeline is not None else None
+        if not account.present or timeline is None or at is None:
+            continue
+        live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
+        compiled = {model.Category(part.key): part.nbytes for part in live.parts}
+        graph = profile.graph(profile.calls.graph[at.call])
+        kept = graph.programs[profile.calls.program[at.call]].kept_bytes
+        if peak := parts.device_peak(account, compiled, kept, all_observed=every):
+            yield peak
+
+
+def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool:
+    """Tells whether it is known what every compiled call of the process had, and kept."""
+    compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
+    return (
+        not profile.calls.dropped
+        # Else it may have been called before the session.
+        and all(g in compiled for g in set(profile.calls.graph))
+        and not any(e.kind is model.LedgerKind.FALLBACK for e in profile.ledger)
+        and all(u.reason == WARM_UPS for t in found.values() for u in t.unobserved())
+        and not forwards_that_wait(profile)
+    )
+
+
+def _peak(timeline: Timeline, attribution: Attribution) -> LivePeak | None:
+    at = timeline.peak()
+    if at is None:
+        return None
+    calls = timeline.profile.calls
+    graph = timeline.profile.graph(calls.graph[at.call])
+    after_ns = calls.start_ns[at.call] - min(calls.start_ns)
+    peak = LivePeak(at.nbytes, at.call, at.instant, graph.label, after_ns)
+    if not at.instant:
+        return peak
+    program = graph.programs[calls.program[at.call]]
+    event = program.events[at.instant - 1]
+    statement = next((s.text for s in graph.statements if s.line == event.line), "")
+    site = attribution.site(graph.id, program.storages[event.storage], event.owner, event.line)
+    return replace(peak, line=event.line, statement=statement, node=site.node, frame=site.frame)
+
+
+def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
+    """Of each forward's most called program."""
+    out: list[SavedActivation] = []
+    for unit_id in most_called(timeline).values():
+        unit = timeline.units[unit_id]
+        lifetimes = timeline.lifetimes.get(unit_id)
+        lifetime = median(lifetimes.elements()) if lifetimes else None
+        merged: dict[tuple[str | None, str | None], SavedActivation] = {}
+        for item in unit.saved.values():
+            n = item.storage.nbytes
+            if not n:
+                continue
+            site = attribution.site(item.graph, item.storage, item.owner, item.line)
+            key = (site.node, (site.why and item.owner) or None)
+            known = merged.get(key)
+            n += known.nbytes if known else 0
+            merged[key] = SavedActivation(
+                nbytes=n,
+                lifetime_calls=lifetime,
+                cost=n * (lifetime or 0),
+                graph=unit.graph.label,
+                node=site.node,
+                op=site.op or site.outside,
+                module=site.module,
+                frame=site.frame,
+            )
+        out += merged.values()
+    return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
+
+
+def _graph_rows(timeline: Timeline) -> list[GraphRow]:
+    reasons = {u.graph: u.reason for u in timeline.unobserved()}
+    calls = timeline.profile.calls
+    times: defaultdict[int, list[int]] = defaultdict(list)
+    for g, start, end in zip(calls.graph, calls.start_ns, calls.end_ns, strict=True):
+        times[g].append(end - start)
+    best, waiting = most_called(timeline), forwards_that_wait(timeline.profile)
+    rows = []
+    for graph in timeline.profile.graphs:
+        unit = timeline.units[best[graph.id]] if graph.id in best else None
+        ns = times[graph.id]
+        rows.append(
+            GraphRow(
+                id=graph.id,
+                label=graph.label,
+                kind=graph.kind.value,
+                calls=len(ns),
+                programs=len(graph.programs),
+                median_ns=median(ns) if ns else None,
+                allocated=unit.program.allocated_bytes if unit else None,
+                peak=unit.peak_bytes if unit else None,
+                saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
+                unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
+                waiting=len(waiting.get(graph.id, ())),
+            )
+        )
+    return rows
+
+
+def _ledger(profile: model.Profile) -> LedgerSummary:
+    labels = {g.id: g.label for g in profile.graphs}
+    found: dict[model.LedgerKind, dict[str, list[model.LedgerEntry]]] = {
+        kind: {} for kind in model.LedgerKind
+    }
+    for e in profile.ledger:
+        found[e.kind].setdefault(e.reason, []).append(e)
+
+    def reasons(kind: model.LedgerKind) -> tuple[Reason, ...]:
+        every = []
+        for reason, entries in found[kind].items():
+            graphs = dict.fromkeys(e.graph for e in entries if e.graph is not None)
+            named = tuple(labels[g] for g in graphs)
+            every.append(Reason(reason, sum(e.count for e in entries), named))
+        return tuple(sorted(every, key=lambda r: (-r.count, r.reason)))
+
+    return LedgerSummary(
+        counts={k.value: sum(r.count for r in reasons(k)) for k in model.LedgerKind},
+        recompiled=reasons(model.LedgerKind.RECOMPILED),
+        not_observed=reasons(model.LedgerKind.NOT_OBSERVED),
+        fallbacks=reasons(model.LedgerKind.FALLBACK),
+        not_graphed=reasons(model.LedgerKind.NOT_GRAPHED),
+    )

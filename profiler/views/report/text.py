@@ -1,0 +1,167 @@
+"""Sections for terminals: their content is made in ``sections/``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timezone
+from typing import cast
+
+from rich.text import Text
+
+from memprof.profiler.model import SourceFrame
+
+from .columns import Cell, Column, Unit
+from .format import format_ns, format_share
+from .page import PLAIN, Page, Style
+from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
+
+SCREEN = 44
+"""Lines that a short text has at most, if it can."""
+_NAMES = 6
+"""Of what is left out, that are named where room is scarce."""
+_DAY_NS = 86_400_000_000_000
+_MORE = "More in the whole report (--full in the shell, full=True in Python)"
+_STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
+
+
+def render(content: Iterable[Section], style: Style = PLAIN) -> str:
+    """Sections as text, ending in a newline; a short one fits a screen, as far as it can."""
+    sections = [section.without("page") for section in content]
+    text = _render(sections, style)
+    if style.short:
+        for least in (EVERY, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
+            if text.count("\n") <= SCREEN:
+                break
+            text = _render(sections, style, _NAMES, least)
+    return text
+
+
+def _render(content: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
+    """Sections as text; of the names of what is left out so many."""
+    page = Page(style)
+    left: dict[str, None] = {}
+    for shown in content:
+        if style.short:
+            shown, names = shown.short(least)
+            left |= dict.fromkeys(names)
+        if shown:
+            _section(page, shown)
+    if left:
+        rest = f" and {len(left) - most:,} more" if most < len(left) else ""
+        page.line()
+        page.line(f"{_MORE}: {', '.join([*left][:most])}{rest}", _STYLES[Tone.DIM])
+    return page.text()
+
+
+def _section(page: Page, s: Section, indent: int = 0) -> None:
+    # A page begins without an empty line, and what has lines alone stays with what it belongs to.
+    if not page.is_empty and not indent:
+        page.line()
+    if s.title:
+        page.indented(s.title, indent, _STYLES.get(s.tone, "bold"))
+        indent += 2
+    for note in s.notes:
+        page.indented(note.text, indent, _STYLES.get(note.tone, _STYLES.get(s.tone, "")))
+    for i, table in enumerate(s.tables):
+        if i and not table.lines and (table.rows or table.foot):
+            page.line()
+        _table(page, table, s.tone, indent)
+    for part in filter(None, s.parts):
+        brief = not part.parts and all(t.lines for t in part.tables)
+        _section(page, part, max(indent, 2) if brief else 0)
+
+
+def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
+    if t.caption and not t.folded:
+        page.indented(t.caption, indent, _STYLES.get(tone, ""))
+        indent += 2
+    if not t.rows and not t.foot:
+        if t.empty:
+            page.indented(t.empty, indent)
+        return
+    if t.lines:
+        for row, _ in _shown(page, t):
+            page.indented(_line(page, t.columns, row), indent, _STYLES.get(tone, ""))
+        return
+    times = [i for i, c in enumerate(t.columns) if c.unit is Unit.TIME]
+    dated = len({cast(int, row[i]) // _DAY_NS for row in t.rows for i in times}) > 1
+    table = page.table(
+        *(f"{'>' if c.unit.is_number else ''}{c.title}" for c in t.columns),
+        fold=any(c.fold for c in t.columns),
+    )
+    name = _named(t)
+    for row, depth in _shown(page, t):
+        cells = [_cell(page, c, v, dated) for c, v in zip(t.columns, row, strict=True)]
+        if depth:
+            cells[name] = Text("  " * depth + cells[name].plain)
+        table.add_row(*cells)
+    for row in t.foot:
+        cells = [_cell(page, c, v) for c, v in zip(t.columns, row, strict=True)]
+        some = any(isinstance(v, int) and v for v in row)
+        tone = Tone.PLAIN if UNATTRIBUTED not in row else Tone.WARN if some else Tone.DIM
+        table.add_row(*cells, style=_STYLES.get(tone, ""))
+    page.show(table)
+
+
+def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
+    """The rows that there is room for with their depths, and one more for all others."""
+    limit = min(max(page.top, t.least), t.most)
+    order = list(range(len(t.rows)))
+    if (largest := t.largest) is not None:
+        order.sort(key=lambda i: -cast(int, t.rows[i][largest]))
+    for i in sorted(order[:limit]):
+        yield t.rows[i], t.depth[i] if t.depth else 0
+    if rest := order[limit:]:
+        out: list[Cell] = [
+            sum(cast(int, t.rows[i][k] or 0) for i in rest) if c.adds else ""
+            for k, c in enumerate(t.columns)
+        ]
+        out[_named(t)] = f"{len(rest):,} {t.rest}"
+        yield tuple(out), 0
+
+
+def _named(t: Table) -> int:
+    """The column that says what rows are: the first that is no number."""
+    return next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
+
+
+def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str:
+    cells = []
+    for c, value in zip(columns, row, strict=True):
+        if value is None or value == "" or (c.unit is Unit.TIMES and value == 1):
+            continue
+        text = _cell(page, c, value, True).plain
+        cells.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
+    return " · ".join(cells)
+
+
+def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:
+    change = value if c.unit is Unit.CHANGE and isinstance(value, int) else 0
+    color = "red" if change > 0 else "green" if change < 0 else ""
+    return Text(_words(page, c, value, dated), style=color)
+
+
+def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, SourceFrame):
+        return page.location(value)
+    if isinstance(value, str):
+        if c.unit is Unit.PATH:
+            return page.path(value)
+        return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
+    n = cast(int, value)
+    match c.unit:
+        case Unit.BYTES:
+            return page.bytes(n)
+        case Unit.CHANGE:
+            return f"+{page.bytes(n)}" if n > 0 else page.bytes(n)
+        case Unit.SHARE:
+            return format_share(n, c.whole)
+        case Unit.NS:
+            return format_ns(n)
+        case Unit.TIME:
+            time = datetime.fromtimestamp(n / 1e9, tz=timezone.utc)
+            return time.strftime("%Y-%m-%d %H:%M:%S.%f" if dated else "%H:%M:%S.%f")[:-3]
+        case _:
+            return f"{n:,}" if isinstance(n, int) else f"{n:g}"

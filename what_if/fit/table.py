@@ -1,0 +1,390 @@
+"""The rows of ``memprof fit``: for each GPU and combination of listed values, what fits.
+
+Note [How the largest is found]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+It is assumed that what fits also fits with a smaller value. Bisection needs log2(n) tries, a minute
+each. But what a step needs is nearly a straight line in the batch. So the next try is where the
+line through the two largest values that fit reaches the device's memory, and the one after it is
+the next larger value, which must fail: mostly four tries in all.
+
+The line is of what is allocated: what is reserved bends near the end, where the allocator gives
+back what is free before it fails. A value that failed tells how much its request was short of: by
+so much, along the line, the next try is below it, and by a twelfth of it at least where the line
+comes from far below. Where a line misleads altogether (sizes are padded, graphs differ), a pair of
+tries that did not halve what is left is followed by one in its middle: never more than three times
+as many tries as bisection alone.
+
+No value is reported that was not run: the largest fitted, and the next larger one was seen to fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memprof.profiler.views.report.page import PLAIN, Page, Style
+from memprof.simulated_cuda.gpus import Gpu
+
+from .tries import Tried, Tries
+from .variables import Variable
+
+_BACK = 1 / 12
+"""How far below a value that failed the next try is, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Says whether a value fits, bytes of the device that it could not do without where it does,
+    and bytes that the request which failed was short of, 0 if nobody knows."""
+
+    fits: bool
+    needed: int = 0
+    short: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes that are needed as a straight line: ``base + slope * index``."""
+
+    base: float
+    slope: float
+
+    def reaches(self, memory: int) -> int:
+        """The last index at which no more than ``memory`` is needed."""
+        index = (memory - self.base) / self.slope if self.slope > 0 else math.inf
+        return int(min(max(index, -1.0), 1e15))
+
+
+def _through(fits: dict[int, int]) -> Line | None:
+    if len(fits) < 2:
+        return None
+    a, b = sorted(fits)[-2:]
+    slope = (fits[b] - fits[a]) / (b - a)
+    return Line(fits[b] - slope * b, slope)
+
+
+def largest(
+    count: int,
+    memory: int,
+    probe: Callable[[int], Try],
+    *,
+    second: int = 3,
+    guess: Line | None = None,
+) -> tuple[int, Line | None]:
+    """The largest of ``count`` indices from 0 that fits, -1 for none, and the line through what
+    fitted, None where fewer than two did; see Note [How the largest is found].
+
+    ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess`` is
+    what is known of a similar search.
+    """
+    fits: dict[int, int] = {}
+    low, high = -1, count
+    widths: list[int] = []
+    stride = 1
+    last = Try(True)
+    while high - low > 1:
+        middle = (low + high) // 2
+        line = _through(fits) or guess
+        widths.append(high - low)
+        stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
+        if low == -1 and guess is None:
+            index = 0
+        elif stuck and high < count:
+            index = middle
+        elif line is None:
+            index = second
+        elif not last.fits and line.slope > 0:
+            # A line from far below is no better than a guess, whatever the request was short of.
+            least = high * _BACK if 2 * low < high else 1
+            index = max(high - math.ceil(max(last.short / line.slope, least)), middle)
+        elif line.reaches(memory) >= high < count:
+            index = middle
+        elif low >= 0 and line.reaches(memory) <= low + stride:
+            # The line says that it is full; where it fits all the same, strides get longer.
+            index = low + stride
+            stride *= 2
+        else:
+            index = line.reaches(memory)
+        index = min(max(index, low + 1), high - 1)
+        last = probe(index)
+        if last.fits:
+            low = index
+            fits[index] = last.needed
+        else:
+            high = index
+    return low, _through(fits)
+
+
+BUDGET = "BUDGET"
+_COARSE, _FINE, _FINEST = 100, 10, 1
+"""Steps in which a budget is looked for, in thousandths."""
+
+_WHOLE = 1000
+
+ENOUGH = 0.01
+"""Share of the device's memory that may be to spare before the finest step is taken as well."""
+
+
+@dataclass(slots=True)
+class Row:
+    """Describes what was found on one GPU with one combination of listed values.
+
+    Attributes:
+        best: the try with the largest value of the range that fits, or without a range the only
+            one, if it fits; else None.
+        failed: the next larger one, which does not fit; None where the range's last value fits.
+    """
+
+    gpu: Gpu
+    values: dict[str, str]
+    best: Tried | None = None
+    failed: Tried | None = None
+    tries: list[Tried] = field(default_factory=list)
+
+    def attempt(self, values: dict[str, str], tries: Tries, on_try: OnTry) -> Tried:
+        """Run one, and tell of it."""
+        tried = tries.run(self.gpu, values)
+        self.tries.append(tried)
+        on_try(self, tried)
+        return tried
+
+    @property
+    def curve(self) -> list[Tried]:
+        """Of a budget every try, from the smallest to the largest."""
+        return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
+
+    @property
+    def monotonic(self) -> bool:
+        """Tells whether more budget never needed less."""
+        needs = [t.needed for t in self.curve if t.fits]
+        return needs == sorted(needs)
+
+    def recomputed(self, tried: Tried) -> float | None:
+        """Operations beyond those of budget 1, as a share of these; None if nothing was counted."""
+        whole = next((t.flops for t in self.curve if float(t.values[BUDGET]) == 1.0), None)
+        if not whole or tried.flops is None:
+            return None
+        return (tried.flops - whole) / whole
+
+
+OnTry = Callable[[Row, Tried], None]
+"""Is told of each try as it ends."""
+
+
+def rows(
+    variables: Sequence[Variable],
+    gpus: Sequence[Gpu],
+    tries: Tries,
+    on_try: OnTry,
+) -> list[Row]:
+    """Search each row; at most one variable is a range. Raises as ``Tries.run``."""
+    varied = next((v for v in variables if v.is_range), None)
+    lines: dict[tuple[str, ...], Line] = {}
+    found = []
+    for gpu, values in itertools.product(gpus, combinations(variables)):
+        row = Row(gpu, values)
+        found.append(row)
+
+        if varied is None:
+            tried = row.attempt(values, tries, on_try)
+            row.best, row.failed = (tried, None) if tried.fits else (None, tried)
+            continue
+        by_index: dict[int, Tried] = {}
+
+        def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
+            varying = {**row.values, varied.name: varied.values[index]}
+            tried = by_index[index] = row.attempt(varying, tries, on_try)
+            needed = tried.needed - tried.reserved + tried.allocated
+            return Try(tried.fits, needed, tried.short)
+
+        # What another GPU needed for the same is a good guess, and no more than that.
+        same = tuple(values.values())
+        best, line = largest(
+            len(varied.values),
+            gpu.memory,
+            probe,
+            second=_second(varied),
+            guess=lines.get(same),
+        )
+        if line is not None:
+            lines[same] = line
+        row.best, row.failed = by_index.get(best), by_index.get(best + 1)
+    return found
+
+
+def _second(varied: Variable) -> int:
+    """The index at which the slope is looked for: four times the first value, where that is one."""
+    first, last = float(varied.values[0]), len(varied.values) - 1
+    step = float(varied.values[1]) - first if last else 1.0
+    return min(max(int(3 * first / step), 1), last)
+
+
+def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
+    """Each value of each list with each of the others, the first variable's slowest."""
+    pairs = ([(v.name, value) for value in v.values] for v in variables if not v.is_range)
+    return list(map(dict, itertools.product(*pairs)))
+
+
+def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, on_try: OnTry) -> Row:
+    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01; none where
+    its gradients are wrong.
+
+    The curve need not rise, so every tenth is run, and then by bisection what lies between the
+    largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
+    Raises as ``Tries.run``.
+    """
+    row = Row(gpu, values)
+    tried_by_budget: dict[int, Tried] = {}
+
+    def fits(thousandths: int) -> bool:
+        if thousandths not in tried_by_budget:
+            budget = {**values, BUDGET: f"{thousandths / _WHOLE:g}"}
+            tried_by_budget[thousandths] = row.attempt(budget, tries, on_try)
+        return tried_by_budget[thousandths].fits
+
+    low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
+    if low is None:
+        row.failed = tried_by_budget[0]
+    elif low < _WHOLE:
+        high = low + _COARSE
+        for step in (_FINE, _FINEST):
+            while high - low > step:
+                middle = low + (high - low) // (2 * step) * step
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            if gpu.memory - tried_by_budget[low].needed <= ENOUGH * gpu.memory:
+                break
+        row.failed = tried_by_budget[high]
+    row.best = tried_by_budget[low] if low is not None and not tried_by_budget[low].wrong else None
+    return row
+
+
+_PARTS = 5
+"""Rows of what the best is made of."""
+
+
+def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:
+    """A line about a try that has ended."""
+    values = " ".join(f"{name}={value}" for name, value in tried.values.items())
+    what = f"fits, needs {show.show(tried.needed)}" if tried.fits else "does not fit"
+    on = f"{row.gpu.key}: " if not values else f"{values} on {row.gpu.key}: "
+    return f"memprof fit: {on}{what} ({tried.seconds:.0f} s)"
+
+
+def render(
+    rows: Sequence[Row], variables: Sequence[Variable], made: int, reused: int, style: Style = PLAIN
+) -> str:
+    """Rows as a table, and what the first one's best try is made of."""
+    page = Page(style)
+    varied = next((v for v in variables if v.is_range), None)
+    lists = [v.name for v in variables if not v.is_range]
+    _verdict(page, rows, varied)
+    page.line()
+    names = [*lists, *([varied.name] if varied is not None else ["fits"])]
+    table = page.table("gpu", *(f">{n}" for n in names), ">needs", ">to spare", "what limits")
+    for row in rows:
+        best = row.best
+        shown = ["none" if varied is not None else "no", "", ""]
+        if best is not None:
+            answer = best.values[varied.name] if varied is not None else "yes"
+            spare = row.gpu.memory - best.needed
+            shown = [answer, page.bytes(best.needed), page.bytes(spare)]
+        values = (row.values[name] for name in lists)
+        table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
+    page.show(table)
+    _end(page, rows, made, reused)
+    return page.text()
+
+
+def _verdict(page: Page, rows: Sequence[Row], varied: Variable | None) -> None:
+    fitting = [row for row in rows if row.best is not None]
+    if not fitting:
+        page.line("Nothing fits", "bold red")
+    elif len(rows) == 1 and varied is not None:
+        (row,) = rows
+        assert row.best is not None
+        more = "" if row.failed is not None else ", the last of the range"
+        page.line(
+            f"{varied.name} = {row.best.values[varied.name]} is the largest that fits "
+            f"{row.gpu.name} ({page.bytes(row.gpu.memory)}){more}",
+            "bold",
+        )
+    else:
+        gpus = {row.gpu.key: row.gpu for row in fitting}
+        least = min(gpus.values(), key=lambda gpu: gpu.memory)
+        page.line(f"{len(fitting)} of {len(rows)} fit", "bold")
+        if len({row.gpu.key for row in rows}) > 1:
+            page.line(f"  smallest GPU: {least.name} ({page.bytes(least.memory)})")
+
+
+def _limit(row: Row, varied: Variable | None) -> str:
+    if row.best is not None and row.best.wrong:
+        return "wrong gradients"
+    if row.failed is None:
+        return "nothing within the range" if varied is not None else ""
+    where = f"{varied.name}={row.failed.values[varied.name]}: " if varied is not None else ""
+    return f"{where}{row.failed.limit}"
+
+
+def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
+    shown = next((row.best for row in rows if row.best is not None), None)
+    if shown is not None:
+        values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
+        page.section(f"What is reserved at the peak{' with ' if values else ''}{values}")
+        table = page.table(">bytes", "what")
+        parts = [part for part in shown.parts if part[1]]
+        for what, nbytes in parts[:_PARTS]:
+            table.add_row(page.bytes(nbytes), what)
+        rest = sum(nbytes for _, nbytes in parts[_PARTS:])
+        if rest:
+            table.add_row(page.bytes(rest), f"{len(parts) - _PARTS} others")
+        table.add_row(page.bytes(shown.reserved), "total reserved")
+        page.show(table)
+    for note in dict.fromkeys(note for row in rows for t in row.tries for note in t.notes):
+        page.indented(note, 2)
+    seconds = sum(t.seconds for row in rows for t in row.tries)
+    page.line(
+        f"{made} tries, {reused} known from the file before; {seconds:.0f} s. "
+        "Each value was run on the simulated device, as far as `memprof simulate` runs a script."
+    )
+
+
+def render_budget(row: Row, made: int, reused: int, style: Style = PLAIN) -> str:
+    """The curve of the budget, and the setting that fits."""
+    page = Page(style)
+    best, gpu, curve = row.best, row.gpu, row.curve
+    if best is None:
+        right = " with right gradients" if any(t.wrong for t in curve) else ""
+        page.line(f"No activation memory budget fits {gpu.name}{right}", "bold red")
+    else:
+        more = row.recomputed(best)
+        price = "" if more is None else f": recomputes {100 * more:.1f} % more"
+        page.line(
+            f"activation_memory_budget = {best.values[BUDGET]} fits {gpu.name} "
+            f"({page.bytes(gpu.memory)}) with {page.bytes(gpu.memory - best.needed)} to "
+            f"spare{price}",
+            "bold",
+        )
+        if row.failed is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
+            page.line(f"  nearer comes none: the next, {row.failed.values[BUDGET]}, does not fit")
+    words = "needs never fall with more budget" if row.monotonic else "it is not monotonic"
+    if not any(t.flops for t in curve) and len({t.needed for t in curve}) == 1:
+        words = (
+            "the budget changes nothing: nothing was seen that torch.compile compiles for training"
+        )
+    page.line(f"  {words}")
+    page.line()
+    table = page.table(">budget", ">needs", ">reserved", ">recomputed", "")
+    for tried in curve:
+        share = row.recomputed(tried)
+        table.add_row(
+            tried.values[BUDGET],
+            page.bytes(tried.needed),
+            page.bytes(tried.reserved),
+            "" if share is None else f"{100 * share:.1f} %",
+            ("wrong gradients" * tried.wrong) if tried.fits else f"does not fit: {tried.limit}",
+        )
+    page.show(table)
+    _end(page, [row], made, reused)
+    return page.text()

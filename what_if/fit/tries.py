@@ -1,0 +1,302 @@
+"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and a file of
+tries, so that what was interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from memprof.profiler.file.reading import read_file
+from memprof.profiler.support.host import installed_version
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.writing import check_writable, write_whole
+from memprof.profiler.views.report.failure import asked, asker
+from memprof.profiler.views.report.format import format_bytes
+from memprof.simulated_cuda.gpus import Gpu
+from memprof.simulated_cuda.torch_build import find_torch
+from memprof.what_if.simulate.command_line import Command, jobs_of, parse
+from memprof.what_if.simulate.parent import Settings, Simulation, attempt, simulate
+from memprof.what_if.simulate.partitions import DRAWN_ANEW, UNCACHED
+from memprof.what_if.simulate.serving import ready_sign
+
+from .variables import fill
+
+FORMAT = 1
+
+
+class BadStore(ValueError):
+    """A file that holds something else than tries; the message says what to do."""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes what came out of a try, with values of the variables, on the GPU of that key.
+
+    Attributes:
+        fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
+            not.
+        needed: bytes that it took of the device in all; where it did not fit, until then.
+        reserved, allocated: bytes of that by torch's allocator, and the most allocated at once.
+        parts: what was reserved at the peak, by name and in bytes, largest first.
+        limit, short: the request that did not fit and who made it, empty where all did; and bytes
+            more that the device must have had free for it.
+        flops, changed, idle, notes: as of an ``Outcome``.
+    """
+
+    values: dict[str, str]
+    gpu: str
+    memory: int
+    fits: bool
+    needed: int
+    reserved: int
+    allocated: int
+    parts: list[tuple[str, int]]
+    limit: str
+    flops: int | None
+    changed: list[str]
+    idle: list[str]
+    notes: list[str]
+    seconds: float
+    short: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        """Tells whether its gradients are wrong, as a note says."""
+        return DRAWN_ANEW in self.notes
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    memprof_fit: int
+    tries: dict[str, Tried]
+
+
+class Store:
+    """Tries by a key that says all that they depend on; kept in a JSON file, which is read if it is
+    there and written whole after each try, or in memory alone.
+
+    Raises:
+        BadStore: the file is there and is something else.
+        ProfileNotWritableError: it could not be written.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._tries: dict[str, Tried] = {}
+        if path is not None:
+            self._tries = _read(path)
+            check_writable(path)
+
+    def get(self, key: str) -> Tried | None:
+        return self._tries.get(key)
+
+    def put(self, key: str, tried: Tried) -> None:
+        """Keep a try, in the file as well.
+
+        Raises:
+            BadStore: the file has meanwhile become something else; it is left alone.
+            ProfileNotWritableError: the file cannot be written; what it had is still there.
+        """
+        self._tries[key] = tried
+        if self._path is not None:
+            # Another run may have written to it meanwhile.
+            self._tries = {**_read(self._path), **self._tries}
+            whole = _File(memprof_fit=FORMAT, tries=self._tries)
+            write_whole(self._path, to_json(whole), "the tries")
+
+
+def _read(path: str) -> dict[str, Tried]:
+    """The tries in a file; none where there is no file."""
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = msgspec.json.decode(read_file(path), type=_File)
+    except msgspec.MsgspecError as e:
+        raise BadStore(
+            f"{path} is there and has no tries of memprof fit ({e}): give another path"
+        ) from e
+    if found.memprof_fit != FORMAT:
+        raise BadStore(f"{path} was written by another memprof: give another path")
+    return found.tries
+
+
+_READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
+"""Begin variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
+
+
+class ScriptFailed(Exception):
+    """A try ended in what the message says, and not for memory; ``trace`` is the script's, empty if
+    there is none."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class Undecided(ScriptFailed):
+    """Too little was seen in a try to say whether it fits: no answer is made of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Describes what is run; every text may have ``{NAME}`` of a variable in it.
+
+    Attributes:
+        torch_config: settings of torch, ``torch.module.name`` to value.
+        world_size: ranks of the job, empty for a process alone.
+        whole: whether what does not fit runs again on an ample device.
+    """
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    torch_config: Mapping[str, str]
+    world_size: str
+    ranks_per_host: int | None
+    settings: Settings
+    whole: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        """Returns where a variable may stand."""
+        return [*self.words, *self.env.values(), *self.torch_config.values(), self.world_size]
+
+
+class Tries:
+    """Runs tries, each at most once: so many were ``made``, and ``reused`` from the file."""
+
+    def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._store = store
+        self._environment = environment
+        self._scripts: dict[str, str] = {}
+        self.made = self.reused = 0
+
+    def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
+        """Run one with values of the variables and changes of the program
+        (``simulate/changes.py``), or take it from the file if it was run before.
+
+        Raises:
+            Undecided: too little was seen of it.
+            ScriptFailed: it ended in something else than success or want of memory.
+            BadInput: with these values it is no command, or no job.
+            memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
+        """
+        plan = self._plan
+        command = parse(tuple(fill(word, values) for word in plan.words))
+        env = {name: fill(text, values) for name, text in plan.env.items()}
+        config = {name: fill(text, values) for name, text in plan.torch_config.items()}
+        size = fill(plan.world_size, values)
+        job = jobs_of(_ranks(size) if size else None, (), plan.ranks_per_host)[0]
+        settings = replace(
+            plan.settings,
+            gpu=gpu,
+            job=job,
+            devices=job.ranks_per_host if job is not None else plan.settings.devices,
+            changes=changes,
+            until=ready_sign(command),
+            torch_config=tuple(f"{name}={value}" for name, value in config.items()),
+        )
+        key = self._key(command, env, settings)
+        found = self._store.get(key)
+        if found is not None:
+            self.reused += 1
+            return msgspec.structs.replace(found, values=dict(values))
+        began = time.monotonic()
+        run = simulate if plan.whole else attempt
+        counting = UNCACHED if settings.count_flops else {}
+        simulation = run(command, settings, {**self._environment, **counting, **env})
+        outcome = _outcome(simulation, values, time.monotonic() - began)
+        self.made += 1
+        self._store.put(key, outcome)
+        return outcome
+
+    def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
+        torch = find_torch(command.interpreter)
+        of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
+        parts = (
+            command,
+            sorted({**of_torch, **env}.items()),
+            replace(settings, quiet=True),
+            self._plan.whole,
+            self._script(command.script),
+            os.getcwd(),
+            (torch.version, str(torch.root)),
+            installed_version(),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _script(self, path: str | None) -> str:
+        if path is None:
+            return ""
+        if path not in self._scripts:
+            try:
+                with open(path, "rb") as f:
+                    self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
+            except IsADirectoryError:  # with a __main__.py, which Python runs
+                self._scripts[path] = ""
+        return self._scripts[path]
+
+
+def _ranks(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ScriptFailed(f"--world-size {text} is no number of ranks") from None
+
+
+def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
+    failure, account = s.outcome.failure, s.account
+    if failure is not None and not failure.out_of_memory:
+        first = failure.message.partition("\n")[0]
+        raise ScriptFailed(f"{failure.kind}: {first}", failure.trace)
+    if s.outcome.status and failure is None:
+        raise ScriptFailed(f"it left with exit status {s.outcome.status}")
+    if s.outcome.undecided:
+        with_values = (f"{name}={value}" for name, value in values.items())
+        raise Undecided(", ".join((*with_values, s.outcome.undecided)))
+    if account is None:
+        raise ScriptFailed(
+            "nothing in the script's own process put a tensor on a CUDA device; see "
+            "docs/simulate.md"
+        )
+    # A script that catches the error and goes on, with half the batch say, ran with another value;
+    # what memprof's own backend tries and makes again without (``doing``) the script never saw.
+    moment = s.outcome.out_of_memory
+    seen = moment is not None and not (moment.failure is not None and moment.failure.activity)
+    fits = bool(s.fits) and not seen
+    limit, short = ("", 0) if fits else _limit(s)
+    return Tried(
+        values=dict(values),
+        gpu=s.gpu.key,
+        memory=s.gpu.memory,
+        fits=fits,
+        needed=s.needed,
+        reserved=account.reserved,
+        allocated=account.most_allocated,
+        parts=sorted(account.parts(), key=lambda part: -part[1]),
+        limit=limit,
+        flops=s.outcome.flops,
+        changed=s.outcome.changed,
+        idle=s.outcome.idle,
+        notes=s.outcome.notes,
+        seconds=round(seconds, 1),
+        short=short,
+    )
+
+
+def _limit(s: Simulation) -> tuple[str, int]:
+    """The request that did not fit and who made it, and the bytes that the device lacked for it."""
+    moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
+    moment = next((m for m in moments if m.failure is not None), None)
+    if moment is not None and (failure := moment.failure) is not None:
+        went_on = "; the script went on" if s.outcome.failure is None else ""
+        reason = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
+        return reason, max(failure.wanted - failure.left(moment.reserved), 0)
+    over, reason = max(s.needed - s.gpu.memory, 0), "out of memory"
+    if s.outcome.failure is None and over:
+        reason = f"with what is outside of torch's allocator it is {format_bytes(over)} too much"
+    return reason, over

@@ -1,0 +1,29 @@
+"""Follows the memory of a process that a simulated script has started, as Python starts it; then
+runs the ``sitecustomize`` that would have been found without this one."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _follow() -> None:
+    folder = os.environ.get("MEMPROF_SIMULATE_FOLDER")
+    if folder and "MEMPROF_SIMULATE" not in os.environ:  # The script's own process has a Request.
+        from memprof.what_if.simulate.processes import follow
+
+        follow(folder)
+
+
+def _run_the_next() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+_follow()
+_run_the_next()

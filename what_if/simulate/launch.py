@@ -1,0 +1,343 @@
+"""Runs a script in this process, on whatever device is there, and writes an ``Outcome``.
+
+``python -m memprof.what_if.simulate.launch (SCRIPT | -m MODULE) [ARGUMENT ...]`` with a ``Request``
+in the environment. Nothing of torch is imported before the script does: what a script sets in
+``os.environ`` first must count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+import msgspec
+
+from memprof.profiler.model import DeviceAccount, Profile
+from memprof.profiler.support.run_main import CannotRun, run_main
+from memprof.simulated_cuda import control
+from memprof.simulated_cuda.after_import import after_import
+
+from .changes import (
+    change_of,
+    is_idle,
+    keep_allocating,
+    parse_setting,
+    put_settings,
+    unused_settings,
+)
+from .checkpointed import Checkpointed
+from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
+from .messages import Messages
+from .partitions import DRAWN_ANEW, PartitionFlops
+from .pretend import HostReads, parse_pretence
+from .processes import END, collect, follow_forks
+from .ranks import fake_groups, fake_reductions, fake_votes
+from .request import VARIABLE, Failure, Outcome, Request
+from .vllm import follow_workers, serving
+
+_PERIOD = 0.2
+"""Seconds between two looks at how far the program is."""
+
+_MAX_CALLS = 1_000_000
+"""Calls of compiled code that the log keeps."""
+
+_PATIENCE = 20.0
+"""Seconds for the main thread to come out of what it waits for, before another ends the run."""
+
+_LINE_PERIOD = 10.0
+"""Seconds without news after which progress is printed all the same."""
+
+
+def launch(arguments: list[str]) -> None:
+    with open(os.environ.pop(VARIABLE), "rb") as f:
+        request = msgspec.json.decode(f.read(), type=Request)
+    run = _Run(request)
+    status, failure = 0, None
+    try:
+        run_main(arguments, before=run.begin)
+        for thread in threading.enumerate():  # as Python does at its end
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
+    except BaseException as e:
+        if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
+            raise
+        if isinstance(e, SystemExit):
+            status = int(e.code) if isinstance(e.code, int) else int(e.code is not None)
+            if status and not isinstance(e.code, int):
+                print(e.code, file=sys.stderr)
+        elif isinstance(e, CannotRun):
+            failure, status = Failure(kind="CannotRun", message=str(e), trace=""), 2
+        else:
+            failure, status = _failure(e), 1
+    if run.is_child:
+        sys.exit(status)
+    run.finish(BY_ITSELF if failure is None else "the script failed", failure, status)
+
+
+def _peaks() -> tuple[int, int]:
+    """The most bytes reserved on a device, and allocated, as torch counts them."""
+    from memprof.profiler.sources.allocator.totals import counters
+
+    found = counters().values()
+    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
+
+
+def _failure(error: BaseException) -> Failure:
+    """With the traceback from the script's first frame on."""
+    trace, ours = error.__traceback__, {__file__, run_main.__code__.co_filename}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    torch, cause = sys.modules.get("torch"), error
+    # The script may have raised something else where the device's memory was too small.
+    while torch is not None and not isinstance(cause, torch.OutOfMemoryError):
+        following = cause.__cause__ or cause.__context__
+        if following is None:
+            break
+        cause = following
+    return Failure(
+        kind=type(error).__name__,
+        message=str(error),
+        trace="".join(traceback.format_exception(type(error), error, trace)),
+        out_of_memory=torch is not None and isinstance(cause, torch.OutOfMemoryError),
+    )
+
+
+class _Run:
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._process = os.getpid()
+        self._began = time.monotonic()
+        self._watch: Any = None
+        self._session: Any = None
+        self._out_of_memory: DeviceAccount | None = None
+        self._reads = HostReads(list(map(parse_pretence, request.pretend)))
+        self._messages = Messages(request.heard)
+        self._settings = list(map(parse_setting, request.torch_config))
+        self._flops = PartitionFlops() if request.count_flops else None
+        self._changed: dict[str, str] = {}
+        self._leaving = Leaving(request.steps)
+        self._of_thread: Failure | None = None
+        self._finishing = False
+        self._stderr = os.dup(2)
+
+    @property
+    def is_child(self) -> bool:
+        """Tells whether this process was forked from the script's."""
+        return os.getpid() != self._process
+
+    def begin(self) -> None:
+        signal.signal(signal.SIGTERM, self._terminated)
+        threading.excepthook = functools.partial(self._thread_died, threading.excepthook)
+        self._make_changes()  # Before the allocator's settings are looked at.
+        after_import("torch", self._torch_is_there)
+        put_settings(self._settings)
+        if self._flops is not None:
+            self._flops.install()
+        if self._request.world_size is not None:
+            rank, size = self._request.rank, self._request.world_size
+            fake = functools.partial(
+                fake_groups, rank=rank, world_size=size, messages=self._messages
+            )
+            after_import("torch.distributed.distributed_c10d", fake)
+            after_import("torch.nn.parallel.distributed", fake_reductions)
+            after_import("torch.distributed.pipelining.stage", fake_votes)
+
+        def backend_is_there(runtime: Any) -> None:
+            self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
+
+        after_import("memprof.compile_backend.session.runtime", backend_is_there)
+
+    def _make_changes(self) -> None:
+        """Make those that are none of torch's settings, which ``put_settings`` makes."""
+        classes = {}
+        for text in self._request.changes:
+            change = change_of(text)
+            if change.allocator:
+                keep_allocating(text, functools.partial(self._changed.__setitem__, text))
+            elif change.blocks is not None:
+                classes[text] = change.blocks
+        if classes:
+            Checkpointed(classes, self._changed.__setitem__).install()
+
+    def finish(self, ended: str, failure: Failure | None = None, status: int = 0) -> NoReturn:
+        """Write the outcome and leave the process, without the script's own end: stopped in a step
+        it must not go on to save what it has."""
+        self._finishing = True
+        collect(self._request.folder, ended)
+        failure = failure or self._of_thread
+        outcome = Outcome(ended=ended, failure=failure, status=status)
+        describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
+        if dynamo is not None:  # which may be compiling the frames that are called from a step
+            describe = dynamo.disable(describe)
+        try:
+            describe(outcome)
+        except Exception:
+            outcome.failure = failure or Failure(
+                kind="InternalError",
+                message="memprof could not make the account of this run",
+                trace=traceback.format_exc(),
+            )
+        path = self._request.outcome
+        with open(path + ".part", "wb") as f:
+            f.write(msgspec.json.encode(outcome))
+        os.replace(path + ".part", path)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+    def _describe(self, outcome: Outcome) -> None:
+        if self._watch is None:
+            return
+        outcome.out_of_memory = self._out_of_memory
+        distributed: Any = sys.modules.get("torch.distributed")
+        outcome.grouped = distributed is not None and distributed.is_initialized()
+        from memprof.profiler.sources.allocator.totals import counters
+
+        found = counters()
+        elapsed = time.monotonic() - self._began
+        outcome.accounts = self._watch.accounts(cut_off=outcome.ended != BY_ITSELF)
+        steps, backwards = self._watch.steps, self._watch.backwards
+        if outcome.failure is None:
+            has_optimizer = self._watch.objects.has_optimizer
+            fewest = self._watch.fewest_steps
+            outcome.undecided = why_undecided(
+                outcome.ended, fewest, steps, backwards, has_optimizer
+            )
+        for account in outcome.accounts:
+            account.simulated = True
+            account.elapsed_ns = int(elapsed * 1e9)
+            account.ended = outcome.ended
+        if outcome.accounts:
+            outcome.accounts[0].host_reads = self._reads.rows()
+            outcome.counters = found[outcome.accounts[0].device]
+        if control.simulated():
+            outcome.uncovered = control.uncovered()
+        unused = unused_settings(self._settings)
+        outcome.notes = [
+            *self._leaving.growth(),
+            *self._reads.misfits,
+            *self._reads.unused(),
+            *self._messages.notes,
+            *self._reads.hangs_on(),
+            *unused,
+            *of_accumulation(steps, backwards, elapsed),
+        ]
+        outcome.sent = self._messages.sent
+        outcome.serving = serving()
+        outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
+        if self._flops is not None:
+            outcome.flops = self._flops.total
+            outcome.notes += [DRAWN_ANEW] if self._flops.drawn_anew else []
+            for text in self._request.changes:
+                if is_idle(text, self._changed, self._flops.graphs):
+                    outcome.idle.append(text)
+        outcome.profile = self._profile()
+
+    def _profile(self) -> Profile:
+        if self._session is not None:
+            runtime: Any = sys.modules["memprof.compile_backend.session.runtime"]
+            recorded: Profile = runtime.RUNTIME.profile(self._session)
+            return recorded
+        from memprof.compile_backend.session.environment import new_profile
+
+        return new_profile()
+
+    def _thread_died(self, say: Callable[[Any], Any], args: Any) -> None:
+        """A thread of the script's did not catch an exception, which Python says and no more: the
+        script may end as if nothing had been."""
+        found = _failure(args.exc_value or args.exc_type())
+        if found.out_of_memory:
+            self._of_thread = found
+        say(args)
+
+    def _terminated(self, number: int, frame: object) -> None:
+        """``memprof simulate`` has waited long enough."""
+        if self.is_child:
+            sys.exit(128 + number)
+        self._finish_once("it was ended")
+
+    def _torch_is_there(self, torch: ModuleType) -> None:
+        from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
+        from memprof.profiler.sources.allocator.out_of_memory import REPORTS
+
+        self._watch = AllocatorSession(on_step=self._after_step)
+        self._watch.install()
+        follow_forks(self._request.folder)
+        follow_workers()
+        REPORTS.follow(self._watch)
+        REPORTS.keep_with(self._keep)
+        REPORTS.start()
+        if control.simulated():
+            from memprof.simulated_cuda.integers import compute_known
+
+            from .experts import balance_experts
+
+            (balance_experts if self._request.balanced_experts else compute_known)()
+            self._reads.install()
+            if self._request.world_size is not None:
+                self._messages.install()
+            control.on_host_read(self._reads.note)
+        threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
+
+    def _keep(self, account: DeviceAccount) -> str:
+        self._out_of_memory = account
+        return ""
+
+    def _after_step(self, fewest: int, steps: int) -> None:
+        if not self.is_child and self._leaving.after_step(fewest, steps, _peaks()[0]):
+            self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
+
+    def _look(self) -> None:
+        """Print progress, and end the run when it is asked to end, or the peak has stood still."""
+        torch, last = sys.modules["torch"], time.monotonic()
+        shown: tuple[int, int] | None = None
+        end = os.path.join(self._request.folder, END)
+        while not self._finishing:
+            time.sleep(_PERIOD)
+            if os.path.exists(end):
+                with open(end) as f:
+                    self._leave(f.read())
+            if not torch.cuda.is_initialized():
+                continue
+            peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
+            news, now = (steps, peaks[0]), time.monotonic()
+            if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
+                shown, last = news, now
+                line = (
+                    f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
+                    f"{self._watch.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
+                )
+                # To what standard error was at the beginning, whatever the script made of it.
+                with contextlib.suppress(OSError):
+                    os.write(self._stderr, line.encode())
+            if self._request.until_still and self._leaving.stands_still(
+                (steps, *peaks), asked, self._watch.trains
+            ):
+                self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
+
+    def _leave(self, ended: str) -> None:
+        """End the run from another thread than the main one."""
+        from memprof.profiler.sources.allocator.draining import on_main_thread
+
+        on_main_thread(functools.partial(self._finish_once, ended))
+        torch = sys.modules["torch"]
+        time.sleep(_PATIENCE if torch.cuda.is_initialized() else _PATIENCE / 10)
+        self._finish_once(ended)
+
+    def _finish_once(self, ended: str) -> None:
+        if not self._finishing:  # Else the run's end is being described.
+            self.finish(ended)
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1:])

@@ -1,0 +1,440 @@
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it.
+
+What a device gives beside torch's allocator is estimated, each part with its source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from memprof.profiler.model import DeviceAccount, Outside, WhyNot
+from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
+from memprof.simulated_cuda.environment import simulated_environment
+from memprof.simulated_cuda.gpus import Gpu
+from memprof.simulated_cuda.torch_build import find_torch
+
+from .changes import environment_of, settings_of
+from .command_line import Command, Job
+from .processes import END, FOLDER, collect, outcomes
+from .request import VARIABLE, Failure, Outcome, Request, Run
+
+_CHUNK = 1 << 16
+_PERIOD_S = 0.1
+"""Between two looks whether the run has ended, while nothing comes in."""
+
+
+class StandardInput:
+    """Of this process, for one run after the other.
+
+    A file is read from where it stood each time. What comes in through a pipe is read ahead of the
+    script and kept for the next run. Anything else is handed on as it is.
+    """
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._from = descriptor
+        self._start: int | None = None
+        self._kept = bytearray()
+        self._ended = False
+        self._is_pipe = False
+        with contextlib.suppress(OSError):  # it is closed
+            mode = os.fstat(descriptor).st_mode
+            self._is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+            if stat.S_ISREG(mode):
+                self._start = os.lseek(descriptor, 0, os.SEEK_CUR)
+
+    @contextlib.contextmanager
+    def for_one_run(self) -> Iterator[int | None]:
+        """The descriptor that a process is to read from, or None for this process's own."""
+        if self._start is not None:
+            os.lseek(self._from, self._start, os.SEEK_SET)
+        if not self._is_pipe:
+            yield None
+            return
+        reading, writing = os.pipe()
+        has_ended = threading.Event()
+        # A daemon, since something that the run has left behind may hold the pipe and not read it.
+        feeder = threading.Thread(target=self._feed, args=(writing, has_ended), daemon=True)
+        feeder.start()
+        try:
+            yield reading
+        finally:
+            has_ended.set()
+            os.close(reading)
+            feeder.join(2 * _PERIOD_S)
+
+    def _feed(self, to: int, has_ended: threading.Event) -> None:
+        sent = 0
+        with contextlib.suppress(BrokenPipeError):
+            while not has_ended.is_set():
+                if sent < len(self._kept):
+                    sent += os.write(to, self._kept[sent : sent + _CHUNK])
+                elif self._ended:
+                    break
+                elif select.select([self._from], [], [], _PERIOD_S)[0]:
+                    came = os.read(self._from, _CHUNK)
+                    self._kept += came
+                    self._ended = not came
+        os.close(to)
+
+
+CONTEXT = Outside(
+    "CUDA context",
+    512 << 20,  # which the simulated device keeps for it
+    True,
+    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and "
+    "driver",
+)
+NCCL = Outside(
+    "NCCL",
+    600 << 20,
+    True,
+    "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
+    "from 200 MiB to over 1 GiB by topology and number of communicators",
+)
+
+_GRACE_S = 60
+"""Seconds for a script that took too long to say how far it came."""
+
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
+"""Which end this process; the script's, in a session of its own, would go on: a closed terminal
+tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
+
+AMPLE = 1 << 40
+"""Bytes of the device on which a job that did not fit shows how much it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Run):
+    """Describes how to simulate.
+
+    Attributes:
+        job: None for a process alone.
+        devices: that the process sees; as many as a host of the job has.
+        timeout_s: seconds after which the script is ended, None for never.
+        quiet: without the script's output and progress.
+        output: a file for the script's output, without progress; None for standard error.
+        input: what the script reads, the same in each run; None for what this process would read.
+        until: text in a line of the script's output at which it has shown all that it takes; None
+            where it ends by itself, or is left as ``Run`` says.
+    """
+
+    gpu: Gpu
+    job: Job | None = None
+    devices: int = 1
+    timeout_s: float | None = None
+    quiet: bool = False
+    output: str | None = None
+    input: StandardInput | None = field(default=None, repr=False, compare=False)
+    until: str | None = None
+
+
+@dataclass(slots=True)
+class Simulation:
+    """Describes what a script takes on a device, of a job or alone.
+
+    Attributes:
+        fits: whether the script ran without running out of memory, and what is outside of the
+            allocator has room too; None where it failed otherwise, used no device, or was not seen
+            for long enough to tell, which ``outcome.undecided`` says.
+        outcome: of the script; where the job did not fit, of a run on a device with ample memory.
+        failed_at: the accounts of the run that did not fit.
+        smallest: bytes of the smallest device on which it ran, if that was looked for.
+    """
+
+    gpu: Gpu
+    fits: bool | None
+    job: Job | None
+    outcome: Outcome
+    failed_at: list[DeviceAccount] = field(default_factory=list)
+    smallest: int | None = None
+
+    @property
+    def least(self) -> int:
+        """Bytes without which it cannot run: what is allocated at most, and what is outside; of
+        several processes all that they had."""
+        if self.account is None or self.outcome.processes:
+            return self.needed
+        return self.account.most_allocated + self.account.outside_bytes
+
+    @property
+    def rank(self) -> int:
+        """Of the job; 0 alone."""
+        return self.job.rank if self.job is not None else 0
+
+    @property
+    def account(self) -> DeviceAccount | None:
+        """Of the device with most reserved."""
+        return self.outcome.accounts[0] if self.outcome.accounts else None
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the device must have: reserved, and outside of the allocator; of several
+        processes, what all had at once."""
+        own = self.account.needed if self.account is not None else 0
+        return max([own, *self.outcome.used])
+
+
+def simulate(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+    """Run a script on a simulated device, and if it does not fit, again on an ample one;
+    ``environment`` is the script's, before the simulation's own variables.
+
+    Raises:
+        memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
+    """
+    first = attempt(command, settings, environment)
+    outcome = first.outcome
+    if outcome.failure is None or not outcome.failure.out_of_memory:
+        return first
+    if not settings.quiet:
+        print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
+    ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
+    last = outcome.out_of_memory
+    failed_at = outcome.accounts if last is None else [last]
+    outcome = _run(command, ample, environment, total=settings.gpu.memory)
+    found = Simulation(settings.gpu, False, settings.job, outcome, failed_at)
+    for failure in (a.failure for a in failed_at):
+        # Pieces are the reason only where all of it would fit in one: now that is known.
+        if failure is not None and failure.why is WhyNot.PIECES and found.least > found.gpu.memory:
+            failure.why = WhyNot.FULL
+    return found
+
+
+def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
+    """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
+    outcome = _run(command, settings, environment)
+    found = Simulation(settings.gpu, None, settings.job, outcome)
+    if found.account is not None and outcome.failure is None and outcome.status == 0:
+        found.fits = found.needed <= settings.gpu.memory
+        if found.fits and outcome.undecided:
+            found.fits = None
+    return found
+
+
+def find_smallest(
+    simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
+) -> None:
+    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
+    was simulated with these settings; nothing where the script failed for another reason."""
+    outcome = simulation.outcome
+    if simulation.account is None or not _ran(outcome):
+        return
+    low, high = simulation.least, simulation.needed
+    quiet = replace(settings, quiet=True)
+    # The simulated device takes a context's memory; other estimates have to be kept off it.
+    kept = simulation.account.outside_bytes - CONTEXT.nbytes
+
+    def runs(memory: int) -> bool:
+        device = settings.gpu.with_memory(memory - kept)
+        return _ran(_run(command, replace(quiet, gpu=device), environment))
+
+    while not runs(high):
+        low, high = high, int(high * 1.02)
+    while high - low > max(SMALL_SEGMENT, low // 100):
+        middle = (low + high) // 2
+        if runs(middle):
+            high = middle
+        else:
+            low = middle
+    simulation.smallest = high
+
+
+def _ran(outcome: Outcome) -> bool:
+    """Tells whether a script was seen to run: not where it has caught an error and said so as it
+    left."""
+    return outcome.failure is None and not outcome.status and not outcome.undecided
+
+
+def _run(
+    command: Command,
+    settings: Settings,
+    environment: Mapping[str, str],
+    total: int | None = None,
+) -> Outcome:
+    """Returns what became of a script; its accounts are of a device with ``total`` bytes, by
+    default its own."""
+    torch = find_torch(command.interpreter)
+    base = {**environment, **environment_of(settings.changes, environment)}
+    variables = simulated_environment(
+        settings.gpu, devices=settings.devices, torch=torch, base=base
+    )
+    job = settings.job
+    if job is not None:
+        variables.update(job.environment())
+    with tempfile.TemporaryDirectory(prefix="memprof-simulate-") as folder:
+        run = {f.name: getattr(settings, f.name) for f in fields(Run)}
+        run["torch_config"] = (*settings.torch_config, *settings_of(settings.changes))
+        request = Request(
+            **run,
+            folder=folder,
+            outcome=os.path.join(folder, "outcome.json"),
+            world_size=job.world_size if job is not None else None,
+            rank=job.rank if job is not None else 0,
+            progress=settings.output is None and not settings.quiet,
+        )
+        variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
+        variables[FOLDER] = folder
+        children = [str(Path(__file__).with_name("children")), variables.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, children))
+        variables[VARIABLE] = os.path.join(folder, "request.json")
+        with open(variables[VARIABLE], "wb") as f:
+            f.write(msgspec.json.encode(request))
+        words = [command.interpreter, *command.options]
+        words += ["-m", "memprof.what_if.simulate.launch", *command.program]
+        given = settings.input
+        with nullcontext() if given is None else given.for_one_run() as descriptor:
+            status = _wait(words, variables, settings, descriptor, folder)
+        try:
+            with open(request.outcome, "rb") as written:
+                outcome = msgspec.json.decode(written.read(), type=Outcome)
+        except FileNotFoundError:
+            outcome = Outcome(failure=None if status is None else _died(status))
+        _add_processes(outcome, folder, settings.devices)
+        if status is None and outcome.failure is None:
+            outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
+            outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
+        grouped = outcome.grouped and job is not None and job.world_size > 1
+        for account in outcome.accounts:
+            account.outside = [CONTEXT, NCCL] if grouped else [CONTEXT]
+            account.total = settings.gpu.memory if total is None else total
+        return outcome
+
+
+def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
+    """Add what the processes took that the script has started: Note [Accounts of several
+    processes]."""
+    with contextlib.suppress(FileNotFoundError):
+        table = Path(folder, "devices").read_bytes()
+        outcome.used = list(struct.unpack_from(f"{devices}Q", table))  # UseTable::most
+    outcome.processes = outcomes(folder)
+    if not outcome.processes:
+        return
+    fullest: dict[str, DeviceAccount] = {}
+    for account in [*outcome.accounts, *(a for p in outcome.processes for a in p.accounts)]:
+        other = fullest.setdefault(account.device, account)
+        if account.reserved > other.reserved:
+            fullest[account.device] = account
+    outcome.accounts = sorted(fullest.values(), key=lambda account: -account.reserved)
+    for process in outcome.processes:
+        outcome.undecided = outcome.undecided or process.undecided
+        if process.out_of_memory is None:
+            continue
+        outcome.out_of_memory = outcome.out_of_memory or process.out_of_memory
+        failure = outcome.failure
+        if failure is None and outcome.status:
+            failure = Failure(kind="SystemExit", message=str(outcome.status), trace="")
+        if failure is not None:  # The script fails as one of its processes has no memory.
+            outcome.failure = msgspec.structs.replace(failure, out_of_memory=True)
+
+
+def _wait(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    settings: Settings,
+    given: int | None = None,
+    folder: str = "",
+) -> int | None:
+    """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
+    of its standard input, None for this process's; ``folder`` is the run's."""
+    with contextlib.ExitStack() as files:
+        # What the script prints is no result of ours: it goes where messages go.
+        output: Any = files.enter_context(open(os.devnull, "wb")) if settings.quiet else sys.stderr
+        if settings.output is not None:
+            output = files.enter_context(open(settings.output, "wb"))
+        process = subprocess.Popen(
+            words,
+            env=dict(variables),
+            stdin=given,
+            stdout=output if settings.until is None else subprocess.PIPE,
+            stderr=output if settings.until is None else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        if settings.until is not None:
+            _read_until(process, settings.until, output, folder)
+    with exits_on_signals():
+        try:
+            return process.wait(settings.timeout_s)
+        except subprocess.TimeoutExpired:
+            collect(folder, f"it was ended after {settings.timeout_s:g} s (--timeout)")
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)  # It has an account to write.
+            return None
+        finally:
+            # Workers that the script started are of no use without it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folder: str) -> None:
+    """Hand a process's output on to ``output``, and have the run end once ``until`` is in it, in a
+    thread of its own, which goes on to the end of the output."""
+    assert process.stdout is not None
+    lines: IO[bytes] = process.stdout
+    onward = os.dup(output.fileno())
+
+    def read() -> None:
+        waits = True
+        for line in lines:
+            with contextlib.suppress(OSError):
+                os.write(onward, line)
+            if waits and until.encode() in line:
+                waits = False
+                threading.Thread(target=end, daemon=True).start()
+        os.close(onward)
+
+    def end() -> None:
+        ended = f"it was ready: {until!r}"
+        collect(folder, ended)
+        Path(folder, END).write_text(ended)
+        time.sleep(_GRACE_S)  # for the script's own account
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+@contextlib.contextmanager
+def exits_on_signals() -> Iterator[None]:
+    """Raise ``SystemExit`` meanwhile where a signal asks this process to end, and has no handler
+    yet."""
+    before: dict[signal.Signals, Any] = {}
+    # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
+    if threading.current_thread() is threading.main_thread():
+        for number in _ASKED_TO_END:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, _raise_exit)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _died(status: int) -> Failure:
+    if status < 0:
+        message = f"the script's process died of {signal.Signals(-status).name}"
+    else:
+        message = f"the script left its process with exit status {status} by os._exit or exec"
+    return Failure(kind="Died", message=message, trace="")

@@ -1,0 +1,239 @@
+"""A simulation as JSON for programs, as a profile for every other command, and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memprof.profiler.file.profile_file import write_profiles
+from memprof.profiler.model import Process, Profile
+from memprof.profiler.views.advice import advise as find
+from memprof.profiler.views.report import text as reports
+from memprof.profiler.views.report.failure import why
+from memprof.profiler.views.report.page import PLAIN, Page, Style
+from memprof.profiler.views.report.sections.about import advice as findings
+from memprof.profiler.views.report.sections.account import of_accounts
+
+from .leaving import STILL
+from .parent import Simulation
+from .request import Outcome
+from .vllm import Serving
+
+
+def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
+    """Returns what ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns;
+    ``limit`` is that of ``--fail-above``."""
+    worst = max(simulations, key=lambda s: s.needed)
+    fits = [s.fits for s in simulations]
+    return {
+        "gpu": worst.gpu,
+        "fits": False if False in fits else None if None in fits else True,
+        "needed_bytes": worst.needed,
+        "limit_bytes": limit,
+        "ranks": [
+            {
+                "rank": s.rank,
+                "fits": s.fits,
+                "needed_bytes": s.needed,
+                "reserved_bytes": s.account.reserved if s.account else 0,
+                "allocated_bytes": s.account.most_allocated if s.account else 0,
+                "smallest_bytes": s.smallest,
+                "steps": s.account.steps if s.account else 0,
+                "ended": s.outcome.ended,
+                "undecided": s.outcome.undecided,
+                "failure": s.outcome.failure,
+                "status": s.outcome.status,
+                "counters": s.outcome.counters,
+                "uncovered": s.outcome.uncovered,
+                "notes": s.outcome.notes,
+                "processes": s.outcome.processes,
+                "serving": _engines(s.outcome),
+                "used_at_once_bytes": s.outcome.used,
+                "accounts": s.outcome.accounts,
+                "failed_at": s.failed_at,
+            }
+            for s in simulations
+        ],
+    }
+
+
+def profile_of(simulation: Simulation) -> Profile:
+    """The run's profile, with its accounts and its place in the job."""
+    profile = simulation.outcome.profile or Profile(complete=False)
+    profile.accounts = simulation.outcome.accounts
+    job = simulation.job
+    if job is not None:
+        profile.process = Process(job.rank, job.local_rank, job.world_size)
+    return profile
+
+
+def write_profile_of(simulations: Sequence[Simulation], path: str) -> None:
+    """Write what was simulated as a profile, of several ranks if there are several.
+
+    Raises:
+        ProfileNotWritableError: it cannot be written.
+    """
+    write_profiles([profile_of(s) for s in simulations], path)
+
+
+def render(
+    simulations: Sequence[Simulation], style: Style = PLAIN, limit: int | None = None
+) -> str:
+    """Simulations as text, one a rank, of which one is shown in full: that which needs most, of
+    those that do not fit, or are undecided, if there are such. ``limit`` is that of
+    ``--fail-above``."""
+    worst = max(simulations, key=lambda s: (s.fits is False, s.fits is None, s.needed))
+    page = Page(style)
+    _verdict(page, worst, limit)
+    if len(simulations) > 1:
+        _ranks(page, simulations)
+    if worst.outcome.processes:
+        _processes(page, worst)
+    for engine in _engines(worst.outcome):
+        _serving(page, engine)
+    page.line()
+    text = page.text()
+    if worst.outcome.accounts:
+        sections = list(of_accounts(worst.outcome.accounts, style.show))
+        if found := find(profile_of(worst)):
+            sections.append(findings(found, style.show))
+        text += reports.render(sections, style)
+    return text
+
+
+def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
+    gpu = f"{s.gpu.name} ({page.bytes(s.gpu.memory)})"
+    account, failure = s.account, s.outcome.failure
+    needs = f"needs {page.bytes(s.needed)}"
+    seen = _steps(account.steps if account is not None else 0)
+    if s.fits is None and (failure is not None or s.outcome.status):
+        page.line(f"It cannot be said whether this fits {gpu}: the script failed", "bold red")
+    elif s.fits is False:
+        details = f": {needs}, {seen}" if account is not None and failure is None else ""
+        page.line(f"Does not fit {gpu}{details}", "bold red")
+        _why_not(page, s)
+    elif account is None and not s.outcome.undecided:
+        page.line(f"No memory of {gpu} was used.", "bold red")
+        page.indented(_WHY_NOTHING, 2)
+    elif s.fits is None:
+        page.line(f"Undecided for {gpu}: {needs} so far, {seen}", "bold yellow")
+    else:
+        spare = page.bytes(s.gpu.memory - s.needed)
+        above = ""
+        if limit is not None and s.needed > limit:
+            above = f", more than {page.bytes(limit)} of --fail-above"
+        page.line(f"Fits {gpu}: {needs}{above}, {spare} to spare, {seen}", "bold")
+        caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
+        if caught:
+            page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")
+    if s.outcome.undecided:
+        page.indented(s.outcome.undecided, 2)
+    elif account is not None and failure is None:
+        if "optimizer step" not in s.outcome.ended:
+            page.line(f"  as far as it ran: {s.outcome.ended}")
+        if account.steps == 0 and s.outcome.ended.startswith(STILL):
+            page.line("  a training that begins later is not in it: --steps 3 waits for it")
+        if s.smallest is not None:
+            page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
+        elif s.least <= s.gpu.memory:
+            page.line(
+                f"  it may also run on less, down to {page.bytes(s.least)}: the allocator gives "
+                "back what is free; --smallest finds how little"
+            )
+    if s.outcome.uncovered:
+        names = ", ".join(s.outcome.uncovered[: page.top])
+        page.indented(f"called, and not simulated: {names}; what they would take is missing", 2)
+    for note in s.outcome.notes:
+        page.indented(note, 2)
+    if s.gpu.memory_is_nominal:
+        page.line("  this GPU's memory is its nominal one: the driver leaves some per cent less")
+
+
+def _steps(steps: int) -> str:
+    return f"{steps or 'no'} optimizer step{'s' if steps > 1 else ''} seen"
+
+
+def _why_not(page: Page, s: Simulation) -> None:
+    for request in [f for a in s.failed_at for f in a.failed][: page.top]:
+        frame = request.frame
+        where = page.location(frame) if frame is not None else request.modules or "in autograd"
+        page.line(f"  out of memory for {page.bytes(request.nbytes)}: {where}", "red")
+    for account in s.failed_at:
+        if account.failure is not None:
+            page.indented(f"it did not fit: {why(account, account.failure, page.bytes)}", 2)
+    failure = s.outcome.failure
+    if failure is not None:
+        more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
+        page.line(f"  run again on a device of 1 TiB: {more}", "red")
+    elif s.account is not None and s.failed_at:
+        page.line("  what follows is of a run on a device of 1 TiB")
+    page.line("  to make it fit: memprof fit --try measures what saves memory, --vary the sizes")
+
+
+_WHY_NOTHING = (
+    "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
+    "chooses its device, see that it chose cuda."
+)
+
+
+def _engines(outcome: Outcome) -> list[Serving]:
+    """Workers of serving engines; those that have the same figures, as ranks do, once."""
+    found: list[Serving] = []
+    for engine in (outcome.serving, *(process.serving for process in outcome.processes)):
+        if engine is not None and engine not in found:
+            found.append(engine)
+    return found
+
+
+_SERVING = (
+    ("weights", "weights"),
+    ("activations", "most beside them in the profile run"),
+    ("outside", "outside of torch, as the engine found"),
+    ("graphs", "CUDA graphs"),
+    ("graphs_estimated", "CUDA graphs, the engine's estimate"),
+    ("kv_cache", "KV cache"),
+)
+
+
+def _serving(page: Page, engine: Serving) -> None:
+    page.section(engine.engine)
+    table = page.table(">bytes", "what")
+    for name, what in _SERVING:
+        nbytes = getattr(engine, name)
+        if nbytes is not None:
+            table.add_row(page.bytes(nbytes), what)
+    page.show(table)
+    if engine.tokens is not None:
+        page.line(
+            f"  KV cache: {engine.blocks or 0:,} blocks, {engine.tokens:,} tokens, "
+            f"{engine.requests or 0:,.2f} requests of {engine.longest or 0:,} tokens at once"
+        )
+
+
+def _processes(page: Page, s: Simulation) -> None:
+    """A row a process that the script started, and what all used at once."""
+    page.section("By process")
+    table = page.table("process", "device", ">reserved", ">allocated")
+    for process in s.outcome.processes:
+        what = f"{process.process} {process.name}".strip()
+        if process.lost:
+            table.add_row(f"{what} (was killed, and left no account)", "", "", "")
+        for account in process.accounts:
+            figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
+            table.add_row(what, account.device, *figures)
+    page.show(table)
+    for device, nbytes in enumerate(s.outcome.used):
+        if nbytes:
+            page.line(f"  all processes on cuda:{device} at once: {page.bytes(nbytes)} at most")
+
+
+def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:
+    page.section("By rank")
+    table = page.table("rank", ">needed", ">reserved", ">allocated", "fits")
+    for s in simulations:
+        reserved = s.account.reserved if s.account else 0
+        allocated = s.account.most_allocated if s.account else 0
+        unknown = "undecided" if s.outcome.undecided else "failed"
+        fits = {True: "yes", False: "no", None: unknown}[s.fits]
+        table.add_row(str(s.rank), *(page.bytes(n) for n in (s.needed, reserved, allocated)), fits)
+    page.show(table)

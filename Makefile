@@ -81,9 +81,10 @@ test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run th
 pytest: $(ENVIRONMENT) ## the CPU tests alone
 	$(PY) $(PYTEST) -m "not simgpu and not gpu"
 
-lint: $(STAMP) ## ruff: rules and formatting
+lint: $(STAMP) ## ruff: rules and formatting; import-linter: which package may import which
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
 
 JS := profiler/views/report/html
 lint-js: ## types and rules of the pages' scripts, by npm's TypeScript and Biome

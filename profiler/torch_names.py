@@ -47,9 +47,8 @@ from .sources.trace import (
 )
 from .sources.trace._torch_compat import kineto_result
 from .sources.trace.categories import NUMBER_OF
-from .sources.trace.live import raw_timeline, timeline_points
 from .sources.trace.read import read_events
-from .sources.trace.to_model import POINTS
+from .sources.trace.to_model import POINTS, raw_timeline, timeline_points
 from .support.writing import output
 from .views.export import export_profile
 from .views.report.html import report_page, write_page

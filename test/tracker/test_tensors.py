@@ -13,8 +13,8 @@ import torch
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.sources.process import tensors as tensors_module
 from memprof.profiler.sources.process.operations import OperationLog
+from memprof.profiler.sources.process.recorder import take_snapshot
 from memprof.profiler.sources.process.settings import TrackerSettings
-from memprof.profiler.sources.process.snapshots import take_snapshot
 from memprof.profiler.sources.process.sources import Sources
 from memprof.profiler.sources.process.tensors import LiveTensors, no_pause
 

@@ -1,5 +1,13 @@
-"""A data-flow profile as objects of the one model, which profile files and all views have; and a
-reading of these at the peak."""
+"""A data-flow profile as objects of the model that files and views have: what is live at an
+instant, bytes by category over time, storages that should not have stayed, and the peak.
+
+Note [Bytes at an instant]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+The bytes at time t are those of storages born at or before t and released after t;
+storages that were there before count from the start, whether they are ever released or
+not. A storage that is written to keeps its bytes and may change its category: the
+version is that of the last write before t.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +27,159 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
+from ._torch_compat import DESTROY, INCREMENT_VERSION
 from .categories import CATEGORIES, ORDER
-from .columns import NODE
+from .columns import NODE, Bytes, Ints, differs
 from .lines import frames_of_events
-from .live import by_category, leaks, live_rows, thinned
 from .profile import DataFlowProfile
+
+_POSITION = np.empty(len(ORDER), np.uint8)
+_POSITION[list(ORDER)] = np.arange(len(ORDER))
+
+
+@dataclass(slots=True)
+class BytesByCategory:
+    """Live bytes of one device."""
+
+    time: Ints
+    """Each distinct time, ascending, in the unit that was asked for. What was there before the
+    trace has an entry of its own: just before the first change, in µs at it."""
+    bytes: Ints  # shape (times, categories), columns as in ``ORDER``
+
+    @property
+    def totals(self) -> Ints:
+        """Bytes of all categories at each time."""
+        return np.asarray(self.bytes.sum(axis=1))
+
+
+def deltas(profile: DataFlowProfile, device: int) -> tuple[Ints, Bytes, Ints]:
+    """Times (ns, -1 for before the trace), columns of ``ORDER`` and signed bytes.
+
+    An increment of a version is two changes: out of one category, into the other.
+    """
+    t = profile.changes
+    rows = np.flatnonzero(t.device == device).astype(np.int32)
+    twice = t.action[rows] == INCREMENT_VERSION
+    entry = np.repeat(rows, 1 + twice.view(np.uint8))
+    second = np.zeros(len(entry), np.bool_)
+    second[1:] = entry[1:] == entry[:-1]
+    action = t.action[entry]
+    leaving = (action == DESTROY) | ((action == INCREMENT_VERSION) & ~second)
+    before, after = profile.change_categories()
+    column = before[entry]
+    column[second] = after[entry[second]]
+    del before, after, action, second
+    size = t.storages.size[t.storage[entry]]
+    np.negative(size, out=size, where=leaving)
+    return t.time[entry], _POSITION[column], size
+
+
+def by_category(profile: DataFlowProfile, device: str, *, us: bool = False) -> BytesByCategory:
+    """Live bytes by category after every change; times in ns, or in µs, rounded the way torch's
+    exports are.
+
+    Raises:
+        ValueError: nothing in the trace is on that device.
+    """
+    time, column, size = deltas(profile, profile.device_index(device))
+    if us:  # Through a float, so that files agree with torch's to the last digit.
+        time = np.asarray([int(t / 1000) if t != -1 else -1 for t in time.tolist()], np.int64)
+    # The timeline is sorted by time, so equal times are neighbours.
+    starts = differs(time)
+    times = time[starts]
+    # Index of each change in the table laid out flat, as wide as numpy wants indices.
+    cell = np.cumsum(starts, dtype=np.intp)
+    cell -= 1
+    cell *= len(ORDER)
+    cell += column
+    del time, column, starts
+    # No category has more bytes than all together have at some time; half the width will do
+    # for most traces, and sums of such integers are of 64 bits again.
+    most = int(np.cumsum(size).max(initial=0))
+    table = np.zeros((len(times), len(ORDER)), np.int32 if most < 1 << 31 else np.int64)
+    np.add.at(table.reshape(-1), cell, size.astype(table.dtype, copy=False))
+    del cell
+    np.cumsum(table, axis=0, out=table)
+    if len(times) > 1 and times[0] < 0:
+        times[0] = times[1] if us else times[1] - 1
+    elif len(times) and times[0] < 0 and not us:
+        times[0] = profile.columns.begin
+    return BytesByCategory(times, table)
+
+
+def timeline_points(profile: DataFlowProfile, device: str) -> tuple[list[int], list[list[int]]]:
+    """Times (µs) and, at each, bytes by category, as torch's ``export_memory_timeline`` has them.
+
+    A row is a leading 0 and then the categories in the order of ``categories.ORDER``.
+    """
+    points = by_category(profile, device, us=True)
+    table = np.concatenate([np.zeros((len(points.time), 1), np.int64), points.bytes], axis=1)
+    return points.time.tolist(), table.tolist()
+
+
+def raw_timeline(profile: DataFlowProfile, device: str) -> list[tuple[int, int, int, int]]:
+    """(time in ns, action, signed bytes, column of ``ORDER``) of every change."""
+    index = profile.device_index(device)
+    time, column, size = deltas(profile, index)
+    changes = profile.changes
+    action = changes.action[changes.device == index]
+    action = np.repeat(action, 1 + (action == INCREMENT_VERSION))
+    return list(zip(time.tolist(), action.tolist(), size.tolist(), column.tolist(), strict=True))
+
+
+def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
+    """At most ``points`` times: of each stretch of time the first with the most bytes, and
+    the first and the last of all."""
+    n = len(table.time)
+    if n <= points:
+        return table
+    span = max(int(table.time[-1] - table.time[0]), 1)
+    bucket = (table.time - table.time[0]) * max(points - 3, 1) // span
+    order = np.lexsort((-table.totals, bucket))
+    _, first = np.unique(bucket[order], return_index=True)
+    keep = np.union1d(order[first], [0, n - 1])
+    return BytesByCategory(table.time[keep], table.bytes[keep])
+
+
+def live_rows(profile: DataFlowProfile, device: int, time: int) -> Ints:
+    """Rows of ``DataFlowProfile.storages`` that are live at a time, largest first."""
+    s = profile.storages
+    rows = _present(profile, device)
+    rows = rows[(s.born[rows] <= time) & (s.died[rows] > time) & (s.size[rows] > 0)]
+    return rows[np.argsort(-s.size[rows], kind="stable")]
+
+
+def leaks(profile: DataFlowProfile, device: int, most: int) -> list[tuple[int, int, int]]:
+    """(storage, step that made it, steps it outlived) of the ``most`` largest storages that
+    outlived their step and the one after, largest first.
+
+    Gradients and the like may well live into the next step, up to where it clears them;
+    what is still there when the next step ends is held by something else. Parameters and
+    optimizer state are meant to stay.
+    """
+    s, context = profile.storages, profile.context
+    rows = _present(profile, device)
+    rows = rows[(s.created[rows] >= 0) & (s.size[rows] > 0)]
+    made_in = context.step(profile.columns.allocations.start[s.created[rows]])
+    ended = np.searchsorted(context.steps, s.died[rows], side="left")
+    # What is never released outlives every step there is, up to the end of the trace.
+    held = ended - made_in
+    stay = (Category.PARAMETER, Category.OPTIMIZER_STATE)
+    found = [
+        (row, step, n)
+        for row, step, n in zip(rows.tolist(), made_in.tolist(), held.tolist(), strict=True)
+        if n >= 2 and profile.category(row) not in stay
+    ]
+    return sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
+
+
+def _present(profile: DataFlowProfile, device: int) -> Ints:
+    """Storages of a device that take part in the changes."""
+    s = profile.storages
+    blocks = np.ones(len(s) - s.keys, np.bool_)
+    taking_part = np.concatenate([profile.counted, blocks])
+    return np.flatnonzero(taking_part & (s.device == device))
+
 
 POINTS = 20_000
 """Times a device at most; a page or a file has no use for more."""

@@ -5,16 +5,10 @@
 
 from __future__ import annotations
 
-from .corrections import ALL_RULES, Rule
-from .profile import DataFlowProfile, profile_memory
-from .to_model import PeakReport, data_flow_columns, peak_report
-
-__all__ = [
-    "ALL_RULES",
-    "DataFlowProfile",
-    "PeakReport",
-    "Rule",
-    "data_flow_columns",
-    "peak_report",
-    "profile_memory",
-]
+from .corrections import ALL_RULES as ALL_RULES
+from .corrections import Rule as Rule
+from .profile import DataFlowProfile as DataFlowProfile
+from .profile import profile_memory as profile_memory
+from .to_model import PeakReport as PeakReport
+from .to_model import data_flow_columns as data_flow_columns
+from .to_model import peak_report as peak_report

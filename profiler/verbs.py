@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TextIO
 
 from .file.profile_file import single_profile
-from .live.devices import check_known, known_devices
+from .live.devices import check_device, known_devices
 from .model import Profile
 from .sources.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
 from .support.writing import check_writable
@@ -219,7 +219,7 @@ def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Seq
     have nothing on one."""
     devices = sorted({device for profile in profiles for device in known_devices(profile)})
     for device in wanted or ():
-        check_known(device, devices)
+        check_device(device, devices)
     return wanted or devices
 
 

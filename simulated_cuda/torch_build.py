@@ -100,8 +100,8 @@ def _origin_elsewhere(interpreter: str) -> str | None:
         )
         origin = json.loads(ran.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as e:
-        said = getattr(e, "stderr", None) or str(e)
-        raise SimulationError(f"{interpreter} cannot be asked for its torch: {said}") from e
+        output = getattr(e, "stderr", None) or str(e)
+        raise SimulationError(f"{interpreter} cannot be asked for its torch: {output}") from e
     return origin if isinstance(origin, str) else None
 
 
@@ -115,12 +115,12 @@ def read_torch(root: Path) -> TorchBuild:
     except OSError as e:
         raise SimulationError(f"there is no installed torch at {root}: {e}") from e
     # Lines such as ``cuda: Optional[str] = '13.0'``; what is None is left out.
-    said = dict(re.findall(r"""^(\w+)(?:: [^=]+)? = ['"]([^'"]*)['"]""", text, re.M))
-    version, cuda = said.get("__version__"), said.get("cuda")
+    versions = dict(re.findall(r"""^(\w+)(?:: [^=]+)? = ['"]([^'"]*)['"]""", text, re.M))
+    version, cuda = versions.get("__version__"), versions.get("cuda")
     if version is None:
         raise SimulationError(f"{root / 'version.py'} does not say which torch this is")
     public = version.partition("+")[0]
-    kind = "a ROCm" if said.get("hip") else "an XPU" if said.get("xpu") else "a CPU"
+    kind = "a ROCm" if versions.get("hip") else "an XPU" if versions.get("xpu") else "a CPU"
     if cuda is None:
         raise SimulationError(
             f"torch {version} at {root} is {kind} build, and the simulated device needs the CUDA "

@@ -38,7 +38,7 @@ def main_device(found: dict[str, Timeline], wanted: str | None = None) -> str:
     if wanted is None:
         return max(found, key=lambda d: (d != "cpu", peak_bytes(found[d])))
     profile = next(iter(found.values())).profile
-    check_known(wanted, known_devices(profile))
+    check_device(wanted, known_devices(profile))
     if wanted not in found:
         found[wanted] = Timeline(profile, wanted)
     return wanted
@@ -56,7 +56,7 @@ def known_devices(profile: Profile) -> list[str]:
     return sorted(devices)
 
 
-def check_known(wanted: str | None, devices: Sequence[str]) -> None:
+def check_device(wanted: str | None, devices: Sequence[str]) -> None:
     """Refuse a device of which a profile knows nothing.
 
     Raises:

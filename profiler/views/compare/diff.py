@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 
 from memprof.profiler.live.attribution import Attribution, Site, View
 from memprof.profiler.live.devices import (
-    check_known,
+    check_device,
     devices_of,
     known_devices,
     main_device,
@@ -79,7 +79,7 @@ class _Value:
     nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def said(self) -> tuple[str, int, int]:
+    def figures(self) -> tuple[str, int, int]:
         """Types without torch's prefix, most bytes first; bytes and tensors of all."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
         types = ", ".join(t.removeprefix("torch.") for t in ordered)
@@ -122,12 +122,12 @@ def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChan
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
     for k, v in list(gone.items()):
-        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.said() == w.said())
+        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.figures() == w.figures())
         if (other := next(alike, None)) is not None:
             pairs.append((k, gone.pop(k), other, new.pop(other)))
     pairs += [(k, v, k, _Value()) for k, v in gone.items()]
     pairs += [(k, _Value(), k, v) for k, v in new.items()]
-    differ = (p for p in pairs if p[0] != p[2] or p[1].said() != p[3].said())
+    differ = (p for p in pairs if p[0] != p[2] or p[1].figures() != p[3].figures())
     found = [_change(*pair, device) for pair in differ]
     by_line: dict[tuple[str, str], int] = defaultdict(int)
     for c in found:
@@ -140,7 +140,7 @@ def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChan
 
 
 def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
-    (was, old, old_count), (is_, now, now_count) = a.said(), b.said()
+    (was, old, old_count), (is_, now, now_count) = a.figures(), b.figures()
     if not old_count:
         kind = SavedKind.NEW
     elif not now_count:
@@ -175,8 +175,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         ValueError: nothing in one of them has memory on ``device``.
     """
     for profile in (before, after):
-        if known := known_devices(profile):
-            check_known(device, known)
+        if devices := known_devices(profile):
+            check_device(device, devices)
     devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []

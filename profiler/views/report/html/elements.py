@@ -288,8 +288,8 @@ def _lines(data: Plain) -> list[Element]:
     """A table whose rows are items of a list."""
     caption = data["caption"]
     if not data["rows"]:
-        said = data["empty"] or caption
-        return [["p.help", {}, said]] if said else []
+        text = data["empty"] or caption
+        return [["p.help", {}, text]] if text else []
     items = [_item(data["columns"], row) for row in data["rows"][:_MOST_LINES]]
     left = len(data["rows"]) - _MOST_LINES
     if left > 0:

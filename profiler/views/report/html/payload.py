@@ -78,10 +78,10 @@ def report_payload(
     devices = []
     for name in names:
         of = on_device(summary, found[name], attribution)
-        said = {s.id: s.plain() for s in of_device(of, format_bytes)}
+        sections = {s.id: s.plain() for s in of_device(of, format_bytes)}
         figures = live.figures(of, format_bytes)
         live_sets = live_payload(found[name], sites, start)
-        devices.append({"device": name, **live_sets, "figures": figures, "sections": said})
+        devices.append({"device": name, **live_sets, "figures": figures, "sections": sections})
     return {
         "header": about.header(summary).plain(),
         "sections": [s.plain() for s in _sections(summary, curves) if s],
@@ -130,9 +130,9 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     if profile.dataflow is not None:
         yield dataflow.dataflow(summary.dataflow, format_bytes)
     if profile.tracker is not None:
-        said = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
+        parts = tracker.of_tracker(profile.tracker, format_bytes, _SNAPSHOTS)
         view = "curve tracker" if "tracker" in curves else ""
-        yield Section("tracker", "Tracker", parts=tuple(said), view=view)
+        yield Section("tracker", "Tracker", parts=tuple(parts), view=view)
     if profile.graphs:
         yield not_counted
     yield about.words()
@@ -141,8 +141,8 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
 def _operations(profile: Profile) -> Section:
     tracked = profile.tracker is not None and profile.tracker.operation_summary
     title = "Operations and calls" if tracked else "Calls"
-    said = f"{profile.calls.dropped:,} calls before the first one shown are no longer in the log."
-    notes = (Note(said),) if profile.calls.dropped else ()
+    note = f"{profile.calls.dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(note),) if profile.calls.dropped else ()
     return Section("operations", title, notes, view="gantt" * bool(tracked or len(profile.calls)))
 
 
@@ -229,6 +229,6 @@ def _tracked(snapshots: Sequence[MemorySnapshot]) -> dict[str, list[int]]:
     out = {}
     for name, values in found.items():
         if len(values) > 1 and any(values):
-            known = 0
-            out[name] = [known := known if value is None else value for value in values]
+            last = 0
+            out[name] = [last := last if value is None else value for value in values]
     return out

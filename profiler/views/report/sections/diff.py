@@ -70,8 +70,8 @@ def _saved(diff: ProfileDiff) -> Iterator[Section]:
                 *col.alike(col.Code, "operator", "module", "line"),
             )
             where = "" if device == diff.devices[1] else f", {device}"
-            said = " → ".join(format_bytes(sums[s]) for s in shown)
-            title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {said}"
+            types = " → ".join(format_bytes(sums[s]) for s in shown)
+            title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {types}"
             yield of_rows(title, columns, [_row(c, shown) for c in found])
 
 

@@ -175,8 +175,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         ValueError: nothing in one of them has memory on ``device``.
     """
     for profile in (before, after):
-        if devices := known_devices(profile):
-            check_device(device, devices)
+        if present := known_devices(profile):
+            check_device(device, present)
     devices, quantities, saved = _compiled(before, after, device)
     operations: list[Quantity] = []
     notes: list[str] = []

@@ -109,7 +109,7 @@ def test_a_table_that_is_wrong_is_named(
 
 def test_an_installation_has_the_gpus() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"memprof.simulated_cuda" = ["gpus.toml", ' in text
+    assert '"memprof.simulated_cuda" = ["functions.txt", "gpus.toml", ' in text
     assert (ROOT / "memprof" / "simulated_cuda" / "gpus.toml").is_file()
 
 

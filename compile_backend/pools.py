@@ -25,7 +25,7 @@ def explain_pools() -> Pools:
     """Explains every byte that pools of CUDA graphs have from the system.
 
     Call it between two calls of compiled code. Of each pool, ``parts.reserved``, the sum of the
-    five parts, is what it has from the system, to the byte. Its ``nodes`` are named by function and
+    four parts, is what it has from the system, to the byte. Its ``nodes`` are named by function and
     number of the recording or warm-up: ``0/0 forward #2``.
 
     Returns:

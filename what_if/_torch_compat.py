@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 
@@ -23,3 +24,12 @@ def on_cuda_start(do: Callable[[], object]) -> None:
     import torch
 
     torch.cuda._lazy_call(do)  # type: ignore[no-untyped-call]
+
+
+def cuda_may_start_after_fork() -> bool:
+    """Tells, in a forked process, whether CUDA can start there: it had not before the fork."""
+    import torch
+
+    # Another thread may have held the lock as it started CUDA: nobody would ever release it here.
+    torch.cuda._initialization_lock = threading.Lock()
+    return not (torch.cuda._is_in_bad_fork() or torch.cuda._initialized)

@@ -1,4 +1,4 @@
-"""CUDA graphs over a private pool of the caching compat.
+"""CUDA graphs over a private pool of the caching allocator.
 
 Note [Random numbers]
 ~~~~~~~~~~~~~~~~~~~~~

@@ -1,6 +1,6 @@
 """Why a call is neither warmed up nor recorded, and why one is recorded again.
 
-``RecordPolicy.why_not`` is the only place that refuses a call.
+``RecordPolicy.why_not`` is the place that refuses calls once they are warmed up.
 """
 
 from __future__ import annotations

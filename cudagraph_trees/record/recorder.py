@@ -370,6 +370,9 @@ class GraphRecorder:
     ) -> list[Output]:
         if not short_of_memory:
             function.state.count_failure()
+            if next(self._owner.tree.nodes(), None) is None:
+                # What its warm-up took would be needed once more beside the pool.
+                self._owner.give_back("nothing is recorded in it")
             return self.run_plainly(function, inputs, why)
         # See Note [Running out of memory].
         self._owner.give_back(f"{function.label} does not fit beside what it holds")

@@ -227,10 +227,11 @@ def simulate(
 ) -> None:
     """Tell how much device memory a CUDA script takes, without a GPU.
 
-    COMMAND is what would run on the GPU, unchanged: python train.py ARGUMENT ..., or
-    -m MODULE ARGUMENT .... It runs on a simulated device whose kernels compute nothing; torch's
-    own allocator, autograd and compiler decide what is allocated. It ends after some optimizer
-    steps, or when its peak has stood still (docs/simulate.md).
+    COMMAND is what would run on the GPU, unchanged: python train.py ARGUMENT ...,
+    -m MODULE ARGUMENT ..., or a program of pip's such as vllm serve .... It runs on a simulated
+    device whose kernels compute nothing; torch's own allocator, autograd and compiler decide what
+    is allocated. It ends after some optimizer steps, when its peak has stood still, or when it
+    says that it serves (docs/simulate.md).
 
     Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
     simulated here, 3 if the script failed, 4 if too little was seen of it to say.

@@ -2,6 +2,8 @@
 // in SIMGPU_SHARED: what one takes, the others have not, as on a real device. Without it a process
 // has its devices alone, and its table is a file in memory that nvidia-smi finds in /proc.
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <fcntl.h>
 #include <signal.h>
@@ -31,15 +33,28 @@ UseTable* table() {
 // Holds off other processes: the kernel lets go of the lock if this one dies.
 struct ProcessLock {
   ProcessLock() {
-    if (g_file >= 0 && lockf(g_file, F_LOCK, 0)) return;
+    while (g_file >= 0 && lockf(g_file, F_LOCK, 0) && errno == EINTR) {
+    }
   }
   ~ProcessLock() {
     if (g_file >= 0 && lockf(g_file, F_ULOCK, 0)) return;
   }
 };
 
+// A process that has ended and that nobody waits for can still be signalled; its memory is gone.
+bool ended(int process) {
+  char path[32], state = 0;
+  snprintf(path, sizeof path, "/proc/%d/stat", process);
+  FILE* file = fopen(path, "r");
+  if (!file) return true;
+  if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 0;
+  fclose(file);
+  return state == 'Z' || state == 'X';
+}
+
 bool alive(const UseOfProcess& use) {
-  return use.process && (use.process == getpid() || !kill(use.process, 0));
+  if (!use.process || use.process == getpid()) return use.process;
+  return !kill(use.process, 0) && !ended(use.process);
 }
 
 // This process's own entry, or one of a process that has died; a forked process gets its own. With

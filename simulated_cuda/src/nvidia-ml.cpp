@@ -64,11 +64,13 @@ int parent(int pid) {
 }
 std::vector<User> users(int physical) {
   std::vector<User> all;
-  const char* shared = getenv("SIMGPU_SHARED");
-  int table = shared && *shared ? open(shared, O_RDONLY | O_CLOEXEC) : -1;
+  // Never closed: that would let go of the lock that core_users.cpp holds on the same file.
+  static const int table = [] {
+    const char* shared = getenv("SIMGPU_SHARED");
+    return shared && *shared ? open(shared, O_RDONLY | O_CLOEXEC) : -1;
+  }();
   if (table >= 0) {
     add_users(table, physical, 0, all);
-    close(table);
     return all;
   }
   for (int pid = getpid(); pid > 0; pid = parent(pid))

@@ -37,13 +37,14 @@ _CFLAGS = (
     "-w",
 )
 _device = library()
-_missing: set[str] = set()
+missing: list[str] = []
+"""Kernels and operators that computed nothing."""
 
 
 def say_missing(what: str) -> None:
     """Say once on stderr that a kernel or an operator computed nothing."""
-    if what not in _missing:
-        _missing.add(what)
+    if what not in missing:
+        missing.append(what)
         print("[simgpu] no values for", what, file=sys.stderr)
 
 

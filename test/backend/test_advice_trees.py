@@ -56,13 +56,13 @@ def moving(moves: bool, often: int = 1) -> dict[FindingKind, Finding]:
     module = nn.Linear(1024, 1024, bias=False).cuda()
     compiled = torch.compile(module, backend="memprof", dynamic=False)
     x = torch.ones(1024, 1024, device="cuda")
-    olds = []
+    fillers = []
 
     def step(i: int) -> None:
         if moves and i >= 3 and i % often == 0:
-            # As an optimizer does that replaces parameters' data.
-            olds.append(module.weight.data)
+            # As an optimizer does that replaces parameters' data; the old place is taken.
             module.weight.data = module.weight.data.clone()
+            fillers.append(torch.empty_like(module.weight))
         compiled(x)
 
     with torch.no_grad():

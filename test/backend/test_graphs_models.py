@@ -147,9 +147,8 @@ def _uncomputed() -> list[str]:
     those with barriers that torch 2.15 makes."""
     if not SIMULATED:
         return []
-    from memprof.simulated_cuda.values import operators
+    from memprof.simulated_cuda.values.kernels import missing
 
-    missing: list[str] = operators.missing
     return missing
 
 

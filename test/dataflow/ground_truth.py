@@ -121,7 +121,7 @@ def judge(
     within: tuple[int, int] | None = None,
 ) -> Verdict:
     """Hold the categories at the peak of the CPU, of all times or of some, against the truth."""
-    from memprof.profiler.sources.trace.live import by_category, live_rows
+    from memprof.profiler.sources.trace.to_model import by_category, live_rows
 
     out = Verdict()
     cpu = profile.device_index("cpu")

@@ -22,8 +22,7 @@ from memprof.profiler import (
     peak_report,
     profile_memory,
 )
-from memprof.profiler.sources.trace.live import by_category
-from memprof.profiler.sources.trace.to_model import data_flow_columns
+from memprof.profiler.sources.trace.to_model import by_category, data_flow_columns
 from memprof.profiler.support.errors import ProfileNotWritableError
 
 from .models import profile_training, profiled

@@ -8,8 +8,7 @@ import torch
 
 from memprof.profiler import peak_report, profile_memory
 from memprof.profiler.model import Category
-from memprof.profiler.sources.trace.live import by_category
-from memprof.profiler.sources.trace.to_model import storages_at
+from memprof.profiler.sources.trace.to_model import by_category, storages_at
 
 from .models import mlp, optimizer, profiled, train
 

@@ -22,8 +22,13 @@ import memprof.profiler as ours
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.sources.trace import peak_report, profile_memory
 from memprof.profiler.sources.trace.categories import CATEGORIES, ORDER
-from memprof.profiler.sources.trace.live import by_category, live_rows
-from memprof.profiler.sources.trace.to_model import data_flow_columns, frames, storages_at
+from memprof.profiler.sources.trace.to_model import (
+    by_category,
+    data_flow_columns,
+    frames,
+    live_rows,
+    storages_at,
+)
 from memprof.profiler.torch_names import Action
 from memprof.profiler.views.report import summarize
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memprof.profiler import MemoryProfile, peak_report, profile_memory
-from memprof.profiler.sources.trace.live import by_category
+from memprof.profiler.sources.trace.to_model import by_category
 
 from .models import mlp, optimizer, profiled, train
 from .test_equality import categories, nodes, nodes_of_columns, timeline

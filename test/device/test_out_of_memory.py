@@ -418,8 +418,8 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
     assert entry.reason.startswith("out of memory on cuda:0: ")
     assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
-    # One each, and two of the recordings: neither function finds room.
-    assert log.count("Out of memory on cuda:0") == 7
+    # One each, and three of the recording, which is tried once more before it runs plainly.
+    assert log.count("Out of memory on cuda:0") == 8
 
 
 _PIECES = """

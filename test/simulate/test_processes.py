@@ -36,6 +36,11 @@ def work(number, holds):
         torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
     elif number == 3:
         os.kill(os.getpid(), 9)
+    if "trains" in sys.argv:
+        weight = torch.nn.Parameter(torch.ones(1024, device="cuda"))
+        optimizer = torch.optim.Adam([weight])
+        weight.sum().backward()
+        optimizer.step()
     while "serves" in sys.argv:
         time.sleep(0.1)
 
@@ -54,7 +59,7 @@ if __name__ == "__main__":
         for worker in workers:
             worker.join()
         found += [worker.exitcode for worker in workers]
-    sys.exit(any(found))
+    sys.exit("fails" in sys.argv and any(found))
 """
 
 
@@ -79,6 +84,7 @@ def test_processes_that_are_forked_and_started_anew_are_counted(tmp_path: Path) 
 
 @pytest.mark.simgpu
 def test_a_process_without_memory_and_one_that_is_killed(tmp_path: Path) -> None:
+    # Whether the script looks at how they ended, or not.
     arguments = ("4", "spawn")
     status, result, errors = simulate(tmp_path, ENGINE, "--gpu", "rtx-4090", arguments=arguments)
     # THEN the script does not fit, since what it started did not
@@ -88,6 +94,15 @@ def test_a_process_without_memory_and_one_that_is_killed(tmp_path: Path) -> None
     assert any(a["failure"]["requested"] == 60 << 30 for a in rank["failed_at"] if a["failure"])
     # AND of the process that was killed it is known that it was there
     assert [p["lost"] for p in rank["processes"]].count(True) == 1
+
+
+@pytest.mark.simgpu
+def test_a_process_that_trains_for_one_step_leaves_it_undecided(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, ENGINE, arguments=("1", "fork", "trains"))
+    assert status == 4, errors
+    (rank,) = result["ranks"]
+    assert rank["fits"] is None
+    assert "one optimizer step was seen" in rank["undecided"]
 
 
 @pytest.mark.simgpu

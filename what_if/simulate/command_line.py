@@ -33,8 +33,8 @@ class Command:
 
 
 def parse(words: tuple[str, ...]) -> Command:
-    """Take ``python [OPTION...] train.py ARG...``, ``train.py ARG...`` or ``-m MODULE ARG...``
-    apart.
+    """Take ``python [OPTION...] train.py ARG...``, ``train.py ARG...``, ``-m MODULE ARG...`` or the
+    name of a program that pip has installed (``vllm serve ...``) apart.
 
     Raises:
         BadInput: it is empty, starts other processes, or is no Python program.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import signal
 import sys
@@ -35,14 +36,18 @@ from .changes import (
     unused_settings,
 )
 from .checkpointed import Checkpointed
+from .failures import Failure, failure_of
 from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks
 from .ranks import fake_groups, fake_reductions, fake_votes
-from .request import VARIABLE, Failure, Outcome, Request
+from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
+
+_OURS = (__file__, run_main.__code__.co_filename)
+"""Files whose frames are not the script's."""
 
 _PERIOD = 0.2
 """Seconds between two looks at how far the program is."""
@@ -67,6 +72,9 @@ def launch(arguments: list[str]) -> None:
         for thread in threading.enumerate():  # as Python does at its end
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()
+        for process in multiprocessing.active_children():
+            if not process.daemon:
+                process.join()
     except BaseException as e:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise
@@ -77,10 +85,17 @@ def launch(arguments: list[str]) -> None:
         elif isinstance(e, CannotRun):
             failure, status = Failure(kind="CannotRun", message=str(e), trace=""), 2
         else:
-            failure, status = _failure(e), 1
+            failure, status = failure_of(e, _OURS), 1
     if run.is_child:
         sys.exit(status)
     run.finish(BY_ITSELF if failure is None else "the script failed", failure, status)
+
+
+def _has_cuda() -> bool:
+    """Tells whether CUDA has started in this process."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # None while torch is being imported
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _peaks() -> tuple[int, int]:
@@ -89,26 +104,6 @@ def _peaks() -> tuple[int, int]:
 
     found = counters().values()
     return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
-
-
-def _failure(error: BaseException) -> Failure:
-    """With the traceback from the script's first frame on."""
-    trace, ours = error.__traceback__, {__file__, run_main.__code__.co_filename}
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    torch, cause = sys.modules.get("torch"), error
-    # The script may have raised something else where the device's memory was too small.
-    while torch is not None and not isinstance(cause, torch.OutOfMemoryError):
-        following = cause.__cause__ or cause.__context__
-        if following is None:
-            break
-        cause = following
-    return Failure(
-        kind=type(error).__name__,
-        message=str(error),
-        trace="".join(traceback.format_exception(type(error), error, trace)),
-        out_of_memory=torch is not None and isinstance(cause, torch.OutOfMemoryError),
-    )
 
 
 class _Run:
@@ -155,6 +150,7 @@ class _Run:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
 
         after_import("memprof.compile_backend.session.runtime", backend_is_there)
+        threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _make_changes(self) -> None:
         """Make those that are none of torch's settings, which ``put_settings`` makes."""
@@ -172,7 +168,8 @@ class _Run:
         """Write the outcome and leave the process, without the script's own end: stopped in a step
         it must not go on to save what it has."""
         self._finishing = True
-        collect(self._request.folder, ended)
+        with contextlib.suppress(OSError):
+            collect(self._request.folder, ended)
         failure = failure or self._of_thread
         outcome = Outcome(ended=ended, failure=failure, status=status)
         describe, dynamo = self._describe, sys.modules.get("torch._dynamo")
@@ -255,7 +252,7 @@ class _Run:
     def _thread_died(self, say: Callable[[Any], Any], args: Any) -> None:
         """A thread of the script's did not catch an exception, which Python says and no more: the
         script may end as if nothing had been."""
-        found = _failure(args.exc_value or args.exc_type())
+        found = failure_of(args.exc_value or args.exc_type(), _OURS)
         if found.out_of_memory:
             self._of_thread = found
         say(args)
@@ -287,7 +284,6 @@ class _Run:
             if self._request.world_size is not None:
                 self._messages.install()
             control.on_host_read(self._reads.note)
-        threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _keep(self, account: DeviceAccount) -> str:
         self._out_of_memory = account
@@ -299,7 +295,7 @@ class _Run:
 
     def _look(self) -> None:
         """Print progress, and end the run when it is asked to end, or the peak has stood still."""
-        torch, last = sys.modules["torch"], time.monotonic()
+        last = time.monotonic()
         shown: tuple[int, int] | None = None
         end = os.path.join(self._request.folder, END)
         while not self._finishing:
@@ -307,7 +303,7 @@ class _Run:
             if os.path.exists(end):
                 with open(end) as f:
                     self._leave(f.read())
-            if not torch.cuda.is_initialized():
+            if self._watch is None or not _has_cuda():
                 continue
             peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
             news, now = (steps, peaks[0]), time.monotonic()
@@ -330,8 +326,7 @@ class _Run:
         from memprof.profiler.sources.allocator.draining import on_main_thread
 
         on_main_thread(functools.partial(self._finish_once, ended))
-        torch = sys.modules["torch"]
-        time.sleep(_PATIENCE if torch.cuda.is_initialized() else _PATIENCE / 10)
+        time.sleep(_PATIENCE if _has_cuda() else _PATIENCE / 10)
         self._finish_once(ended)
 
     def _finish_once(self, ended: str) -> None:

@@ -32,8 +32,9 @@ from memprof.simulated_cuda.torch_build import find_torch
 
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
-from .processes import END, FOLDER, collect, outcomes
-from .request import VARIABLE, Failure, Outcome, Request, Run
+from .failures import Failure
+from .processes import COLLECT_S, END, FOLDER, collect, leave_text, outcomes
+from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
@@ -333,14 +334,15 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
     outcome.accounts = sorted(fullest.values(), key=lambda account: -account.reserved)
     for process in outcome.processes:
         outcome.undecided = outcome.undecided or process.undecided
-        if process.out_of_memory is None:
-            continue
-        outcome.out_of_memory = outcome.out_of_memory or process.out_of_memory
-        failure = outcome.failure
-        if failure is None and outcome.status:
-            failure = Failure(kind="SystemExit", message=str(outcome.status), trace="")
-        if failure is not None:  # The script fails as one of its processes has no memory.
-            outcome.failure = msgspec.structs.replace(failure, out_of_memory=True)
+        if process.lost:
+            outcome.undecided = outcome.undecided or (
+                f"process {process.process}, which the script had started, ended without an "
+                "account: what it took for what, and what it lacked, is not known"
+            )
+        if process.failure is not None and process.failure.out_of_memory:
+            # Whatever the script made of it: it ran without what that process would have done.
+            outcome.failure = process.failure
+            outcome.out_of_memory = process.out_of_memory or outcome.out_of_memory
 
 
 def _wait(
@@ -374,7 +376,7 @@ def _wait(
             collect(folder, f"it was ended after {settings.timeout_s:g} s (--timeout)")
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)  # It has an account to write.
+                process.wait(COLLECT_S + _GRACE_S)  # It has an account to write.
             return None
         finally:
             # Workers that the script started are of no use without it.
@@ -403,7 +405,7 @@ def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folde
     def end() -> None:
         ended = f"it was ready: {until!r}"
         collect(folder, ended)
-        Path(folder, END).write_text(ended)
+        leave_text(Path(folder, END), ended)
         time.sleep(_GRACE_S)  # for the script's own account
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
@@ -22,16 +23,18 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 
 from memprof.profiler.model import DeviceAccount
 from memprof.simulated_cuda.after_import import after_import
-from memprof.what_if._torch_compat import on_cuda_start
+from memprof.what_if._torch_compat import cuda_may_start_after_fork, on_cuda_start
 
+from .failures import Failure, uncaught
 from .leaving import BY_ITSELF, why_undecided
 from .vllm import Serving, follow_workers, serving
+
+log = logging.getLogger("memprof")
 
 FOLDER = "MEMPROF_SIMULATE_FOLDER"
 """Environment variable with the folder of the run, for processes that the script starts."""
@@ -58,8 +61,9 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
         name: that multiprocessing has for it, or the beginning of its command line.
         accounts: one a device that it used, the one with most reserved first.
         out_of_memory: the account of the last moment at which an allocation failed.
+        failure: the exception that ended it, None if none did.
         undecided: as of an ``Outcome``.
-        lost: whether it ended without an account: it was killed.
+        lost: whether there is no account: it was killed, or memprof failed to make one.
         serving: of a serving engine's worker.
     """
 
@@ -67,6 +71,7 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
     name: str = ""
     accounts: list[DeviceAccount] = []
     out_of_memory: DeviceAccount | None = None
+    failure: Failure | None = None
     undecided: str = ""
     lost: bool = False
     serving: Serving | None = None
@@ -94,9 +99,7 @@ def follow_forks(folder: str) -> None:
     used there."""
 
     def forked() -> None:
-        import torch
-
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if cuda_may_start_after_fork():
             _Followed(Path(folder)).begin()
 
     os.register_at_fork(after_in_child=forked)
@@ -106,19 +109,19 @@ class _Followed:
     """This process, from the time that torch has been imported."""
 
     def __init__(self, folder: Path) -> None:
+        from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
+
         self._folder = folder
         self._process = os.getpid()
         self._began = time.monotonic()
         self._out_of_memory: DeviceAccount | None = None
-        self._watch: Any = None
+        self._watch = AllocatorSession(on_step=lambda fewest, most: None)
         self._started = self._answered = False
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
         from memprof.profiler.sources.allocator.out_of_memory import REPORTS
 
-        self._watch = AllocatorSession()
         self._watch.install()
         REPORTS.follow(self._watch)
         REPORTS.keep_with(self._keep)
@@ -153,23 +156,38 @@ class _Followed:
         # A fork of this process has its finalizers.
         if os.getpid() != self._process or not self._started:
             return
-        with self._lock:
+        # Another thread answers, or this one does and was asked again between two bytecodes.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if not self._answered:
                 self._answered = True
                 self._write(self._outcome(ended))
+        finally:
+            self._lock.release()
 
     def _outcome(self, ended: str) -> ProcessOutcome:
         outcome = ProcessOutcome(
             process=self._process,
             name=_name(),
             out_of_memory=self._out_of_memory,
+            failure=uncaught() if ended == BY_ITSELF else None,
             serving=serving(),
         )
-        with contextlib.suppress(Exception):  # It is ``lost`` then, and its total is known.
-            watch = self._watch
-            outcome.accounts = watch.accounts(cut_off=False)
-            steps, trains = watch.steps, watch.objects.has_optimizer
-            outcome.undecided = why_undecided(ended, watch.fewest, steps, watch.backwards, trains)
+        watch = self._watch
+        outcome.undecided = why_undecided(
+            ended,
+            watch.fewest_steps,
+            watch.steps,
+            watch.backwards,
+            watch.objects.has_optimizer,
+        )
+        try:
+            cut_off = ended != BY_ITSELF or outcome.failure is not None
+            outcome.accounts = watch.accounts(cut_off=cut_off)
+        except Exception:
+            log.exception("memprof could not make the account of process %d", self._process)
+            outcome.lost = True
         for account in outcome.accounts:
             account.simulated = True
             account.elapsed_ns = int((time.monotonic() - self._began) * 1e9)
@@ -194,14 +212,20 @@ def _name() -> str:
 
 def collect(folder: str, ended: str) -> None:
     """Ask every process of a run that is alive for its outcome, and wait until they have answered;
-    ``ended`` says in words why they are asked."""
+    ``ended`` says in words why they are asked. Who asks again waits no longer than the first."""
     place = Path(folder)
-    unfinished = place / f"{COLLECT}.part"
-    unfinished.write_text(ended)
-    unfinished.replace(place / COLLECT)
-    until = time.monotonic() + COLLECT_S
-    while _silent(place) and time.monotonic() < until:
+    if not (place / COLLECT).exists():
+        leave_text(place / COLLECT, ended)
+    until = (place / COLLECT).stat().st_mtime + COLLECT_S
+    while _silent(place) and time.time() < until:
         time.sleep(_PERIOD_S / 2)
+
+
+def leave_text(path: Path, text: str) -> None:
+    """Make a file that is whole when it appears."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _silent(folder: Path) -> list[int]:

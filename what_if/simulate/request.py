@@ -8,6 +8,7 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
+from .failures import Failure
 from .messages import Sent
 from .processes import ProcessOutcome
 from .vllm import Serving
@@ -47,16 +48,6 @@ class Request(Run):
     world_size: int | None = None
     rank: int = 0
     progress: bool = True
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An exception that the script did not catch, and its traceback as Python would print it;
-    ``out_of_memory`` if the device's memory was too small."""
-
-    kind: str
-    message: str
-    trace: str
-    out_of_memory: bool = False
 
 
 class Outcome(msgspec.Struct, kw_only=True):

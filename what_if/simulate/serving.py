@@ -16,7 +16,7 @@ READY = {
 }
 """By the program, or the first part of its module's name, what it prints when it serves."""
 
-_SERVERS = {"vllm": ("serve",), "sglang": ("serve", "launch_server")}
+_SERVERS = {"vllm": ("serve", "api_server"), "sglang": ("serve", "launch_server")}
 """Subcommands and modules that serve; all else of these packages ends by itself."""
 
 

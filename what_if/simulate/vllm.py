@@ -92,7 +92,7 @@ def serving() -> Serving | None:
         return None
     worker = _workers[-1]
     found = Serving(engine=f"vLLM {_read(lambda: _version(), '')}".strip())
-    runner = worker.model_runner
+    runner = _read(lambda: worker.model_runner)
     found.weights = _read(lambda: int(runner.model_memory_usage))
     found.activations = _read(lambda: int(worker.peak_activation_memory))
     found.outside = _read(lambda: int(worker.non_torch_memory))

@@ -260,6 +260,7 @@ class MemoryTracker:
     def forked(self) -> None:
         """Let go of everything that belongs to the parent, in a forked child."""
         self._state = RunState.STOPPED
+        self.ending = False  # The parent's thread that was ending it is not here.
         self._recorder.forked()
         self._thread = None
 

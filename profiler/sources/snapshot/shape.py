@@ -87,7 +87,7 @@ class Snapshot:
         segments: all of them.
         traces: events of each device, oldest first, by its number.
         devices: numbers of those that have segments or events.
-        settings: ``allocator_settings``, as far as ``Replay`` uses them.
+        settings: ``allocator_settings``, as far as ``AllocatorHistory`` uses them.
     """
 
     def __init__(self, value: Any, path: str | None) -> None:
@@ -222,7 +222,7 @@ class _Checks:
 
 
 def _settings(found: Any) -> Json:
-    """Returns what ``Replay`` reads of ``allocator_settings``, where it is what torch writes."""
+    """The part of ``allocator_settings`` that ``AllocatorHistory`` reads, where torch wrote it."""
     if type(found) is not dict:
         return {}
     settings: Json = {}

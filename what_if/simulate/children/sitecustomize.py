@@ -1,10 +1,8 @@
 """Follows the memory of a process that a simulated script has started, as Python starts it; then
-runs the ``sitecustomize`` that would have been found without this one."""
+runs the ``sitecustomize`` that would have been found without this one. Any Python may come by here,
+also one that has no memprof: its memory is in the device's total alone."""
 
-from __future__ import annotations
-
-import importlib.machinery
-import importlib.util
+import contextlib
 import os
 import sys
 
@@ -18,12 +16,16 @@ def _follow() -> None:
 
 
 def _run_the_next() -> None:
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
     here = os.path.dirname(os.path.abspath(__file__))
     others = [path for path in sys.path if os.path.abspath(path) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(module_from_spec(spec))
 
 
-_follow()
+with contextlib.suppress(Exception):
+    _follow()
 _run_the_next()

@@ -7,10 +7,9 @@ What a program writes to and keeps from step to step, without training it. It is
 * *running statistics*: buffers of BatchNorm and InstanceNorm, by the class, since their kernels
   write past the counter of writes;
 * *buffers that were written to*: by the tensor's counter of writes (``_version``), which compiled
-  code raises as well, ``FEW`` times or more, since one write may be an initial value and another a
-  checkpoint that is loaded. Any other buffer is a constant of the model, and counts as a parameter;
+  code raises as well, ``FEW`` times or more. Any other buffer is a constant of the model, and counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
-  holds and that were written to ``MANY`` times, of a module that has the same names and shapes as
+  holds and that were written to ``AVERAGED`` times, of a module that has the same names and shapes as
   one with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of
   parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
@@ -41,8 +40,13 @@ Categories = dict[int, Category]
 MANY = 16
 """Writes to a tensor past which it is state, whatever else it may be."""
 
-FEW = 3
-"""Writes to a buffer from which on it is state."""
+FEW = 4
+"""Writes to a buffer from which on it is state: an initial value, a scaled one and a checkpoint
+that is loaded are three."""
+
+AVERAGED = 6
+"""Writes to a parameter of a copy of a model from which on the copy is a moving average: two a step
+are usual, and three steps are what a simulated run has."""
 
 _DEEPEST = 4
 """Containers within containers of a batch that are looked into."""
@@ -167,7 +171,7 @@ def _averages(
         shapes = tuple((name, tuple(p.shape)) for name, p in named)
         if any(id(p) in trained for _, p in named):
             of_trained.add(shapes)
-        elif any(_is_written(p) for _, p in named):
+        elif any(_is_written(p, AVERAGED) for _, p in named):
             candidates.append((module, shapes))
     for module, shapes in candidates:
         found += module.parameters() if shapes in of_trained else ()

@@ -7,10 +7,11 @@ What a program writes to and keeps from step to step, without training it. It is
 * *running statistics*: buffers of BatchNorm and InstanceNorm, by the class, since their kernels
   write past the counter of writes;
 * *buffers that were written to*: by the tensor's counter of writes (``_version``), which compiled
-  code raises as well, ``FEW`` times or more. Any other buffer is a constant of the model, and counts as a parameter;
+  code raises as well, ``FEW`` times or more. Any other buffer is a constant of the model, and
+  counts as a parameter;
 * *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
-  holds and that were written to ``AVERAGED`` times, of a module that has the same names and shapes as
-  one with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of
+  holds and that were written to ``AVERAGED`` times, of a module that has the same names and shapes
+  as one with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of
   parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
   of an optimizer;

@@ -10,7 +10,7 @@ from memprof.profiler.model import Category, SourceFrame
 
 
 class Phase(str, Enum):
-    """Describes what runs from a mark to the next."""
+    """Phase of training that runs from a mark to the next."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -46,7 +46,7 @@ UNWATCHED = "(known with eager=True)"
 
 
 Sink = Callable[[DeviceAccount], str]
-"""Keeps a report; returns where, to be said in the log, or ""."""
+"""Keeps a report; returns the place, for the log, or ""."""
 
 Writer = Callable[[DeviceAccount, list[str]], str]
 """Returns the line of the log on a report that is kept in the files of these names."""
@@ -128,7 +128,7 @@ on_fork(REPORTS.forked)
 
 
 def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
-    """Returns what tells one failing place from another."""
+    """Key of a failing place: device, lines of the program, autograd operation."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())

@@ -146,7 +146,7 @@ def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
 
 
 def _ask(lines: Sequence[_Line], holders: Holders) -> None:
-    """Find out who has the blocks of each line, of some of them."""
+    """Find the holders of some blocks of each line."""
     samples: list[tuple[_Line, HeldStorage]] = []
     for line in lines:
         blocks = line.live
@@ -161,8 +161,8 @@ def _ask(lines: Sequence[_Line], holders: Holders) -> None:
 
 
 def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]]:
-    """Lines whose blocks the same has. So do all gradients that have graphs, which lead to one
-    another. What nobody with a name has and came in the same steps cannot be told apart."""
+    """Lines grouped by the holder of their blocks; gradients that have graphs, which lead to one
+    another, are one group. Blocks without a named holder are grouped by their steps."""
     found: dict[object, list[_Line]] = {}
     for line in lines:
         outermost = line.holder.rpartition(", held by ")[2]
@@ -179,7 +179,7 @@ def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]
 
 
 _INDICES = re.compile(r"(\[\.\.\.\])+$")
-"""As a cache's keys and what it has under them are one deeper or less."""
+"""Trailing indices, one deeper or less for a cache's keys than for what it has under them."""
 
 
 def _growth(

@@ -229,7 +229,7 @@ def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> H
 
 
 def most_common_chain(chains: Iterable[str]) -> str:
-    """Of what is said of several alike the most frequent, whatever keys and indices are in it."""
+    """The most frequent chain of several similar objects, whatever keys and indices it has."""
     votes = Counter(_INDEX.sub("[...]", chain) for chain in chains if chain)
     return votes.most_common(1)[0][0] if votes else ""
 

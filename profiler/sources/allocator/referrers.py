@@ -46,7 +46,7 @@ NODE, CIRCLE = "node of", "which its attribute"
 the graph of its result keeps, and of one in a circle, by the attribute that leads back to it."""
 
 AS_KEY = "[a key]"
-"""As what a dictionary has its keys: of ways that lead to names the last to be taken, since an
+"""Index of a dictionary's keys, the last choice among ways that lead to a name, since an
 optimizer's state has all parameters so."""
 
 _BUFFER = re.compile(r"buf\d+$")
@@ -85,9 +85,9 @@ class Referrers:
         ignored: Iterable[Any] = (),
         known: Mapping[int, tuple[Any, str]] | None = None,
     ) -> list[str]:
-        """Of each object who keeps it, "" where nobody with a name was found; ``ignored`` are
-        containers of the caller's, ``known`` has by identity who has an object and as what, where
-        Python does not know it."""
+        """Chain of holders of each object, "" if none has a name; ``ignored`` are containers of the
+        caller's, ``known`` has by identity an object's holder and its name there, where Python does
+        not know it."""
         self._known = known or {}
         self._read_stacks()
         self._read_globals()

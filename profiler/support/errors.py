@@ -1,6 +1,6 @@
 """Errors about a profile file. Every message says what was given, what is allowed and what to do;
-``str(error)`` is one line, fit to print as it is, whatever path or content the file has (see Note
-[What may reach a terminal])."""
+``str(error)`` is one line, fit to be printed as it is, whatever the path or the file holds: see
+Note [What may reach a terminal]."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def failed_requests(
 
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
-    """A line with the text of it, where it can be read."""
+    """The line with its source text, where that can be read."""
     return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 

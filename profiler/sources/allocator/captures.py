@@ -306,7 +306,7 @@ def _most_at_once(blocks: Sequence[AllocatorBlock]) -> list[AllocatorBlock]:
 def capture_rows(
     blocks: Iterable[AllocatorBlock], fate: Callable[[AllocatorBlock], Fate]
 ) -> list[Held]:
-    """Blocks of one fate and one place in the program together, most bytes first."""
+    """Rows of blocks, one for each fate and place in the program, most bytes first."""
 
     def row_of(b: AllocatorBlock) -> Held:
         at = where(b.frames)

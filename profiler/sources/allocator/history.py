@@ -441,7 +441,7 @@ class AllocatorHistory:
             self.long_lived.append(block)
 
     def _finish_peak(self) -> None:
-        """Take down who is there before the first of them goes."""
+        """Record the blocks of the peak before the first of them is freed."""
         if not self._peak_pending:
             return
         self._peak_pending = False

@@ -131,7 +131,7 @@ def _places(
     allocs: Sequence[Mapping[str, Any]],
     lies_at: Mapping[int, int],
 ) -> list[int | None]:
-    """Which of the requests of a forward was that of each operation."""
+    """Index of each operation's request among those of a forward, None if unknown."""
     sure = [None if o.address is None else lies_at.get(o.address) for o in operations]
     floors = accumulate((-1 if i is None else i for i in sure), max)
     ceilings = [*accumulate((len(allocs) if i is None else i for i in reversed(sure)), min)]

@@ -117,7 +117,7 @@ class OutOfMemoryReports:
         log.debug("this report took %.3f s", time.perf_counter() - began)
 
     def forked(self) -> None:
-        """In a child: its parent's reports are none of its."""
+        """Drop the parent's sinks and watches in a forked child."""
         self._sinks.clear()
         self._watches.clear()
         self._lock, self._busy = threading.Lock(), threading.Lock()

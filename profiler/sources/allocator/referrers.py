@@ -151,7 +151,7 @@ class Referrers:
         _let_go(values, 4)
 
     def _look_up(self, frontier: list[Any], ours: set[int]) -> list[Any]:
-        """Take down who refers to those of ``frontier`` that have no name."""
+        """Record the referrers of unnamed objects of ``frontier``; returns the next to look up."""
         wanted = {id(x): x for x in frontier if id(x) not in self._up and id(x) not in self._locals}
         above: list[Any] = []
         for key in wanted:

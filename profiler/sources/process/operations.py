@@ -303,7 +303,7 @@ class OperationLog:
         self._lock = threading.RLock()
 
     def thin(self) -> None:
-        """Drop what is more than is to be kept."""
+        """Drop the rows beyond the limit of those to keep."""
         with self._lock:
             drop = operations_to_drop(self._rows, self._limit)
             self.dropped += len(drop)

@@ -69,7 +69,7 @@ class CodeNames:
                     self._graphs.setdefault(_file(graph.code_path), []).append(known)
 
     def knows(self, file: str) -> bool:
-        """Tells whether a file is one of theirs, in whatever folder."""
+        """Tells whether a file is generated code of the profiles, in whatever folder."""
         return _file(file) in self._graphs
 
     def name(self, file: str, line: int, function: str) -> Name | None:

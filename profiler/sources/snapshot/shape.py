@@ -169,7 +169,7 @@ class _Checks:
         self.frames(b, at)
 
     def first_request(self, b: Json, request: Any) -> None:
-        """torch before 2.1 had the last request of a block in a history of it."""
+        """Fill in a block's last request, which torch before 2.1 had in a history of the block."""
         if type(request) is dict:
             if type(request.get("frames")) is list:
                 b["frames"] = request["frames"]

@@ -208,8 +208,8 @@ def _beginning(
 
 
 def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]:
-    """Of blocks that go within a history the first address above at which something was asked for
-    while they were there: they do not reach beyond it."""
+    """For blocks freed within a history, the first address above at which something was requested
+    while they were live: they do not reach beyond it."""
     asked, found = Ascending(), dict[int, int]()
     seen: set[int] = set()
     for e in trace:

@@ -183,7 +183,7 @@ class _Deduction:
         self.set_ids(np.flatnonzero(named), PARAMETER)
 
     def activations(self) -> None:
-        """Flood forward from the inputs."""
+        """Mark what the forward makes of inputs as activations."""
         category = bytearray(self.current().tobytes())
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}

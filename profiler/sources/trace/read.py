@@ -221,7 +221,7 @@ class _Reader:
             _append(self.caching, (number, x.total_reserved, x.total_allocated))
 
     def operator(self, event: Any, x: Any, around: _Around) -> _Around:
-        """Note an operator and the tensors it is given; what is below it is below what."""
+        """Note an operator and its tensors; returns the surroundings of its children."""
         leaf, backward, scope, op = around
         name, storage = x.name, self.storage
         signature: list[Any] = []
@@ -273,8 +273,8 @@ class _Reader:
         return leaf, backward, scope, op
 
     def python_call(self, event: Any, x: Any, around: _Around) -> _Around | None:
-        """Note a Python call that matters; what is below it is below what, None for the compiler,
-        below which nothing is looked at."""
+        """Note a Python call that matters; returns the surroundings of its children, None for the
+        compiler, below which nothing is looked at."""
         try:
             name = event.name
         except UnicodeDecodeError:  # a name of any bytes, made by generated code

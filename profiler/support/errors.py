@@ -1,6 +1,6 @@
-"""Describes what can go wrong with a profile file. Every message says what was given, what is
-allowed and what to do; ``str(error)`` is one line, fit to be printed as it is, whatever the path or
-the file holds (Note [What may reach a terminal])."""
+"""Errors about a profile file. Every message says what was given, what is allowed and what to do;
+``str(error)`` is one line, fit to be printed as it is, whatever the path or the file holds: see
+Note [What may reach a terminal]."""
 
 from __future__ import annotations
 

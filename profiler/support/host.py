@@ -1,6 +1,4 @@
-"""Describes what can be asked without torch of the machine and the installation that a process
-has.
-"""
+"""Facts about the machine and the installation of a process, found without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Of memprof; ``unknown`` where a folder was imported that is not installed."""
+    """Version of memprof; ``unknown`` where a folder was imported that is not installed."""
     try:
         return version("memprof")
     except PackageNotFoundError:
@@ -26,7 +24,7 @@ def resident_bytes() -> int | None:
 
 
 def physical_memory() -> int | None:
-    """Bytes, None where the system does not say."""
+    """Physical memory of the machine, in bytes; None where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

@@ -1,5 +1,5 @@
-"""Describes what every package registers once: what to do in a forked child and when torch is
-reset; and the switch of Python's collector."""
+"""Hooks that every package registers once: for a forked child and when torch is reset; and the
+switch of Python's collector."""
 
 from __future__ import annotations
 

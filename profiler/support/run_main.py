@@ -21,7 +21,7 @@ from typing import Any
 
 
 class CannotRun(Exception):
-    """Describes what is to be run is not there, or cannot be read; the message says which."""
+    """The script or module to run is not there, or cannot be read; the message says which."""
 
 
 def run_main(arguments: list[str], before: Callable[[], object]) -> None:

@@ -28,7 +28,7 @@ _here = _ThreadNotes()
 
 @contextmanager
 def activity(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
-    """Has ``current_activity`` say so on this thread, within the context."""
+    """Have ``current_activity`` return this on this thread, within the context."""
     before, _here.activity = _here.activity, Activity(what, pool)
     try:
         yield
@@ -37,7 +37,7 @@ def activity(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
 
 
 def current_activity() -> Activity | None:
-    """Returns what memprof does on this thread, None if the program itself runs."""
+    """Activity of memprof on this thread, None if the program itself runs."""
     return _here.activity
 
 

@@ -247,7 +247,7 @@ def _check_regular(path: str) -> os.stat_result | None:
 
 
 def refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
-    """Returns what to raise where ``what`` cannot be written to ``path``."""
+    """Error to raise where ``what`` cannot be written to ``path``."""
     if isinstance(e, FileExistsError):
         return ProfileExistsError(
             path, f"cannot write {what}: something is there already, and stays as it is"

@@ -28,7 +28,7 @@ _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 _T = TypeVar("_T")
 
 MAX_ENTRIES = 1_000_000
-"""Of the allocator's history on one device between two drains."""
+"""Most events of one device's allocator history between two drains."""
 
 
 NormWithStatistics = torch.nn.modules.batchnorm._NormBase
@@ -36,7 +36,7 @@ NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 
 
 Undo = Callable[[], None]
-"""Takes something back; it may be called again."""
+"""Takes a change back; it may be called again."""
 
 
 def replace(
@@ -215,7 +215,7 @@ def drain_history() -> dict[str, Any]:
 
 
 def allocation_counts(device: int) -> tuple[int, int]:
-    """Returns how many blocks the allocator of a device has handed out, and has got back."""
+    """Numbers of blocks that the allocator of a device has handed out, and has got back."""
     counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
     asked, let_go = _before_reset.get(device, (0, 0))
     return asked + counts["allocated"], let_go + counts["freed"]
@@ -282,15 +282,13 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def pool_id(pool: Any) -> tuple[int, int] | None:
-    """Returns what ``capture_begin`` was given for a pool: a handle, or from 2.14 on a
-    ``MemPool``.
-    """
+    """Id of the pool given to ``capture_begin``: a handle, or from 2.14 on a ``MemPool``."""
     handle = getattr(pool, "id", pool)
     return None if handle is None else (int(handle[0]), int(handle[1]))
 
 
 def pool_of(graph: torch.cuda.CUDAGraph) -> tuple[int, int] | None:
-    """Returns where a graph was captured; None if it has none, as after ``reset()``."""
+    """Id of the pool of a captured graph; None if it has none, as after ``reset()``."""
     try:
         return pool_id(graph.pool())
     except RuntimeError:  # "without a preceding successful capture"
@@ -394,7 +392,7 @@ def current_operation() -> Any:
 
 
 def _seen(look: Callable[[], _T], otherwise: _T) -> _T:
-    """Returns what a look at an object gives, which it may forbid."""
+    """Result of ``look()`` at an object, or ``otherwise`` if it raises."""
     try:
         return look()
     except Exception:
@@ -426,8 +424,8 @@ def _saved_names(kind: Any) -> tuple[str, ...]:
 
 
 def saved_by(node: Any) -> list[torch.Tensor]:
-    """Returns what an operation of autograd has saved for its backward, as it lies, hooks' results
-    too."""
+    """Tensors that an operation of autograd has saved, as stored (no unpack hook runs); hooks'
+    results too."""
     found: list[Any] = []
     kind: Any = type(node)
     for name in _saved_names(kind):
@@ -456,7 +454,7 @@ def operations_below(outputs: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 _OWN = ("_raw_saved_result", "_raw_saved_output", "_raw_saved_total_weight")
-"""Begin names under which torch's operations save what they have made themselves."""
+"""Prefixes of the names under which torch's operations save their own results."""
 
 
 def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
@@ -500,7 +498,7 @@ def compiled_autograd_is_on() -> bool:
 
 
 def writes_to(tensor: torch.Tensor) -> int | None:
-    """Returns how often a tensor was written to; None where nobody counts."""
+    """Writes to a tensor so far (its version); None where torch does not count."""
     return _seen(lambda: int(tensor._version), None)  # Not of one made in inference mode.
 
 
@@ -510,7 +508,7 @@ def is_marked_static(tensor: torch.Tensor) -> bool:
 
 
 def tensors_of_caches() -> list[torch.Tensor]:
-    """Returns what transformers' caches of keys, values and states have."""
+    """Tensors in transformers' caches of keys, values and states."""
     module = sys.modules.get("transformers.cache_utils")
     names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
     kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]

@@ -206,7 +206,7 @@ def failed_requests(
 
 
 def source_of(line: SourceFrame | None) -> SourceFrame | None:
-    """A line with the text of it, where it can be read."""
+    """The line with its source text, where that can be read."""
     return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
@@ -321,7 +321,7 @@ BUCKETS_OF_GRADIENTS = "DDP's buckets: gradients are views of them"
 
 
 def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Category, str] | None:
-    """Returns what FSDP or DDP asked for, by frames, innermost first; None if neither did."""
+    """Category and holder of what FSDP or DDP asked for, by frames, innermost first; else None."""
     buffer = Category.COMMUNICATION_BUFFER
     for frame in frames:
         path = frame.file.replace("\\", "/")
@@ -346,7 +346,7 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Category, str] | None
 
 
 _COPY = re.compile(r"\.(to|cuda)\(")
-"""In the text of a line that asks for a copy on a device."""
+"""Marks a source line that copies a tensor to a device."""
 
 
 def _pools(peak: AllocatorInstant) -> tuple[list[PoolShare], list[AllocatorBlock]]:

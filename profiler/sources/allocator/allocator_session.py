@@ -1,4 +1,4 @@
-"""Says what a process's CUDA devices hold, and what of it grows, from the allocator's history."""
+"""Accounts of a process's CUDA devices, and what grows on them, from the allocator's history."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AllocatorSession(HistoryFollower):
     """Makes accounts of devices from what it has followed of the allocator's history."""
 
     def accounts(self, cut_off: bool = False) -> list[DeviceAccount]:
-        """Returns what was reserved at the peak of each device that was used, most first, of a run
-        that is over: but for a guest's, cuBLAS's workspaces are given back.
+        """Accounts of the peak of each device that was used, most bytes first, of a run that is
+        over: but for a guest's, cuBLAS's workspaces are given back.
 
         Args:
             cut_off: whether the program ended in the middle: by an exception, or as it was left.
@@ -87,9 +87,8 @@ class AllocatorSession(HistoryFollower):
         return account
 
     def account_now(self, device: int, holder_of: HolderOf) -> tuple[DeviceAccount, int]:
-        """Returns what is reserved on a device at this instant, in the midst of the program, and
-        how many bytes the request was for that failed last; 0 if none did. ``holder_of`` as for
-        ``explain``.
+        """Account of a device at this instant, in the midst of the program, and bytes of the
+        request that failed last; 0 if none did. ``holder_of`` as for ``explain``.
 
         Raises:
             LookupError: it is not followed.
@@ -115,7 +114,7 @@ class AllocatorSession(HistoryFollower):
         return account, failed[-1][0] if failed else 0
 
     def growth(self) -> list[Growth]:
-        """Returns what is held across steps and grows, on all devices, most a step first."""
+        """Memory that is held across steps and grows, on all devices, most bytes a step first."""
         if not self.follows:
             return []
         known = self._mark_process(None)

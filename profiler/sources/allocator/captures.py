@@ -44,7 +44,7 @@ from .history import AllocatorBlock, AllocatorHistory
 from .where import where
 
 _STEPS = 3_000_000
-"""Requests that are served again for one pool, at most, to say what captures cost."""
+"""Requests of one pool that are simulated, at most, to find what captures cost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class WatchedCapture:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Describes what is known of a device when the session ends.
+    """State of a device when the session ends.
 
     Attributes:
         blocks: those of captures and of the pools that were captured into, in order.
@@ -167,7 +167,7 @@ class _Pool:
         return pool
 
     def _blocks_of(self, c: WatchedCapture) -> list[AllocatorBlock]:
-        """Those that are the graph's of a capture."""
+        """Blocks that belong to the graph of a capture."""
         blocks = self._device.blocks
         begin, end = (bisect.bisect_left(blocks, n, key=lambda b: b.mark) for n in (c.begin, c.end))
         return [b for b in blocks[begin:end] if has(c.segments, b.address)]
@@ -220,7 +220,7 @@ class _Pool:
         return Fate.UNEXPLAINED if self._instant is None else Fate.KEPT
 
     def _is_held(self, block: AllocatorBlock) -> bool:
-        """Tells whether a tensor in Python refers to it; not known of what went before the end."""
+        """Tells whether a tensor in Python refers to a block; False for an earlier instant."""
         return self._instant is None and block.first_of(self._device.held) is not None
 
     def _share(self, pool: GraphPool) -> None:
@@ -294,7 +294,7 @@ def _range(block: AllocatorBlock) -> Range:
 
 
 def _most_at_once(blocks: Sequence[AllocatorBlock]) -> list[AllocatorBlock]:
-    """Returns what was there when most bytes were, of the blocks of one capture in order."""
+    """Blocks of one capture, given in order, that were live at its peak of bytes."""
     steps = [(b.event, b.size) for b in blocks]
     steps += [(b.ended, -b.size) for b in blocks if b.ended is not None]
     steps.sort(key=lambda step: (step[0], step[1] < 0))
@@ -306,7 +306,7 @@ def _most_at_once(blocks: Sequence[AllocatorBlock]) -> list[AllocatorBlock]:
 def capture_rows(
     blocks: Iterable[AllocatorBlock], fate: Callable[[AllocatorBlock], Fate]
 ) -> list[Held]:
-    """Blocks of one fate and one place in the program together, most bytes first."""
+    """Rows of blocks, one for each fate and place in the program, most bytes first."""
 
     def row_of(b: AllocatorBlock) -> Held:
         at = where(b.frames)

@@ -32,7 +32,7 @@ CONTEXT = 1 << 30
 
 MOST_RELIEFS = 5
 WORTH = 20
-"""A relief is said where it is at least this part of what was wanted: one in so many."""
+"""A relief is listed if it frees at least one part in so many of the bytes wanted."""
 
 
 def explain_failure(
@@ -115,14 +115,14 @@ _BY_CATEGORY = {
     Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
     Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }
-"""Change that makes room, by category of the memory."""
+"""Advice that makes room, by category of the memory."""
 
 
 def reliefs(
     f: AllocationFailure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
 ) -> tuple[Relief, ...]:
-    """Returns what would have made room, most first, with rows, phase and bytes ``reserved`` of the
-    account of that moment; no growing segments where they are ``expandable`` already."""
+    """Changes that would have made room, most bytes first, with rows, phase and bytes ``reserved``
+    of the account of that moment; no growing segments where they are ``expandable`` already."""
     found = [
         Relief(
             0 if expandable else f.free,

@@ -82,7 +82,7 @@ class GraphWatch:
         self._blocks.setdefault(device, []).append(block)
 
     def pools(self) -> list[GraphPool]:
-        """Returns what was captured, by pool, at the end.
+        """Private pools that were captured into, as they are at the end.
 
         Raises:
             RuntimeError: the history was not followed.
@@ -211,8 +211,8 @@ def _text(error: BaseException) -> str:
 
 
 def _who_captures() -> tuple[str, SourceFrame | None, str]:
-    """Returns whose code captures now on this thread, the innermost frame of the program, and what
-    the graph is of, as far as the former says it."""
+    """The library or API that captures now on this thread, the innermost frame of the program, and
+    the graph's name, as far as the former tells it."""
     maker, name = "capture_begin", ""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -229,7 +229,7 @@ def _who_captures() -> tuple[str, SourceFrame | None, str]:
 
 
 def _maker(code: CodeType, line: int) -> tuple[str, str]:
-    """Returns what a frame of torch's or memprof's says of a capture below it, and of its graph."""
+    """Maker and graph's name of a capture below a frame of torch's or memprof's; else empty."""
     file = code.co_filename
     if _OURS.search(file):
         return _MEMPROF, ""

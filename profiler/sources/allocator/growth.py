@@ -1,5 +1,5 @@
-"""Describes what an ``AllocatorSession`` has seen grow: blocks of step after step that are there,
-and who has them."""
+"""Memory that an ``AllocatorSession`` has seen grow: blocks that stay step after step, and their
+holders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .referrers import CIRCLE, NODE
 from .where import Where, user_lines, where
 
 SAMPLES = 6
-"""Blocks of a line of which it is asked who has them."""
+"""Blocks of a line whose holders are looked up."""
 
 WINDOWS = 32
-"""Spans of equally many allocations that stand for steps, where there are none."""
+"""Spans of equally many allocations that stand for steps in a run without any."""
 
 _LASTS = frozenset({Category.GRADIENT, Category.OPTIMIZER_STATE, Category.PERSISTENT_STATE})
 """Categories of memory that a program may come to at any step and keep, as where an expert has its
@@ -31,9 +31,9 @@ first token. Not parameters: copies of a model that are kept are a leak."""
 
 @dataclass(slots=True)
 class Steps:
-    """Describes what counts as a step of a run: the numbers of that in which a block was made, from
-    1, and of that in which it was let go of, how many have ended, what they are called, and whether
-    they are nothing but events of the allocator."""
+    """Steps of a run: the number of the step in which a block was made, from 1, and of that in
+    which it was freed; how many have ended, their name, and whether they are only events of the
+    allocator."""
 
     of: Callable[[AllocatorBlock], int]
     end: Callable[[AllocatorBlock], int]
@@ -58,7 +58,7 @@ class _Line:
 
 
 def steps_of(marks: Sequence[Mark], events: int) -> Steps:
-    """Returns what to count: optimizer steps, else backwards, else the allocator's events."""
+    """Steps to count: optimizer steps, else backwards, else spans of the allocator's events."""
 
     def by(count: Callable[[Mark], int], name: str) -> Steps | None:
         if count(marks[-1]) < LEAST:
@@ -146,7 +146,7 @@ def _rate(lines: Sequence[_Line], steps: Steps) -> Rate | None:
 
 
 def _ask(lines: Sequence[_Line], holders: Holders) -> None:
-    """Find out who has the blocks of each line, of some of them."""
+    """Find the holders of some blocks of each line."""
     samples: list[tuple[_Line, HeldStorage]] = []
     for line in lines:
         blocks = line.live
@@ -161,8 +161,8 @@ def _ask(lines: Sequence[_Line], holders: Holders) -> None:
 
 
 def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]]:
-    """Lines whose blocks the same has. So do all gradients that have graphs, which lead to one
-    another. What nobody with a name has and came in the same steps cannot be told apart."""
+    """Lines grouped by the holder of their blocks; gradients that have graphs, which lead to one
+    another, are one group. Blocks without a named holder are grouped by their steps."""
     found: dict[object, list[_Line]] = {}
     for line in lines:
         outermost = line.holder.rpartition(", held by ")[2]
@@ -179,7 +179,7 @@ def _by_holder(lines: Sequence[_Line], steps: Steps) -> dict[object, list[_Line]
 
 
 _INDICES = re.compile(r"(\[\.\.\.\])+$")
-"""As a cache's keys and what it has under them are one deeper or less."""
+"""Trailing indices, one deeper or less for a cache's keys than for what it has under them."""
 
 
 def _growth(

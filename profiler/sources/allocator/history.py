@@ -1,4 +1,4 @@
-"""Describes what the caching allocator held at each instant, from the history that it keeps.
+"""Content of the caching allocator at each instant, from the history that it keeps.
 
 Note [Following the allocator]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -46,7 +46,7 @@ from .marks import Mark
 from .segments import AllocatorSegment, Segments, pool_id
 
 LONG = 8
-"""A block that lived for one part in so many of a history is in ``AllocatorHistory.long_lived``."""
+"""A block that lived for at least one part in so many of a history is in ``long_lived``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class AllocatorHistory:
         return self._segments
 
     def now(self) -> AllocatorInstant:
-        """Returns what there is at this instant, as if it were the one that decides."""
+        """Segments and blocks at this instant, as if it were the one that decides."""
         peak = AllocatorInstant(self.reserved, self.allocated_bytes, self.events, self.mark)
         self._record_blocks(peak)
         return peak
@@ -441,7 +441,7 @@ class AllocatorHistory:
             self.long_lived.append(block)
 
     def _finish_peak(self) -> None:
-        """Take down who is there before the first of them goes."""
+        """Record the blocks of the peak before the first of them is freed."""
         if not self._peak_pending:
             return
         self._peak_pending = False

@@ -51,7 +51,7 @@ from .where import line_of_caller
 log = logging.getLogger("memprof")
 
 _LOOKS = 20
-"""Steps at each of which parameters, gradients and state are looked for; then every so many."""
+"""First steps, all of which look for parameters, gradients and state; then one in so many does."""
 
 DRAIN = 20_000
 """Blocks that are asked for between two drains, if the program comes to a mark by then."""

@@ -1,5 +1,4 @@
-"""Tells whose the memory of a device is, asked of the live objects of the process: no history
-needed.
+"""Holders of the memory of a device, found from the live objects of the process without a history.
 
 Note [What holds memory]
 ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -30,19 +29,19 @@ from .history import AllocatorBlock
 from .referrers import COMPILED, Referrers
 
 NAMED = 64
-"""Tensors, those with most bytes, of which it is asked who refers to them."""
+"""Tensors, those with most bytes, whose referrers are looked up."""
 
 ALIKE = 8
-"""Tensors in one storage that are asked for."""
+"""Tensors of one storage or graph whose referrers are looked up, at most."""
 
 UNNAMED = "(a tensor that nobody with a name has)"
-"""Holder of a tensor of which it is not known who refers to it."""
+"""Holder of a tensor whose referrers are unknown."""
 
 CIRCLE = "gradients that have a graph, which has them (create_graph=True)"
-"""Holder of what is in a circle of autograd's and has no name."""
+"""Holder of memory in a reference cycle of autograd's that has no name."""
 
 MOST_NODES = 1_000_000
-"""Of autograd's graphs, that are walked."""
+"""Nodes of autograd's graphs to walk, at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +75,7 @@ class HeldStorage:
 
     @property
     def category(self) -> Category:
-        """Returns what it is for, as far as that shows."""
+        """Category of the storage, as far as its holder shows it."""
         if COMPILED in self.chain:
             if _BUFFER.match(self.chain):
                 return Category.TEMPORARY
@@ -96,7 +95,7 @@ _ARGUMENT = re.compile(r"arg\d+_\d+\b")
 
 
 class Holders:
-    """Describes what every piece of memory of the process is held by, at one instant.
+    """Holder of each storage of the process, at one instant.
 
     Attributes:
         held: in order of addresses. Let go of it at once: it holds tensors.
@@ -152,18 +151,18 @@ class Holders:
         return found
 
     def of(self, block: AllocatorBlock) -> HeldStorage | None:
-        """Returns who holds a block, as far as that is known: of several the first."""
+        """Storage that lies in a block, with its holder; of several the first, else None."""
         address = block.first_of(self._addresses)
         return None if address is None else self._found[address]
 
     def address_of(self, tensor: torch.Tensor | None) -> int | None:
-        """Returns where a tensor's memory begins; None if it has none."""
+        """Address of the first byte of a tensor's memory; None if it has none."""
         with compat.without_torch_function():
             memory = [] if tensor is None else compat.memory_of(tensor, self._type)
         return memory[0][0] if memory else None
 
     def category(self, block: AllocatorBlock) -> tuple[Category, str] | None:
-        """Returns what a block is for of which nothing else is known, and who has it."""
+        """Category and holder of a block by the tensors in it; None if none is known."""
         held = self.of(block)
         return None if held is None else (held.category, held.what or UNNAMED)
 
@@ -230,7 +229,7 @@ def _held(operations: list[tuple[torch.Tensor | None, list[torch.Tensor]]]) -> H
 
 
 def most_common_chain(chains: Iterable[str]) -> str:
-    """Of what is said of several alike the most frequent, whatever keys and indices are in it."""
+    """The most frequent chain of several similar objects, whatever keys and indices it has."""
     votes = Counter(_INDEX.sub("[...]", chain) for chain in chains if chain)
     return votes.most_common(1)[0][0] if votes else ""
 
@@ -276,8 +275,8 @@ def _chains(
     ours: list[Any],
     owners: Mapping[int, tuple[torch.Tensor, str]] | None = None,
 ) -> dict[int, str]:
-    """Returns who refers to tensors, by identity, but for objects of ours; owners as ``known`` of
-    ``Referrers.chains``."""
+    """Chain of referrers of each tensor, by identity, leaving out objects of ours; owners as
+    ``known`` of ``Referrers.chains``."""
     different = {id(t): t for t in tensors}
     asked = list(different.values())
     found = Referrers().chains(asked, [tensors, different, ours, *ours], owners)

@@ -36,7 +36,7 @@ from memprof.profiler.model import Category
 from . import _torch_compat as compat
 
 Categories = dict[int, Category]
-"""Purposes of storages, by the address of their first byte."""
+"""Categories of storages, by the address of their first byte."""
 
 MANY = 16
 """Writes to a tensor past which it is state, whatever else it may be."""
@@ -50,12 +50,12 @@ AVERAGED = 6
 are usual, and three steps are what a simulated run has."""
 
 _DEEPEST = 4
-"""Containers within containers of a batch that are looked into."""
+"""Depth of nested containers to which a batch is searched for tensors."""
 
 
 class KnownMemory(NamedTuple):
-    """Describes what is known of modules and optimizers, and what the program itself says;
-    addresses of storages that were written to often; and gradients of any tensors."""
+    """Categories of the memory of modules, optimizers and what the program itself names; addresses
+    of storages written to often; and gradients of any tensors."""
 
     categories: Categories
     written_often: frozenset[int]
@@ -82,8 +82,7 @@ class Objects:
         self._optimizers.append(weakref.ref(optimizer))
 
     def least_written(self) -> int:
-        """Returns how often that parameter of the optimizers was written to that was so least
-        often; -1 where there is none."""
+        """Fewest writes to any parameter of the optimizers; -1 if there is none."""
         made = [optimizer for r in self._optimizers if (optimizer := r()) is not None]
         groups = [group for o in made for group in getattr(o, "param_groups", ())]
         writes = (compat.writes_to(p) or 0 for group in groups for p in group["params"])
@@ -145,7 +144,7 @@ class Objects:
 
 
 def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:
-    """Returns what the parameters, buffers and gradients of modules are."""
+    """Categories of the parameters, buffers and gradients of modules."""
     known: Categories = {}
     for module in modules:
         statistics = isinstance(module, compat.NormWithStatistics)
@@ -192,7 +191,7 @@ def _is_written(tensor: torch.Tensor, times: int = MANY) -> bool:
 
 
 def of_parameters(optimizer: torch.optim.Optimizer) -> Categories:
-    """Returns what an optimizer is to step on, and its gradients."""
+    """Categories of an optimizer's parameters and of their gradients."""
     known: Categories = {}
     for group in optimizer.param_groups:
         for p in group["params"]:

@@ -10,7 +10,7 @@ from memprof.profiler.model import Category, SourceFrame
 
 
 class Phase(str, Enum):
-    """Describes what runs from a mark to the next."""
+    """Phase of training that runs from a mark to the next."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -57,7 +57,6 @@ class Mark:
 
 
 def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:
-    """The line in whose ``backward()`` something was asked for after the mark with this number,
-    None if in none."""
+    """Line whose ``backward()`` made a request after the mark of this number; else None."""
     mark = marks[number]
     return mark.line if mark.phase is Phase.BACKWARD else None

@@ -1,4 +1,4 @@
-"""Tells whoever listens that a CUDA device has no more memory.
+"""Calls listeners when a CUDA device has no more memory.
 
 torch's observers cannot be taken back: there is one of ours for the life of the process.
 """
@@ -19,7 +19,7 @@ log = logging.getLogger("memprof")
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryEvent:
-    """Describes what the allocator says of a request that failed. Bytes.
+    """A request that failed, as the allocator reports it. Bytes.
 
     Attributes:
         device: number of the device.

@@ -33,7 +33,7 @@ LOSS = "LogSoftmaxBackward0"
 """The operation that is given logits."""
 
 LEAST = 1 << 18
-"""Elements of what is worth being called logits."""
+"""Elements that a tensor has, at least, to be called logits."""
 
 
 @dataclass(slots=True)
@@ -94,17 +94,15 @@ class Backward:
 
 
 def _kind(result: compat.Result) -> tuple[int, int]:
-    """Elements, and those of the last dimension."""
+    """Elements of a result, in all and in its last dimension."""
     return math.prod(result.shape), result.shape[-1] if result.shape else 1
 
 
 def origins(
     backwards: Sequence[Backward], device: int, events: Sequence[Mapping[str, Any]], asked: int
 ) -> dict[int, AutogradOrigin]:
-    """Returns where blocks of autograd's operations are from, of forwards and backwards, by their
-    number among the requests in these events of the allocator. ``asked`` had been asked for by
-    their end.
-    """
+    """Origins (operations of autograd, in forward or backward) of blocks, by their number among the
+    requests in these events of the allocator. ``asked`` had been asked for by their end."""
     allocs = [e for e in events if e["action"] == "alloc"]
     first = asked - len(allocs)
     found: dict[int, AutogradOrigin] = {}
@@ -133,7 +131,7 @@ def _places(
     allocs: Sequence[Mapping[str, Any]],
     lies_at: Mapping[int, int],
 ) -> list[int | None]:
-    """Which of the requests of a forward was that of each operation."""
+    """Index of each operation's request among those of a forward, None if unknown."""
     sure = [None if o.address is None else lies_at.get(o.address) for o in operations]
     floors = accumulate((-1 if i is None else i for i in sure), max)
     ceilings = [*accumulate((len(allocs) if i is None else i for i in reversed(sure)), min)]

@@ -46,7 +46,7 @@ UNWATCHED = "(known with eager=True)"
 
 
 Sink = Callable[[DeviceAccount], str]
-"""Keeps a report; returns where, to be said in the log, or ""."""
+"""Keeps a report; returns the place, for the log, or ""."""
 
 Writer = Callable[[DeviceAccount, list[str]], str]
 """Returns the line of the log on a report that is kept in the files of these names."""
@@ -117,7 +117,7 @@ class OutOfMemoryReports:
         log.debug("this report took %.3f s", time.perf_counter() - began)
 
     def forked(self) -> None:
-        """In a child: its parent's reports are none of its."""
+        """Drop the parent's sinks and watches in a forked child."""
         self._sinks.clear()
         self._watches.clear()
         self._lock, self._busy = threading.Lock(), threading.Lock()
@@ -128,7 +128,7 @@ on_fork(REPORTS.forked)
 
 
 def _place(event: OutOfMemoryEvent) -> tuple[object, ...]:
-    """Returns what tells one failing place from another."""
+    """Key of a failing place: device, lines of the program, autograd operation."""
     operation = compat.current_operation()
     name = type(operation).__name__ if operation is not None else ""
     stack = traceback.walk_stack(sys._getframe())

@@ -16,13 +16,13 @@ from . import _torch_compat as compat
 from .where import is_of_program
 
 Owners = dict[int, str]
-"""Whose storages are, as ``Where.module_path``, by the address of their first byte."""
+"""Modules that own storages, as ``Where.module_path``, by the address of their first byte."""
 
 
 def owners(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> Owners:
-    """Returns what modules have now; those that are inside of others count as parts of these."""
+    """Owners of the memory that modules have now; submodules count as parts of the outermost."""
     every = list(modules)
     states = {id(p): state for o in optimizers for p, state in list(o.state.items())}
     inside = {id(child) for m in every for child in _has(m, "_modules")}

@@ -92,7 +92,7 @@ def optimizer_state() -> dict[str, int]:
 
 
 def holder_rules(holders: Holders, segments: Sequence[dict[str, Any]]) -> HolderOf:
-    """Says of a block of these segments what its holder has it for."""
+    """Function from a block of these segments to its category and holder."""
     private = merged(
         (s["address"], s["address"] + s["total_size"])
         for s in segments

@@ -1,4 +1,4 @@
-"""Tells who keeps objects alive, in words that a reader finds in his program.
+"""Finds the holders of objects, in words that a reader finds in his program.
 
 ``losses[...], global of train.py`` or ``cache of the closure of step (train.py:12), held by
 model._forward_hooks[...], global of train.py``.
@@ -33,26 +33,26 @@ import torch
 from .where import is_generated, is_internal, nodes_of_buffer
 
 DEPTH = 16
-"""Steps from an object to what has a name."""
+"""References from an object up to a name, at most."""
 
 WIDTH = 400
-"""Objects whose referrers are asked for at once."""
+"""Objects whose referrers are looked up at once."""
 
 COMPILED = "local of compiled code"
-"""Place of a variable of Inductor's code."""
+"""Root of a variable of Inductor's code, in a chain."""
 
 NODE, CIRCLE = "node of", "which its attribute"
 """Begin what is said of an object without a name: of the ``ctx`` of an ``autograd.Function``, which
 the graph of its result keeps, and of one in a circle, by the attribute that leads back to it."""
 
 AS_KEY = "[a key]"
-"""As what a dictionary has its keys: of ways that lead to names the last to be taken, since an
+"""Index of a dictionary's keys, the last choice among ways that lead to a name, since an
 optimizer's state has all parameters so."""
 
 _BUFFER = re.compile(r"buf\d+$")
 
 MOST = 60
-"""Characters of a key or a name."""
+"""Longest text of a key or a name, in characters."""
 
 
 class _Reference(NamedTuple):
@@ -72,7 +72,7 @@ class _NamedRoot:
 
 
 class Referrers:
-    """Says who keeps objects alive, as things are when it is asked."""
+    """Finds the objects that keep others alive, at the time of the call."""
 
     def __init__(self) -> None:
         self._locals: dict[int, _NamedRoot] = {}
@@ -85,9 +85,9 @@ class Referrers:
         ignored: Iterable[Any] = (),
         known: Mapping[int, tuple[Any, str]] | None = None,
     ) -> list[str]:
-        """Of each object who keeps it, "" where nobody with a name was found; ``ignored`` are
-        containers of the caller's, ``known`` has by identity who has an object and as what, where
-        Python does not know it."""
+        """Chain of holders of each object, "" if none has a name; ``ignored`` are containers of the
+        caller's, ``known`` has by identity an object's holder and its name there, where Python does
+        not know it."""
         self._known = known or {}
         self._read_stacks()
         self._read_globals()
@@ -151,7 +151,7 @@ class Referrers:
         _let_go(values, 4)
 
     def _look_up(self, frontier: list[Any], ours: set[int]) -> list[Any]:
-        """Take down who refers to those of ``frontier`` that have no name."""
+        """Record the referrers of unnamed objects of ``frontier``; returns the next to look up."""
         wanted = {id(x): x for x in frontier if id(x) not in self._up and id(x) not in self._locals}
         above: list[Any] = []
         for key in wanted:
@@ -177,7 +177,7 @@ class Referrers:
         return above
 
     def _root(self, holder: Any, how: str) -> _NamedRoot | None:
-        """Returns what ``holder`` is if it has a name of its own."""
+        """Root of a chain that ends at ``holder``, a class or a module's globals; else None."""
         if type(holder) is dict:
             name = holder.get("__name__")
             if "__builtins__" in holder or _is_module(holder, name):
@@ -277,7 +277,7 @@ def _let_go(values: Any, references: int) -> None:
 
 
 def _as_what(holder: Any, held: set[int]) -> Iterable[tuple[int, str]]:
-    """As what ``holder`` has each of the objects with these identities."""
+    """Identities of the given objects that ``holder`` has, each with its index or name in it."""
     if _is(holder, dict):
         for key, value in list(dict.items(holder)):
             if id(value) in held:

@@ -1,4 +1,4 @@
-"""Describes what the allocator has from a device: segments by address."""
+"""Segments that the allocator has from a device, by address."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from memprof.profiler.model.address_ranges import FreeRanges
 
 _MOST_LOOKS = 5_000_000
-"""Free ranges that are looked at, between two calls of ``new_history``, where memory is given back:
-other people's histories can have many holes and many events that fit none of them."""
+"""Free ranges searched on frees between two calls of ``new_history``, at most: other people's
+histories can have many holes and many events that fit none of them."""
 
 _MOST_IN_PART = 512
-"""Addresses that lie in one list: what a new one moves at most."""
+"""Addresses in one list, at most: what an insertion moves."""
 
 
 @dataclass(slots=True, eq=False)

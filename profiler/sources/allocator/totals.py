@@ -1,4 +1,4 @@
-"""Describes what the allocator counts: its totals, with no history and no look at any block."""
+"""Totals that the allocator counts, with no history and no look at any block."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def counted(steps: int) -> list[DeviceAccount]:
 
 
 def outside(device: int) -> list[Outside]:
-    """Returns what is gone of a device beside torch's allocator now, as one figure; nothing where
-    CUDA does not say."""
+    """Bytes used on a device outside of torch's allocator now, as one figure; empty where CUDA does
+    not say."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError:
@@ -67,9 +67,8 @@ def counters() -> dict[str, dict[str, int]]:
 
 
 def device_totals() -> list[DeviceTotals]:
-    """Returns what the allocators of CUDA devices count now, in some tens of microseconds a device.
-    Nothing where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has
-    failed."""
+    """Totals of the allocators of CUDA devices now, in some tens of microseconds a device. Empty
+    where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has failed."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Describes what program text asked for a block: a source line, the classes of modules, an FX node.
+"""Program text that asked for a block: a source line, the classes of modules, an FX node.
 
 Note [Frames of compiled code]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -48,7 +48,7 @@ _NO_USE = re.compile(r"^\s*(#|del |assert_|\w+ = empty_strided|\w+ = tracked_emp
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Describes what asked for a block.
+    """Place in the program that asked for a block.
 
     Attributes:
         line, library: of the program, and of the library that it called for that; see
@@ -90,9 +90,9 @@ _ENGINE = "_engine_run_backward"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Describes what is known of a line of generated code: the label of its graph, the FX node
-    whose memory it asks for, empty if not known, the line of the program of that node, and whether
-    it is one of the forward that a backward runs again."""
+    """A line of generated code: the label of its graph, the FX node whose memory it asks for, empty
+    if unknown, the program's line of that node, and whether it is one of the forward that a
+    backward runs again."""
 
     graph: str
     node: str = ""
@@ -101,7 +101,7 @@ class Compiled:
 
 
 Describe = Callable[[str, int], Compiled | None]
-"""Says what is known of a line of a file as generated code."""
+"""Looks a line of a file up as generated code; None if it is not known."""
 
 _describe: list[Describe] = []
 
@@ -112,7 +112,7 @@ def describe_with(describe: Describe) -> None:
 
 
 def compiled_at(generated: SourceFrame | None) -> Compiled:
-    """Returns what is known of a line of generated code; nothing of None."""
+    """Graph and FX node of a line of generated code; empty for None."""
     found = _describe[0](generated.file, generated.line) if _describe and generated else None
     return found or Compiled("")
 
@@ -150,7 +150,7 @@ def nodes_of_buffer(file: str, name: str) -> str:
 
 
 def where(frames: Sequence[SourceFrame]) -> Where:
-    """Returns what asked for a block, with these frames, innermost first."""
+    """Place in the program of a request with these frames, innermost first."""
     generated = next((f for f in frames if is_generated(f.file)), None)
     modules: list[str] = []
     for frame in reversed(frames):

@@ -1,5 +1,4 @@
-"""Describes where those who know more than the tracker tell it: what a tensor is, what was
-compiled.
+"""Registry of those who know more than the tracker: what a tensor is, what was compiled.
 
 The tracker must not import the backend (``docs/architecture.md``, One profile), so the backend
 registers. Nothing here imports torch: registering costs nothing where no tracker runs.
@@ -16,8 +15,8 @@ from memprof.profiler.model import Category, Profile
 
 @dataclass(frozen=True, slots=True)
 class TensorOrigin:
-    """Describes what a tensor is to a compiled graph: ``GraphRecord.id`` (None if it belongs to
-    none in particular), the FX node that computed it, what it is for, the name of a parameter."""
+    """Role of a tensor in a compiled graph: ``GraphRecord.id`` (None if it belongs to none in
+    particular), the FX node that computed it, its category, the name of a parameter."""
 
     graph: int | None = None
     node: str | None = None

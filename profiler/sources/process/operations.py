@@ -35,7 +35,7 @@ from .settings import TrackerSettings
 from .sources import Sources
 
 LOCK_WAIT_S = 0.05
-"""Longest that an edge waits for the thread that takes a snapshot."""
+"""Seconds that an edge waits at most for the thread that takes a snapshot."""
 
 _UNKNOWN: Counted = (-1, -1)
 
@@ -220,7 +220,7 @@ class OperationLog:
         self.cost_ns += self.clock() - entered
 
     def _look(self) -> tuple[Counted, Reading | None, int]:
-        """Returns what is alive and in use now, and how long it took to look, ns."""
+        """Live tensors and bytes in use now, and the time that the look took, ns."""
         begin = self.clock()
         counted, reading = _UNKNOWN, None
         try:
@@ -303,7 +303,7 @@ class OperationLog:
         self._lock = threading.RLock()
 
     def thin(self) -> None:
-        """Drop what is more than is to be kept."""
+        """Drop the rows beyond the limit of those to keep."""
         with self._lock:
             drop = operations_to_drop(self._rows, self._limit)
             self.dropped += len(drop)
@@ -335,8 +335,8 @@ class OperationLog:
             return self._tree.summaries()
 
     def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """Returns what changed since it was last asked: at most ``limit`` rows of those that have
-        ended, and summaries. Ask again until there is nothing more."""
+        """Changes since the last call: at most ``limit`` rows of operations that have ended, and
+        summaries. Call again until there are none."""
         with self._lock:
             rows: list[OperationRow] = []
             while self._ended and len(rows) < limit:

@@ -1,6 +1,4 @@
-"""Describes where operations are: in the tree of names, and in lanes of threads and asyncio
-tasks.
-"""
+"""Places of operations: in the tree of names, and in lanes of threads and asyncio tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes how much of the time something may take, and at a stretch.
+"""Limits on the share of time that looks may take, and on work at a stretch.
 
 Note [Which operations are looked at]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -17,9 +17,9 @@ import time
 from memprof.profiler.model.tracker import MAX_NAMES
 
 SAVED_NS = 20_000_000
-"""The most that an account has."""
+"""Upper limit of an account, ns."""
 LONGEST_NS = 2_000_000
-"""What takes longer did so because the thread was taken off its core, for somebody else's sake."""
+"""Most ns that a look is charged: a longer one had its thread taken off the core by others."""
 
 
 class Allowance:
@@ -34,14 +34,15 @@ class Allowance:
         return self._share > 0 and self._left.get(name, SAVED_NS) >= 0
 
     def settle(self, name: str, lasted: int, spent: int) -> None:
-        """An operation has ended that ``lasted`` so long and had so much ``spent`` on it, ns."""
+        """Settle an operation that ``lasted`` so many ns and had ``spent`` ns of looks on it."""
         if name in self._left or len(self._left) < MAX_NAMES:
             left = self._left.get(name, SAVED_NS) + lasted * self._share - spent
             self._left[name] = min(left, SAVED_NS)
 
 
 STRETCH_NS = 1_000_000
-"""Longest piece. Where another thread runs Python, each rest takes up to the interpreter's 5 ms."""
+"""Longest piece of work, ns. Where another thread runs Python, each rest takes up to the
+interpreter's 5 ms."""
 _BREATH = 0.0002
 
 

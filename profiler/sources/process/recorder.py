@@ -1,4 +1,4 @@
-"""Describes what a tracker has recorded: in memory, and in its file."""
+"""Record of a tracker: in memory, and in its file."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class TrackerRecorder:
 def take_snapshot(
     operations: OperationLog, kind: SnapshotKind, name: str, pause: Pause
 ) -> MemorySnapshot:
-    """Returns what the sources of ``operations`` say now, and which of these run; ``pause`` is
+    """Readings of the sources of ``operations`` now, and the operations that run; ``pause`` is
     called between slices of work, to let other threads run."""
     begin = time.perf_counter_ns()
     at, sources = operations.clock(), operations.sources
@@ -316,14 +316,14 @@ def take_snapshot(
 
 
 _NAMED = frozenset({SnapshotKind.END, SnapshotKind.OUT_OF_MEMORY})
-"""Snapshots in which it is asked who refers to tensors: it takes a second for a million objects, in
-one piece, which nobody wants at each of the others."""
+"""Snapshots that look up the referrers of tensors: it takes a second for a million objects, in one
+piece, which nobody wants at each of the others."""
 
 
 def _find_holders(
     largest: list[TensorInfo], storages: list[TensorStorage], operations: OperationLog
 ) -> None:
-    """Say of each that has no name who refers to it."""
+    """Fill in the holder of each entry of ``largest`` without a name."""
     asked = [
         (i, tensor)
         for i, s in enumerate(storages)

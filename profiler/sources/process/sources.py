@@ -1,5 +1,4 @@
-"""Describes what allocators and the operating system say of memory, and what each source cannot
-see.
+"""Readings of memory from allocators and the operating system, and what each cannot see.
 
 Note [No call to the driver]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~

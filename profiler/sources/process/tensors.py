@@ -50,13 +50,13 @@ from memprof.profiler.support.process_hooks import collector_paused
 from ._torch_compat import is_wrapper, stand_ins, storage_address, without_torch_function
 
 MAX_YOUNG = 20_000
-"""Young objects that a snapshot looks through; about 1 ms, in one piece."""
+"""Most young objects that a snapshot looks through; about 1 ms, in one piece."""
 SLICE = 50
 """Tensors handled between two calls of ``pause``."""
 MAX_QUEUED = 64
-"""Collections whose tensors wait for the next look; then those that have died are let go."""
+"""Collections whose tensors may wait for the next look; past it, dead ones are dropped."""
 MAX_TRIES = 3
-"""To look while other threads make collections; what was missed is found by the next look."""
+"""Tries to look while other threads make collections; what was missed is found by the next look."""
 RECHECK = 1_000
 """Known tensors whose size is read again at each snapshot, in turn."""
 
@@ -64,7 +64,7 @@ Pause = Callable[[], None]
 
 
 def no_pause() -> None:
-    """Returns where nobody waits."""
+    """Do nothing: the pause of work that nobody waits for."""
 
 
 _Refs = list["weakref.ref[torch.Tensor]"]

@@ -28,7 +28,7 @@ from .settings import TrackerSettings
 log = logging.getLogger("memprof")
 
 _OUT_OF_MEMORY_EVERY_NS = 5_000_000_000
-"""A program that tries smaller and smaller batches fails many times in a row."""
+"""Least ns between snapshots of failed requests: a search for the largest batch fails often."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -333,7 +333,7 @@ class MemoryTracker:
             self._recorder.sources.tensors.scan()
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
-        """Returns what has been recorded so far.
+        """Record so far.
 
         Args:
             call_threads: numbers of threads in the profile that the record joins, by

@@ -34,16 +34,16 @@ from .shape import GRAPH, MODULE, ROLE, Json, Snapshot, is_workspace
 
 _WORKSPACE = "workspace"
 _PROTOCOL = 4
-"""The latest that MemoryViz.js reads."""
+"""Latest pickle protocol that MemoryViz.js reads."""
 
 
 EAGER, BARE = "no generated code", "no stack"
-"""Whose blocks are without a frame of generated code, and without any frame."""
+"""Labels of blocks without a frame of generated code, and of those without any frame."""
 
 
 @dataclass(slots=True)
 class Enriched:
-    """Describes what was named and what was not.
+    """Counts of what was named and what was not.
 
     Attributes:
         frames, events: distinct frames that have a name now, and events with such a one, by graph.
@@ -97,8 +97,8 @@ def write_snapshot(snapshot: Snapshot, path: StrPath) -> None:
 
 
 class _Stack(NamedTuple):
-    """Describes what is known of a stack: its innermost file of generated code, its innermost name,
-    what the memory is for, and all of it in words; "" is not known."""
+    """A stack: its innermost file of generated code, its innermost name, its memory's category, and
+    all of it in words; "" if unknown."""
 
     file: str = ""
     name: Name | None = None

@@ -1,4 +1,4 @@
-"""Describes what a line of generated code makes, by the profiles of runs of that code.
+"""Names of what lines of generated code allocate, from profiles of runs of that code.
 
 Note [Whose generated code]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -35,7 +35,7 @@ _LABELS = 3
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Describes what a line allocates; None is not known."""
+    """Buffer that a line allocates; None is not known."""
 
     graph: str  # its label, or of several with the same code
     node: str | None  # the FX node
@@ -69,11 +69,11 @@ class CodeNames:
                     self._graphs.setdefault(_file(graph.code_path), []).append(known)
 
     def knows(self, file: str) -> bool:
-        """Tells whether a file is one of theirs, in whatever folder."""
+        """Tells whether a file is generated code of the profiles, in whatever folder."""
         return _file(file) in self._graphs
 
     def name(self, file: str, line: int, function: str) -> Name | None:
-        """Returns what a line of a file allocates, None if that is not known.
+        """Name of what a line of a file allocates; None if unknown.
 
         Args:
             file: path of generated code.
@@ -106,7 +106,7 @@ def _file(path: str) -> str:
 def _name(
     graph: GraphRecord, attribution: Attribution, allocated: _Allocated, line: int, function: str
 ) -> Name | None:
-    """Returns what a line of one graph allocates."""
+    """Name of what a line of one graph allocates; None if unknown."""
     at = bisect_right(graph.statements, line, key=lambda s: s.line) - 1
     if at < 0 or graph.statements[at].function.rpartition(".")[2] != function:
         return None
@@ -135,7 +135,7 @@ def _name(
 
 
 def _allocated(graph: GraphRecord) -> _Allocated:
-    """Returns what each line allocates in any observed program, with the buffers that it is for."""
+    """Storages that each line allocates in any observed program, each with its buffer."""
     found: _Allocated = {}
     for program in graph.programs:
         for e in program.events:
@@ -163,6 +163,6 @@ def _trace(node: NodeProvenance | None) -> str:
 
 
 def _agreed(values: Iterable[_T]) -> _T | None:
-    """Returns what all of some are; None where they differ, or there are none."""
+    """The value that all ``values`` equal; None where they differ, or there are none."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

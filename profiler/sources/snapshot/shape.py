@@ -1,4 +1,4 @@
-"""Describes what a snapshot of torch's allocator holds, checked before anybody uses it.
+"""Content of a snapshot of torch's allocator, checked before anybody uses it.
 
 Note [The shape of a snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -25,12 +25,12 @@ from memprof.profiler.support.errors import SnapshotInvalidError
 Json = dict[str, Any]
 
 _DEVICES = 1 << 10
-"""More than one machine has."""
+"""Limit of a snapshot's devices: more than one machine has."""
 
 ROLE, MODULE, GRAPH = "memprof_role", "memprof_module", "memprof_graph"
 """Fields that ``enrich`` adds to frames beside torch's ``fx_``."""
 _WORKSPACE = ("WorkspaceForHandle", "BlasLtWorkspace")
-"""In names of the functions of C++ that ask for the workspaces of cuBLAS."""
+"""Parts of the names of C++ functions that ask for the workspaces of cuBLAS."""
 _WITHOUT_ADDRESS = ("oom", "snapshot")
 
 # Types of the parts of a snapshot, each with the fields that are used here.
@@ -169,7 +169,7 @@ class _Checks:
         self.frames(b, at)
 
     def first_request(self, b: Json, request: Any) -> None:
-        """torch before 2.1 had the last request of a block in a history of it."""
+        """Fill in a block's last request, which torch before 2.1 had in a history of the block."""
         if type(request) is dict:
             if type(request.get("frames")) is list:
                 b["frames"] = request["frames"]

@@ -45,7 +45,7 @@ NO_STACK = "(no stack was recorded)"
 _CATEGORIES = {p.value: p for p in Category}
 
 _FREED = {"free_requested", "free_completed"}
-"""Events of a block that goes: torch writes both."""
+"""Events of a block that is freed: torch writes both."""
 
 EMPTY = (
     "nothing was recorded: when this was taken torch's allocator had no memory of any device, "
@@ -208,8 +208,8 @@ def _beginning(
 
 
 def _next_asked(trace: Sequence[Json], blocks: Container[int]) -> dict[int, int]:
-    """Of blocks that go within a history the first address above at which something was asked for
-    while they were there: they do not reach beyond it."""
+    """For blocks freed within a history, the first address above at which something was requested
+    while they were live: they do not reach beyond it."""
     asked, found = Ascending(), dict[int, int]()
     seen: set[int] = set()
     for e in trace:
@@ -289,7 +289,7 @@ def _with_line(frame: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _NO_STACK = Held(Category.ALLOCATED, 0, 0, holder=NO_STACK)
 _NO_PYTHON = Held(Category.ALLOCATED, 0, 0)
-"""Of requests whose stack was recorded and is empty: those of autograd's threads."""
+"""Row of requests whose stack was recorded and is empty: those of autograd's threads."""
 
 
 def _row(raw: Sequence[Mapping[str, Any]]) -> Held:

@@ -12,10 +12,10 @@ from typing import NoReturn
 
 _MEMORY = 512 << 20
 _MEMORY_A_BYTE = 10
-"""Of address space: snapshots of torch take five times their size."""
+"""Bytes of address space allowed a byte of the file: snapshots of torch take five."""
 _SECONDS = 5
 _BYTES_A_SECOND = 4 << 20
-"""Snapshots of torch are loaded at a hundred MB a second."""
+"""Lowest loading speed allowed: snapshots of torch are loaded at a hundred MB a second."""
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -29,8 +29,8 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def loads_within_limits(data: bytes) -> bool:
-    """Tells whether another process comes to an end with a pickle, be it an error; see Note [Who
-    may load a snapshot].
+    """Tells whether another process gets through a pickle, or to an error in it, within limits; see
+    Note [Who may load a snapshot].
 
     Raises:
         OSError: it cannot be started.

@@ -28,7 +28,7 @@ DESTROY: int = Action.DESTROY.value
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """Name of the autograd node that writes ``.grad``."""
 ACCUMULATE_GRAD_OPS = frozenset({"aten::detach", "aten::add_"})
-"""What it runs first: it takes the new gradient as it is, or adds to the old one."""
+"""First operators of AccumulateGrad: take the new gradient as it is, or add to the old one."""
 
 MODULE_PREFIX = "nn.Module: "
 """Start of the name of a Python call that torch's tracer knows to be a module's."""

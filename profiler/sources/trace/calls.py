@@ -109,8 +109,8 @@ def _logged(profile: Profile) -> dict[int, list[tuple[int, int]]]:
 
 
 def _nearest(calls: Sequence[tuple[int, int]], start: int) -> tuple[int, int]:
-    """Returns how far away the nearest of a graph's logged calls is, and its program; -1 if none is
-    near enough."""
+    """Distance (ns) to the nearest of a graph's logged calls, and its program; -1 for the program
+    if none is near enough."""
     at = bisect_left(calls, (start,))
     near = [(abs(begun - start), program) for begun, program in calls[max(at - 1, 0) : at + 1]]
     away, program = min(near, default=(NEAREST_CALL_NS, -1))
@@ -140,12 +140,12 @@ def _allocations(program: AllocationProgram) -> dict[int, int]:
 
 
 _Match = tuple[GraphRecord, AllocationProgram | None, dict[int, int], str]
-"""``graph`` and ``program`` of a call, which of its allocations each event is, and ``why``."""
+"""Graph and program of a call, index of each event's allocation, and reason of a mismatch."""
 
 
 def _matched(sizes: list[int], candidates: list[GraphRecord], logged: int) -> _Match:
-    """Returns what a call ran that allocates ``sizes``: its graph is one of some, the likeliest
-    first, of which the log says that it ran program number ``logged``."""
+    """Graph and program of a call that allocates ``sizes`` (bytes), of candidates with the
+    likeliest first, of which the log says that it ran program number ``logged``."""
     programs = [(graph, p) for graph in candidates for p in graph.programs]
     for graph, program in programs:
         expected = _allocations(program)
@@ -175,7 +175,7 @@ def _common(sizes: list[int], program: AllocationProgram) -> dict[int, int]:
 
 
 def _in_part(program: AllocationProgram, index_of: dict[int, int]) -> str:
-    """Returns what of a program a call did not allocate, in words; "" if it did all."""
+    """Description of the program's allocations that a call did not make; "" if it made all."""
     missing = [program.events[e].storage for e in _allocations(program) if e not in index_of]
     if not missing:
         return ""  # what the trace has besides is scratch memory that was not observed

@@ -1,4 +1,4 @@
-"""Describes what each value is for: the rules of torch's memory profile, over columns.
+"""Category of each value: the rules of torch's memory profile, over columns.
 
 Note [Precedence]
 ~~~~~~~~~~~~~~~~~
@@ -36,7 +36,7 @@ CATEGORIES = (
     Category.PARAMETER,
     Category.OPTIMIZER_STATE,
 )
-"""What a number in a column of categories stands for; the numbers are torch's."""
+"""Category of each number in a column of categories; the numbers are torch's."""
 UNKNOWN, INPUT, TEMPORARY, ACTIVATION = range(4)
 GRADIENT, AUTOGRAD_DETAIL, PARAMETER, OPTIMIZER_STATE = range(4, 8)
 ORDER = (
@@ -137,7 +137,7 @@ class _Deduction:
         return np.frombuffer(done, np.bool_)
 
     def inputs(self) -> None:
-        """Returns what contributes to a gradient but depends on none is an input."""
+        """Mark values that contribute to a gradient but depend on none as inputs."""
         category = self.current()
         depends = self.depends_on_gradient(category)
         contributes = bytearray(((category == GRADIENT) | (category == PARAMETER)).tobytes())
@@ -155,7 +155,7 @@ class _Deduction:
         self.set_default(np.flatnonzero(candidate), INPUT)
 
     def parameters_by_data_flow(self) -> None:
-        """Returns what the forward reads, and is updated from gradients it contributes to."""
+        """Mark what the forward reads, and is updated from gradients it leads to, as parameters."""
         category = self.current()
         gradient = (category == GRADIENT).tobytes()
         forward = bytearray((category == INPUT).tobytes())
@@ -183,7 +183,7 @@ class _Deduction:
         self.set_ids(np.flatnonzero(named), PARAMETER)
 
     def activations(self) -> None:
-        """Flood forward from the inputs."""
+        """Mark what the forward makes of inputs as activations."""
         category = bytearray(self.current().tobytes())
         required = {INPUT, ACTIVATION}
         allowed = {INPUT, ACTIVATION, PARAMETER, TEMPORARY}
@@ -198,7 +198,7 @@ class _Deduction:
         self.set_default(np.asarray(found, np.int32), ACTIVATION)
 
     def autograd_detail(self) -> None:
-        """Returns what the backward makes anew, or from what is unknown."""
+        """Mark as autograd detail what the backward makes anew, or from an unknown value."""
         category = bytearray(self.current().tobytes())
         found = array("i")
         version = self.graph.value_version[self.made_backward].data

@@ -184,7 +184,7 @@ def frozen(values: Any, dtype: Any = None) -> npt.NDArray[Any]:
 
 
 def differs(values: Ints) -> Bools:
-    """Returns where a value is not the one before it; the first of all never is."""
+    """Mask of the values that differ from the one before; True for the first of all."""
     out = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=out[1:])
     return out

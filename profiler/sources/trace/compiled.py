@@ -41,7 +41,7 @@ from .storages import Storages
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Describes what memprof knows of an allocation in compiled code."""
+    """Owner of an allocation in compiled code, as memprof knows it."""
 
     graph: GraphRecord  # that made it
     storage: Storage  # in the graph's program
@@ -63,7 +63,7 @@ class Owner:
 
 @dataclass(slots=True)
 class CompiledCalls:
-    """Describes what is known of compiled code in a trace."""
+    """Categories and owners of the memory of compiled code in a trace."""
 
     category: Bytes  # of each storage (keys, then blocks), 0 where this says nothing
     by_program: Bytes  # the category comes from an observed program, not from the phase
@@ -78,7 +78,7 @@ class CompiledCalls:
 def find_compiled(
     columns: EventColumns, context: Context, storages: Storages, calls: list[GeneratedCall]
 ) -> CompiledCalls:
-    """Returns what is known of the compiled code of a trace, of its ``calls`` of generated code."""
+    """Categories and owners of a trace's compiled code, from its ``calls`` of generated code."""
     reasons = Counter(call.why for call in calls)
     out = CompiledCalls(
         category=_by_phase(columns, context, storages),

@@ -1,4 +1,4 @@
-"""Describes where in a program a storage was made: phase, optimizer step, module, compiled call.
+"""Context in which a storage was made: phase, optimizer step, module, compiled call.
 
 Note [Ranges are found by time]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -24,7 +24,7 @@ from .columns import FORWARD, NODE, Bytes, EventColumns, Ints, ScopeKind, at, fr
 
 PHASE_FORWARD, PHASE_BACKWARD, PHASE_OPTIMIZER = range(3)
 NO_PHASE = 255
-"""Of what was there before the trace."""
+"""Phase of storages that were there before the trace."""
 
 
 @dataclass(slots=True)

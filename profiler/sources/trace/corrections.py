@@ -1,4 +1,4 @@
-"""Describes where the categories differ from torch's, and why.
+"""Differences of the categories from torch's, and why.
 
 torch's rules see operators and versions. Each ``Rule`` adds one thing that the trace knows besides,
 and is the only source of one kind of difference; which one decided is kept for every value, so
@@ -30,7 +30,7 @@ from .storages import Storages
 
 
 class Rule(IntEnum):
-    """Describes what decided a category. In order; later rules overrule earlier ones."""
+    """Rule that decided a category. In order; later rules overrule earlier ones."""
 
     TORCH = 0
     FORWARD_CALL = 1
@@ -58,7 +58,7 @@ class Rule(IntEnum):
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
 
 Address = tuple[str, int]
-"""Name of a device, and where on it a storage begins."""
+"""Name of a device, and address on it where a storage begins."""
 
 
 class KnownObjects:

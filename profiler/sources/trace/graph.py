@@ -36,10 +36,10 @@ from .columns import (
 )
 
 FREED, ALLOCATED, MUTATED = 8, 16, 64
-"""Besides READ, WRITTEN and AMBIGUOUS: what an edge is made of. MUTATED follows from the
-others: it writes to a storage that lives on."""
+"""Flags of an edge, besides READ, WRITTEN and AMBIGUOUS. MUTATED follows from the others: it writes
+to a storage that lives on."""
 _EFFECT_BITS = 6
-"""All but MUTATED fit."""
+"""Bits of an edge's flags in a sort key; all but MUTATED fit."""
 
 
 @dataclass(slots=True)

@@ -105,15 +105,13 @@ class DataFlowProfile:
     # -- names ----------------------------------------------------------------------
 
     def owners(self, storage: int) -> tuple[Owner, ...]:
-        """Returns what memprof's own profile knows of a storage made by compiled code: who owned
-        it, in order of time; () if nothing."""
+        """Owners of a storage made by compiled code, from memprof's own profile, in order of time;
+        () if none is known."""
         known = self.compiled.owners if self.compiled is not None else {}
         return tuple(known.get(int(self.storages.created[storage]), ()))
 
     def owner(self, storage: int, time: int | None = None) -> Owner | None:
-        """Returns who owns a storage made by compiled code at a time (ns); None is when it is
-        made.
-        """
+        """Owner of a storage made by compiled code at a time (ns), None for when it is made."""
         owners = self.owners(storage)
         if not owners:
             return None

@@ -86,12 +86,12 @@ def _signed(n: int) -> int:
 
 
 Signature = tuple[Any, ...]
-"""Of each argument of a call ``TensorMetadata``, ``list``, a scalar type, or None."""
+"""Kind of each argument of a call: ``TensorMetadata``, ``list``, a scalar type, or None."""
 _Schemas = Callable[[str], tuple[Any, ...]]
 
 
 def _match(schemas: _Schemas, name: str, signature: Signature) -> tuple[bool, tuple[int, ...]]:
-    """Tells whether a call can be one of an operator, and what it does to each argument.
+    """Tells whether a call can be one of an operator, and its effect on each argument.
 
     The profiler records no overload, so the call is held against every overload's schema; in
     practice one remains. WRITTEN is what any of those that remain writes to.
@@ -129,8 +129,8 @@ def _python_kind(name: str) -> int:
 
 
 _Around = tuple[int, int, int, int]
-"""What an event is below: row of the leaf table, part of the backward, row of the scope table, name
-of the innermost operator."""
+"""Surroundings of an event: row of the leaf table, part of the backward, row of the scope table,
+name of the innermost operator."""
 
 
 def _append(rows: array[int], row: tuple[int, ...]) -> int:
@@ -147,9 +147,7 @@ def _columns(rows: array[int], types: str) -> list[Ints]:
 
 
 class _Reader:
-    """Describes what was read so far: the tables of ``EventColumns`` while rows are added to
-    them.
-    """
+    """State of the read: the tables of ``EventColumns`` while rows are added to them."""
 
     def __init__(self) -> None:
         # By the reader, as operators may be registered between two runs. A run of a million calls
@@ -223,7 +221,7 @@ class _Reader:
             _append(self.caching, (number, x.total_reserved, x.total_allocated))
 
     def operator(self, event: Any, x: Any, around: _Around) -> _Around:
-        """Note an operator and the tensors it is given; what is below it is below what."""
+        """Note an operator and its tensors; returns the surroundings of its children."""
         leaf, backward, scope, op = around
         name, storage = x.name, self.storage
         signature: list[Any] = []
@@ -275,8 +273,8 @@ class _Reader:
         return leaf, backward, scope, op
 
     def python_call(self, event: Any, x: Any, around: _Around) -> _Around | None:
-        """Note a Python call that matters; what is below it is below what, None for the compiler,
-        below which nothing is looked at."""
+        """Note a Python call that matters; returns the surroundings of its children, None for the
+        compiler, below which nothing is looked at."""
         try:
             name = event.name
         except UnicodeDecodeError:  # a name of any bytes, made by generated code

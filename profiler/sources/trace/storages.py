@@ -195,6 +195,6 @@ def find_changes(
 
 
 def _first_of_each(graph: Graph, edges: Ints) -> Ints:
-    """Of edges of one storage the first, as they are given; in order of the graph."""
+    """First edge of each storage, of edges as they are given; in order of the graph."""
     _, first = np.unique(graph.edge_key[edges], return_index=True)
     return np.sort(edges[first])

@@ -182,15 +182,15 @@ def _present(profile: DataFlowProfile, device: int) -> Ints:
 
 
 POINTS = 20_000
-"""Times a device at most; a page or a file has no use for more."""
+"""Most times a device: a page or a file has no use for more."""
 LEAKS = 1_000
-"""Storages that outlived their step, a device at most."""
+"""Most storages a device that are listed as having outlived their step."""
 
 
 def data_flow_columns(
     profile: DataFlowProfile, perf_origin_ns: int = 0, *, points: int = POINTS
 ) -> DataFlowColumns:
-    """Returns what a profile file keeps of a data-flow profile.
+    """Columns that a profile file keeps of a data-flow profile.
 
     Args:
         profile: from ``profile_memory``.
@@ -364,7 +364,7 @@ class PeakReport:
 
 
 def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:
-    """Returns what is live at the peak of a device, and why.
+    """Report of what is live at the peak of a device, and why.
 
     Args:
         profile: from ``profile_memory``.

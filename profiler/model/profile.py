@@ -95,7 +95,7 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Describes where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this
+    """The machine of a profile: its system, e.g. ``Linux-6.1``, its processor, cores that the
     process may use, bytes of physical memory (0 if unknown), and names of the devices torch sees.
     """
 

@@ -32,7 +32,7 @@ class Origin(str, Enum):
 
 
 class EventKind(str, Enum):
-    """Describes what happens to a storage."""
+    """Kind of an event in the life of a storage."""
 
     ALLOC = "alloc"
     FREE = "free"
@@ -67,7 +67,7 @@ class Storage:
 
     @property
     def at_entry(self) -> bool:
-        """Tells whether it was live before the call began."""
+        """Whether the storage was live before the call began."""
         return self.origin is Origin.INPUT or self.origin is Origin.EXTERNAL
 
 
@@ -99,7 +99,7 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class AllocationProgram:
-    """Describes what one call of one graph does to memory.
+    """Allocations and frees of one call of one graph.
 
     Attributes:
         key: values of the graph's symbolic sizes: of its integer inputs, in input order, then

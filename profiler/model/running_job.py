@@ -9,13 +9,13 @@ from .profile import DeviceTotals, Growth, Process
 
 
 class Writer(str, Enum):
-    """Says whether a file is still written."""
+    """State of the process that writes a profile file."""
 
     ALIVE = "alive"
     ENDED = "ended"
     """The session came to its end."""
     DIED = "died"
-    """It did not, and nobody writes the file."""
+    """The file has no end, and no process writes it any more."""
     UNKNOWN = "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Which calls of forwards each call of a backward belongs to, in a call log and in a trace.
+"""Pairs of each call of a backward with the calls of its forwards, in a call log and in a trace.
 
 Note [Forwards and their backwards]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -1,5 +1,5 @@
-"""Describes what the timeline prepares: what of each program outlives its call and under which
-name, which persistent memory exists when, and which forwards a backward takes from.
+"""Preparation of a profile for the timeline: memory of each program that outlives its call, and its
+key; the lifetimes of persistent memory; and the forwards that each backward takes from.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
@@ -79,7 +79,7 @@ PERSISTENT = frozenset(
 )
 
 SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
-"""What a forward keeps for its backward."""
+"""Categories of what a forward keeps for its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class Persistent:
                 end = never if released is None else released - profile.calls.dropped
                 found.setdefault(key, (item, k, end))
         self._lives = {key: life for key, life in found.items() if life[1] < life[2]}
-        """Of each the first call that has it, and the first that has it no more."""
+        """By key the item, the first call that has it, and the first that has it no more."""
         changes = Counter({0: 0})
         for item, begin, end in self._lives.values():
             changes[begin] += item.storage.nbytes
@@ -309,8 +309,8 @@ class Persistent:
         return key in self._lives and self._lives[key][1] <= epoch < self._lives[key][2]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
-        """Returns what exists in an epoch, in order of first appearance, less what is in
-        ``without``."""
+        """Persistent memory that exists in an epoch, less the keys ``without``, in order of first
+        appearance."""
         there = (key for key in self._lives if key not in without and self.has(key, epoch))
         return [self._lives[key][0] for key in there]
 
@@ -357,8 +357,8 @@ class Pairing:
                 self.lifetimes.setdefault(unit, Counter())[backward - forward] += 1
 
     def usual_forwards(self, unit: int) -> Forwards:
-        """For a backward: the first program of each of its forwards, where the calls that it
-        belongs to are not known."""
+        """First program of each forward of a backward, for where the calls that it belongs to are
+        not known; () for a unit that is no backward."""
         graph = self._units[unit].graph
         if graph.kind is not GraphKind.BACKWARD:
             return ()

@@ -1,5 +1,5 @@
-"""Describes what a profile says that cannot be: references to what does not exist, and sums of
-other parts.
+"""Contradictions within a profile: references to what does not exist, and sums that differ from
+their parts.
 
 Note [What is checked of a profile]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -114,8 +114,8 @@ def _given() -> str:
 
 
 def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
-    """Returns what to raise of a file of which ``most`` bytes are read: ``what`` stands before
-    "more"."""
+    """Error for a file beyond the ``most`` bytes that may be read; in its message ``what`` stands
+    before "more"."""
     return ProfileTooLargeError(
         path,
         f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
@@ -124,13 +124,13 @@ def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeEr
 
 
 def most_unpacked(packed: int, path: StrPath | None) -> float:
-    """Returns how many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
+    """Bytes that a file of ``packed`` bytes may unpack to; infinite for the limit ``none``."""
     limit = _limit(path)
     return limit if _given() else min(limit, max(FREE, RATIO * packed))
 
 
 def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Returns what ``zlib`` has packed; of more than ``room`` bytes one more than that.
+    """Data that ``zlib`` has packed, unpacked; if longer than ``room`` bytes, ``room + 1`` of them.
 
     Raises:
         zlib.error: it is damaged, or ends early.

@@ -1,5 +1,5 @@
-"""Describes what a tracker's file says piece by piece while it grows, the record that it adds up
-to, and how both stay bounded; no torch.
+"""Entries that a tracker appends to its file, the record that they add up to, and the bounds of
+both; no torch.
 
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -98,9 +98,8 @@ def as_columns(rows: Iterable[OperationRow]) -> model.OperationColumns:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Describes what is added to a record; what is None or empty adds nothing. Of the same
-    operation (by number), summary (by position) or other part it replaces what an earlier entry
-    said."""
+    """An addition to a record; what is None or empty adds nothing. It replaces an earlier entry of
+    the same operation (by number), summary (by position) or other part."""
 
     metadata: model.TrackerMetadata | None = None
     snapshot: model.MemorySnapshot | None = None

@@ -1,5 +1,5 @@
-"""Describes what a job does now, from the file that it writes: for a live view, and of one that has
-ended.
+"""Present state of a job, or last state of one that has ended, from the file that it writes: for a
+live view.
 
 The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
 session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
@@ -33,7 +33,7 @@ from .support.errors import ProfileError, ProfileForeignError
 from .views.advice import advise
 
 KEEP_CALLS = 100_000
-"""Of the call log, the latest: what a view of the present looks at."""
+"""Latest calls of the log that a view of the present looks at."""
 
 
 _RATE_NS = 60_000_000_000
@@ -102,8 +102,7 @@ class JobFile:
         return found
 
     def writer(self) -> Writer:
-        """Tells whether the process lives that writes it; see Note [What a file says of its
-        writer]."""
+        """State of the process that writes the file; see Note [What a file says of its writer]."""
         found = self._profile
         if found is None or found.complete:
             return Writer.ENDED if found is not None else Writer.UNKNOWN
@@ -116,7 +115,7 @@ class JobFile:
         return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
 
     def look(self, now_ns: int | None = None) -> Present:
-        """Returns what the file tells now.
+        """Present state of the job, as the file has it now.
 
         Raises:
             ProfileError: as ``profile``.

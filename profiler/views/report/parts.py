@@ -1,5 +1,5 @@
-"""Describes what a report says of a profile's optional parts, as data: data flow, tracker, and what
-was reserved at the peak of a device that nobody watched.
+"""Figures of a report on a profile's optional parts: data flow, tracker, and bytes reserved at the
+peak of a device that nobody watched.
 
 Note [A peak from two sources]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

@@ -18,7 +18,7 @@ from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
 _NAMES = 6
-"""Of what is left out, that are named where room is scarce."""
+"""Most names of left-out sections in a text for which room is scarce."""
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
@@ -37,7 +37,7 @@ def render(content: Iterable[Section], style: Style = PLAIN) -> str:
 
 
 def _render(content: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
-    """Sections as text; of the names of what is left out so many."""
+    """Sections as text, with at most ``most`` names of what is left out."""
     page = Page(style)
     left: dict[str, None] = {}
     for shown in content:

@@ -1,4 +1,4 @@
-"""Describes what the page knows: a profile as plain data.
+"""Payload of the HTML page: a profile as plain data.
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -147,7 +147,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Returns where the clock of the page begins."""
+    """Origin of the page's clock: the earliest time of data flow, snapshots and calls, in ns."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
@@ -163,8 +163,8 @@ def _graph(graph: GraphRecord, texts: Each[str]) -> dict[str, Any]:
 
 
 def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
-    """Which entries of a curve to keep: all of a short one; of a long one the first, the last, and
-    the first highest and first lowest of each of ``points / 2`` equal stretches."""
+    """Indices of a curve's points to keep: all of a short one; of a long one the first, the last,
+    and the first highest and first lowest of each of ``points / 2`` equal stretches."""
     n = len(totals)
     if n <= points:
         return set(range(n))

@@ -37,14 +37,14 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     "function": lambda site: site.frame and site.frame.function,
     "code": lambda site: site.frame and site.frame.code.strip(),
 }
-"""What the page has of a site beside its place in each view."""
+"""Fields of a site in the payload beside its place in each view."""
 HOLDS = {
     Hold.CALL: "it belongs to this call: an input of it, or made by it",
     Hold.PERSISTENT: "it stays from call to call: a parameter, a buffer or optimizer state",
     Hold.SAVED: "a forward saved it and its backward has not run yet",
     Hold.HANDED_ON: "another compiled graph takes it as an input later",
 }
-"""Why an item is live, as the page puts it."""
+"""Reasons why an item is live, in the page's words."""
 _T = TypeVar("_T")
 
 
@@ -71,9 +71,8 @@ def columns(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, 
 
 
 class Sites:
-    """Describes where storages come from, each site once. In each view a site has a place, by its
-    number: a part of the view by its name, or, if it is not ``known``, a reason why it is in the
-    remainder.
+    """Origins of storages, each site once. In each view a site has a place, by its number: a part
+    of the view by its name, or, if it is not ``known``, a reason why it is in the remainder.
     """
 
     def __init__(self, attribution: Attribution) -> None:
@@ -225,8 +224,8 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
 
 
 def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
-    """Returns where a graph's replays have their memory: each segment with its bytes and the
-    highest that is ever used, each block with its site."""
+    """Memory of a graph's replays as JSON values: of each segment the address, its bytes, and those
+    up to the end of the last block; each block with its site."""
     ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
     sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
     return {

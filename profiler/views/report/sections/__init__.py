@@ -1,5 +1,4 @@
-"""Describes what there is to say of a profile, subject by subject: see Note [One description of
-each view].
+"""Sections of a report, a module for each subject: see Note [One description of each view].
 
 Nothing here knows whether it will be text or a page, and nothing reads a file or torch.
 """

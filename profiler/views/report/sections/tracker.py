@@ -1,4 +1,4 @@
-"""Describes what the run-time tracker recorded of a process."""
+"""Sections on the run-time tracker's record of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes what graph trees had to do that a change of the program would spare them."""
+"""Findings on work of graph trees that a change of the program would spare."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
 
 
 def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
-    """Tells whether several programs, which were observed at different calls, have it as an input.
+    """Whether several programs of ``graph``, observed at different calls, have this storage.
 
     That another graph has it says nothing: a batch is handed from graph to graph in a step.
     """

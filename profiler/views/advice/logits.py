@@ -91,9 +91,7 @@ def of_compiled(
 
 
 class _Head(NamedTuple):
-    """Describes what makes logits: its graph and module, their shape, and its place in the
-    forward.
-    """
+    """Logits of a forward: graph and module that make them, their shape, and their ``seq_nr``."""
 
     graph: GraphRecord
     module: str | None
@@ -121,19 +119,20 @@ def _heads(
 
 
 def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
-    """Tells whether an item is as large, and made of nothing that was there before."""
+    """Whether an item can be the logits of ``head`` or made of them: as many elements, as long a
+    last dimension, and not made before them."""
     node = graph.nodes.get(site.node or "") if graph is not None else None
     later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
     return site.category not in _NOT and later and _kind(_shape(graph, item)) == _kind(head.shape)
 
 
 def _kind(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Elements, and the last dimension."""
+    """Number of elements, and the last dimension."""
     return math.prod(shape), shape[-1:]
 
 
 def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[int, ...]:
-    """As the graph has it that explains an item; empty where it does not say."""
+    """Shape of an item in ``graph``, which explains it; empty if not known."""
     buffer = graph.buffers.get(item.owner or "") if graph is not None else None
     if graph is None or buffer is not None:
         return _sizes(buffer.shape) if buffer is not None else ()

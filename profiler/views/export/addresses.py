@@ -1,5 +1,4 @@
-"""Describes where memory lies, for tools that draw it by address: in the pool of graph trees, or
-made up.
+"""Addresses of memory, for tools that draw it by address: in the pool of graph trees, or made up.
 
 Note [Which address a block gets]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

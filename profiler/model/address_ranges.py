@@ -17,7 +17,7 @@ def total(ranges: Iterable[Range]) -> int:
 
 
 def has(ranges: Sequence[Range], address: int) -> bool:
-    """Tells whether an address lies in one of some ranges, which ascend and do not overlap."""
+    """Whether an address lies in one of ``ranges``, which ascend and do not overlap."""
     at = bisect.bisect_right(ranges, (address, math.inf)) - 1
     return at >= 0 and address < ranges[at][1]
 

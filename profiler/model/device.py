@@ -18,7 +18,7 @@ class WhyNot(str, Enum):
     ``profiler/sources/allocator/failure.py``."""
 
     TOO_LARGE = "too_large"
-    """Larger than all that the process may have."""
+    """The request is larger than all that the process may have."""
     PIECES = "pieces"
     """There is enough, in pieces of which none is large enough: fragmentation."""
     STREAMS = "streams"

@@ -48,7 +48,7 @@ class DeviceTotals:
 
 
 class GrowthSource(str, Enum):
-    """Names who has seen something grow."""
+    """Part of a profile that has seen memory grow."""
 
     ALLOCATOR = "allocator"
     """The allocator's history, followed to the end (``eager=True``)."""
@@ -129,7 +129,7 @@ class CallColumns:
         return len(self.graph)
 
     def each(self, change: Callable[[list[int]], list[int]], dropped: int) -> CallColumns:
-        """Other columns, made of each of these."""
+        """New columns: ``change`` applied to each of these, with ``dropped`` calls dropped."""
         columns = (self.graph, self.program, self.start_ns, self.end_ns, self.thread)
         graph, program, start, end, thread = map(change, columns)
         return CallColumns(graph, program, start, end, thread, dropped)

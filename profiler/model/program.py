@@ -18,15 +18,15 @@ from .limits import Count, Int
 
 
 class Origin(str, Enum):
-    """Names who made a storage."""
+    """Origin of a storage."""
 
     INPUT = "input"
-    """It was live when the call began and is reachable from its arguments."""
+    """A storage that was live when the call began and is reachable from its arguments."""
     BUFFER = "buffer"
     """A named buffer of the generated code."""
     EXTERNAL = "external"
-    """It was live when the call began and is held by something other than its arguments:
-    a tensor constant of the graph, or memory that an operator keeps for itself."""
+    """A storage that was live when the call began and is held by something other than its
+    arguments: a tensor constant of the graph, or memory that an operator keeps for itself."""
     INTERNAL = "internal"
     """Scratch memory that a kernel allocated for itself; it has no name, only a line."""
 

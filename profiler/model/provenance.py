@@ -26,7 +26,7 @@ class Evidence(str, Enum):
 
 
 IN_TORCH = "-packages/torch/"
-"""In the path of every file of torch."""
+"""Part of the path of every file of torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Writer(str, Enum):
 
 
 STALLED_NS = 60_000_000_000
-"""A job that writes nothing new for so long is said to do nothing."""
+"""Time in ns without anything new in its file after which a job is said to do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

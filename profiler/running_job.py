@@ -37,9 +37,9 @@ KEEP_CALLS = 100_000
 
 
 _RATE_NS = 60_000_000_000
-"""Steps of the last minute are counted."""
+"""Time in ns over which steps are counted for the rate."""
 _LEAST = 3
-"""Steps that a rate needs."""
+"""Least steps for a rate."""
 _FINDINGS = 3
 _CPU = "resident (host)"
 
@@ -89,7 +89,7 @@ class JobFile:
         return self._profile
 
     def _new(self) -> list[Frame]:
-        """Whole frames that were not there before; all of a file that is another one by now."""
+        """Whole frames that are new since the last call; all frames if the file was replaced."""
         data, begin, file = read_from(self.path, self._read, self._file)
         if file != self._file or begin < self._read or (begin and not may_begin(data)):
             # Written anew: a tracker's, at its end and when it has become long.
@@ -161,7 +161,8 @@ def _process(profile: Profile) -> Process:
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:
-    """The allocators' counters, the latest; of a tracker those of its last snapshot."""
+    """Latest counters of each device's allocator, else of the tracker's last snapshot, and resident
+    bytes of the process, last."""
     found = list(profile.totals)
     snapshots = profile.tracker.snapshots if profile.tracker is not None else []
     resident = profile.resident
@@ -180,7 +181,8 @@ def _devices(profile: Profile) -> list[DeviceTotals]:
 
 
 def _rate(profile: Profile) -> tuple[float | None, str]:
-    """Steps a second, and what a step is."""
+    """Steps a second in the last minute of the log, None without enough, and ``steps`` or ``calls``
+    for what was counted."""
     backwards = {g.id for g in profile.graphs if g.kind is GraphKind.BACKWARD}
     calls = profile.calls
     # Of the last backward of a step alone there is one a step: of the graph called most lately.

@@ -180,7 +180,7 @@ class Comparison:
     result: ProfileDiff
 
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
-        """Print it; the arguments are those of ``Views.report``."""
+        """Print the comparison; the arguments are those of ``Views.report``."""
         out = sys.stdout if file is None else file
         style = report_style(style_of(out), full=True, top=top)
         out.write(printable(render(of_diff(self.result), style), out))

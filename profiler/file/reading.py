@@ -48,9 +48,9 @@ def read_file(path: StrPath) -> bytes:
 def read_from(
     path: StrPath, start: int, file: tuple[int, int] | None
 ) -> tuple[bytes, int, tuple[int, int]]:
-    """The bytes of a regular file from ``start`` on, where so many were read before; the first
-    one's place; and which file it is, by device and inode. Where it is not ``file`` by now, or is
-    shorter, all of it is read.
+    """Bytes of a regular file from ``start`` on, up to which it was read before; the offset of the
+    first; and the file's device and inode. All of it is read where these are not ``file`` any more,
+    or where the file is shorter.
 
     Raises:
         ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.

@@ -36,7 +36,7 @@ from .live_set import Hold, LiveItem
 from .pairing import forwards_of, pair
 
 CALLS = 3
-"""Calls of a graph for which an input that it writes to must be there."""
+"""Least calls of a graph with the same written input for that input to count as state."""
 
 
 def kept_inputs(profile: Profile) -> frozenset[int]:
@@ -226,7 +226,7 @@ def _is_saved(graph: GraphRecord, s: Storage) -> bool:
 
 
 def _link(units: list[PreparedProgram]) -> None:
-    """Find out which units make what others take."""
+    """Link units that make memory with the units that have it as an input."""
     makers: dict[int, tuple[PreparedProgram, LiveItem]] = {}
     for u in units:
         for live in u.surviving:
@@ -256,7 +256,7 @@ def _link(units: list[PreparedProgram]) -> None:
 
 
 def _share(units: list[PreparedProgram]) -> None:
-    """Tell apart what only one unit saves and what others hold or take too."""
+    """Tell apart memory that only one unit saves and memory that others hold or take too."""
     holders = Counter(key for u in units for key in u.saved)
     taken: dict[Key, set[int | None]] = defaultdict(set)
     for u in units:

@@ -97,7 +97,7 @@ _NOTHING = _State()
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One distinct transition, and the bytes of all its calls."""
+    """One distinct transition between states, and the live bytes in each of its calls."""
 
     before: _State
     unit: int
@@ -174,8 +174,8 @@ class Timeline:
         return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
 
     def kind(self, call: int) -> int:
-        """A number: calls with the same one have the same live sets at all their instants and after
-        them."""
+        """Number of a call's kind: calls of one kind have the same live sets at all their instants
+        and after them."""
         return self._step_of_call[call]
 
     def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:

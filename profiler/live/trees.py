@@ -40,7 +40,7 @@ _EXPLAINED = (
     LedgerKind.MOVED_OUT,
     LedgerKind.TREE_FAILURE,
 )
-"""Kinds whose reasons a person wants to read: everything but the way it should go."""
+"""Kinds of ledger entries whose reasons a person wants to read: all but the usual ones."""
 
 _RECORDED = (LedgerKind.RECORD, LedgerKind.RERECORD)
 
@@ -86,9 +86,7 @@ def has_moved(entry: LedgerEntry) -> bool:
 
 
 def writes_to_copied(entry: LedgerEntry) -> bool:
-    """Tells whether code ran without a graph because it writes to inputs that a graph would
-    copy.
-    """
+    """Whether code ran without a CUDA graph because it writes to inputs that a graph would copy."""
     return entry.kind is LedgerKind.SKIP and _cause(entry) is TreeCause.WRITES_TO_COPIED
 
 
@@ -163,7 +161,7 @@ def _function(
 
 
 def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Iterator[TreeReason]:
-    """One reason for all outputs of which the same is said: a backward may have hundreds."""
+    """Yields reasons, one for all outputs with the same reason: a backward may have hundreds."""
     grouped: dict[tuple[LedgerKind, str], list[tuple[str, int]]] = {}
     for (kind, cause, reason), count in reasons.items():
         of_outputs = cause in (TreeCause.HELD, TreeCause.HELD_GRADIENT)

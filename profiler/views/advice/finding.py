@@ -87,7 +87,7 @@ def together(
     whose: str,
     change: str,
 ) -> Iterator[Finding]:
-    """One finding of all the evidence, if it adds up to ``threshold``."""
+    """Yields one finding of all the evidence, if it adds up to ``threshold`` bytes."""
     nbytes = sum(e.nbytes for e in evidence)
     if nbytes >= threshold:
         ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))

@@ -29,19 +29,17 @@ from . import finding
 from .finding import Evidence, Finding, FindingKind, Made, at_peak, made
 
 CHUNKS = 8
-"""Into which the rows of a loss are cut, where a finding says what that saves."""
+"""Number of chunks of a loss's rows for which a finding says what chunking saves."""
 
 _LOSS = "aten._log_softmax."
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution"))
-"""Words of operators' names, as in ``_scaled_mm``."""
+"""Words in names of operators that multiply matrices or convolve, as in ``_scaled_mm``."""
 
 _NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE})
 
 
 def is_product(op: str) -> bool:
-    """Tells whether an operator multiplies matrices or convolves, by its name:
-    ``aten.mm.default``.
-    """
+    """Whether an operator, e.g. ``aten.mm.default``, multiplies matrices or convolves."""
     namespace, _, rest = op.partition(".")
     words = re.findall("[a-z]+", rest.partition(".")[0])
     return namespace == "aten" and not _PRODUCTS.isdisjoint(words)

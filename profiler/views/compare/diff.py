@@ -69,18 +69,18 @@ from .diff_parts import (
 )
 
 _Key = tuple[str, str, str]
-"""Operator, module and line."""
+"""Operator, module and line of a saved value."""
 
 
 @dataclass(slots=True)
 class _Value:
-    """Bytes and tensors a step, by type."""
+    """Bytes and number of tensors saved in a step, by dtype."""
 
     nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def figures(self) -> tuple[str, int, int]:
-        """Types without torch's prefix, most bytes first; bytes and tensors of all."""
+        """Dtypes without torch's prefix, most bytes first; bytes and number of all tensors."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
         types = ", ".join(t.removeprefix("torch.") for t in ordered)
         return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
@@ -158,7 +158,7 @@ def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
 
 
 _Measured = tuple[int, dict[str, Counter[str]]]
-"""Bytes, and by view of what."""
+"""Bytes in all, and by view the bytes of each place."""
 
 
 class NothingToCompare(ValueError):

@@ -123,7 +123,8 @@ def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterato
 
 
 def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
-    """Nothing of an accelerator that was not in use whenever others were read."""
+    """Memory of an operation on a device; where that was not in use, zeros: on an accelerator for
+    as many measured invocations as another device has, on the CPU for none."""
     measured = max((d.measured for d in operation.devices.values()), default=0)
     return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
 
@@ -148,7 +149,7 @@ def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
 
 
 def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
-    """Yields what could not be compared of the data flow, in words."""
+    """Yields parts of the data flow that could not be compared, in words."""
     if before.dataflow is not None and after.dataflow is not None:
         yield from _empty("a data-flow profile", _flows(before), _flows(after))
 

@@ -124,7 +124,7 @@ class Page:
         self._console.print(Text(visible(text), style=style), soft_wrap=False)
 
     def indented(self, text: str, by: int, style: str = "") -> None:
-        """A paragraph, folded and indented by so many characters."""
+        """Print a paragraph, folded and indented by ``by`` characters."""
         self._console.print(Padding(Text(visible(text), style=style), (0, 0, 0, by)))
 
     def section(self, title: str) -> None:
@@ -132,8 +132,8 @@ class Page:
         self.line(title, style="bold")
 
     def table(self, *columns: str, fold: bool = False) -> Table:
-        """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
-        fit is cut; with ``fold``, that of the last column is folded."""
+        """An empty table; ``>name`` is a column of numbers: right-aligned and never cut. Text that
+        does not fit is cut; with ``fold``, that of the last column is folded."""
         table = _Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for i, name in enumerate(columns):
             folds = fold and i == len(columns) - 1

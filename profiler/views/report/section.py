@@ -126,8 +126,8 @@ class Section:
         return {self.spare, *(n for part in self.parts for n in part.spares())} - {0}
 
     def short(self, least: int = EVERY) -> tuple[Section, list[str]]:
-        """The section without details, to which belongs what has ``least`` as its ``spare`` or
-        more, and the names of those left out. Of one that has nothing else nothing is left."""
+        """The section without details and without parts whose ``spare`` is at least ``least``, and
+        the names of those left out; ``NOTHING`` if no more is left."""
         if self.detail or self.spare >= least:
             return NOTHING, [self.name] if self and self.name else []
         shorter = [part.short(least) for part in self.parts]

@@ -107,7 +107,7 @@ class LedgerSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """A report."""
+    """Figures of a report on one profile."""
 
     profile: model.Profile  # what it is about
     device: str  # whose memory it is about

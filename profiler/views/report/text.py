@@ -104,7 +104,7 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
 
 
 def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
-    """The rows that there is room for with their depths, and one more for all others."""
+    """Yields the rows that there is room for with their depths, and one more for all others."""
     limit = min(max(page.top, t.least), t.most)
     order = list(range(len(t.rows)))
     if (largest := t.largest) is not None:
@@ -121,7 +121,7 @@ def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
 
 
 def _named(t: Table) -> int:
-    """The column that says what rows are: the first that is no number."""
+    """Index of the column that names the rows: the first that is no number."""
     return next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
 
 

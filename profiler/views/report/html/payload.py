@@ -48,7 +48,7 @@ def ranks_payload(
     device: str | None = None,
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """One report a process, and how they compare; see ``report_page``."""
+    """Payload of a report for each process, and of their comparison; see ``report_page``."""
     if len(profiles) == 1:
         alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
@@ -104,7 +104,8 @@ def report_payload(
 
 
 def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
-    """In the order of the page. Those of ``of_device`` hold the place of each device's."""
+    """Yields the sections in the order of the page. Those of ``of_device`` hold the place of each
+    device's sections."""
     profile, grows = summary.profile, about.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
@@ -177,8 +178,8 @@ def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
 
 
 def _curves(profile: Profile, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name: live bytes of each device of the data-flow profile by category, and what the
-    tracker's snapshots say of the whole process; times since ``start``."""
+    """Yields curves with their names: live bytes by category of each device of the data-flow
+    profile, and figures of the tracker's snapshots; times in ns since ``start``."""
     for d in profile.dataflow.devices if profile.dataflow else ():
         keep = sorted(_thinned([d.bytes_at(i) for i in range(len(d.time_ns))]))
         lines = {c.value: of for c, of in d.bytes.items()}
@@ -217,7 +218,7 @@ def _kept(
 
 
 def _tracked(snapshots: Sequence[MemorySnapshot]) -> dict[str, list[int]]:
-    """Bytes at each snapshot, by what they are; what one does not know is as it was."""
+    """Bytes at each snapshot, by name of the figure; where a snapshot has none, the one before."""
     found: dict[str, list[int | None]] = {
         "resident": [s.resident_bytes for s in snapshots],
         "live Python tensors": [s.total_bytes for s in snapshots],

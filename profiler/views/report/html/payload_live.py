@@ -93,14 +93,14 @@ class Sites:
         return self._numbers[id(site)]
 
     def _modules(self, site: Site) -> tuple[str, ...]:
-        """The modules that a site is in, from the root; or why it is in none."""
+        """Modules that a site is in, from the root; else one text with the reason for none."""
         named = self.attribution.named(site, View.MODULE)
         if named is None:
             return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
         return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
 
     def _label(self, site: Site) -> str:
-        """The graph that a site is in, "" if none of the profile made it."""
+        """Label of the graph that a site is in, "" if none of the profile made it."""
         named = self.attribution.named(site, View.GRAPH)
         return "" if named is None or named[1] is None else named[0]
 
@@ -112,7 +112,7 @@ class Sites:
         return number
 
     def payload(self) -> dict[str, Any]:
-        """Columns of sites; ``in_`` and the name of a view is its place in that."""
+        """Columns of sites; ``in_`` and a view's name is the column of places in that view."""
         places = [f"in_{view.value}" for view in View]
         return columns([*places, "modules", "label", *_KNOWN], self._rows)
 
@@ -137,7 +137,7 @@ class Sites:
 
 
 class Items:
-    """Items and lists of them, each once."""
+    """Live items and lists of them, each once and numbered."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
@@ -158,7 +158,8 @@ class Items:
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
-    """See Note [How a live set is put together]; times of calls are since ``start``."""
+    """Live sets of one device as JSON values, see Note [How a live set is put together]; times of
+    calls are ns since ``start``."""
     items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}

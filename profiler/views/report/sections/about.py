@@ -32,7 +32,7 @@ VIEWS: dict[View, tuple[col.Column, ...]] = {
     View.LINE: (col.Path("source line"), col.Code("code", below=True)),
     View.GRAPH: (col.Code("graph"),),
 }
-"""Columns of what a view has parts by: a name, and what is said below it."""
+"""Columns that name the parts of each view, and those that stand below the name."""
 MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",
     Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
@@ -62,9 +62,9 @@ _WORDS = (
     ("recorded again", "a CUDA graph of the same sizes was there, and did not fit"),
 )
 _SHORT = 3
-"""Findings of a short text."""
+"""Most findings of a short text."""
 _MOST_GROWTH = 5
-"""Findings of a report; ``--section leaks`` has all."""
+"""Most entries on growth in a report; ``--section leaks`` has all."""
 _REASON = (col.Bytes("", adds=True), col.TEXT)
 
 

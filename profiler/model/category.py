@@ -56,7 +56,7 @@ class Category(str, Enum):
     COMMUNICATION_BUFFER = "communication_buffer"
     """A buffer that DDP or FSDP sends from or receives into."""
     TENSOR = "tensor"
-    """A tensor that the program holds, made for a purpose that nobody watched."""
+    """A tensor that the program holds, of unknown purpose: nobody watched when it was made."""
     ALLOCATED = "allocated"
     """A block whose allocation site is known but not its purpose, as in a snapshot."""
     WORKSPACE = "workspace"

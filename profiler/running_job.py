@@ -1,5 +1,5 @@
-"""Describes what a job does now, from the file that it writes: for a live view, and of one that has
-ended.
+"""Present state of a job, or last state of one that has ended, from the file that it writes: for a
+live view.
 
 The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
 session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
@@ -33,13 +33,13 @@ from .support.errors import ProfileError, ProfileForeignError
 from .views.advice import advise
 
 KEEP_CALLS = 100_000
-"""Of the call log, the latest: what a view of the present looks at."""
+"""Latest calls of the log that a view of the present looks at."""
 
 
 _RATE_NS = 60_000_000_000
-"""Steps of the last minute are counted."""
+"""Time in ns over which steps are counted for the rate."""
 _LEAST = 3
-"""Steps that a rate needs."""
+"""Least steps for a rate."""
 _FINDINGS = 3
 _CPU = "resident (host)"
 
@@ -89,7 +89,7 @@ class JobFile:
         return self._profile
 
     def _new(self) -> list[Frame]:
-        """Whole frames that were not there before; all of a file that is another one by now."""
+        """Whole frames that are new since the last call; all frames if the file was replaced."""
         data, begin, file = read_from(self.path, self._read, self._file)
         if file != self._file or begin < self._read or (begin and not may_begin(data)):
             # Written anew: a tracker's, at its end and when it has become long.
@@ -102,8 +102,7 @@ class JobFile:
         return found
 
     def writer(self) -> Writer:
-        """Tells whether the process lives that writes it; see Note [What a file says of its
-        writer]."""
+        """State of the process that writes the file; see Note [What a file says of its writer]."""
         found = self._profile
         if found is None or found.complete:
             return Writer.ENDED if found is not None else Writer.UNKNOWN
@@ -116,7 +115,7 @@ class JobFile:
         return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
 
     def look(self, now_ns: int | None = None) -> Present:
-        """Returns what the file tells now.
+        """Present state of the job, as the file has it now.
 
         Raises:
             ProfileError: as ``profile``.
@@ -162,7 +161,8 @@ def _process(profile: Profile) -> Process:
 
 
 def _devices(profile: Profile) -> list[DeviceTotals]:
-    """The allocators' counters, the latest; of a tracker those of its last snapshot."""
+    """Latest counters of each device's allocator, else of the tracker's last snapshot, and resident
+    bytes of the process, last."""
     found = list(profile.totals)
     snapshots = profile.tracker.snapshots if profile.tracker is not None else []
     resident = profile.resident
@@ -181,7 +181,8 @@ def _devices(profile: Profile) -> list[DeviceTotals]:
 
 
 def _rate(profile: Profile) -> tuple[float | None, str]:
-    """Steps a second, and what a step is."""
+    """Steps a second in the last minute of the log, None without enough, and ``steps`` or ``calls``
+    for what was counted."""
     backwards = {g.id for g in profile.graphs if g.kind is GraphKind.BACKWARD}
     calls = profile.calls
     # Of the last backward of a step alone there is one a step: of the graph called most lately.

@@ -1,6 +1,5 @@
-"""Describes what a profile can be asked for, alike of a file (``memprof.load``) and of a
-session.
-"""
+"""Methods of a profile, the same for a file (``memprof.load``) and a session: reports, exports and
+comparisons."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Views:
         raise NotImplementedError
 
     def _name(self) -> str:
-        """Of the file, "" if there is none."""
+        """Name of the file, "" if there is none."""
         return ""
 
     def profile(self) -> Profile:
@@ -126,7 +125,7 @@ class Views:
         return to_pandas(profile, Part(devices_in([profile], devices)))
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:
-        """Returns what grew from this profile to another one.
+        """Comparison of this profile with a later one: what grew.
 
         Raises:
             NothingToCompare: no part is in both.
@@ -172,16 +171,16 @@ class LoadedProfile(Views):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Describes what grew from one profile to another.
+    """Growth from one profile to another.
 
     Attributes:
-        result: as data.
+        result: the comparison as data.
     """
 
     result: ProfileDiff
 
     def report(self, *, top: int = 10, file: TextIO | None = None) -> None:
-        """Print it; the arguments are those of ``Views.report``."""
+        """Print the comparison; the arguments are those of ``Views.report``."""
         out = sys.stdout if file is None else file
         style = report_style(style_of(out), full=True, top=top)
         out.write(printable(render(of_diff(self.result), style), out))
@@ -224,8 +223,8 @@ def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Seq
 
 
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
-    """Returns what ``report_text`` says, as JSON values: the figures by their names, and under
-    ``sections`` all that a full report says, in its words and its order."""
+    """The report of ``report_text`` as JSON values: figures by their names, and under ``sections``
+    all sections of a full report, in its words and its order."""
     found = _summary(profiles, device)
     if isinstance(found, RankSummary):
         data = {f.name: getattr(found, f.name) for f in fields(found)}
@@ -252,8 +251,8 @@ def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Itera
 
 
 def report_style(style: Style, full: bool, top: int | None = None) -> Style:
-    """Returns how a report looks on what ``style`` is for; raises ``ValueError`` if ``top`` is less
-    than 1."""
+    """``style`` for a full or a short report, with ``top`` rows in each table (by default fewer if
+    short); raises ``ValueError`` if ``top`` is less than 1."""
     if top is not None and top < 1:
         raise ValueError(f"top is {top}; it must be 1 or more")
     return replace(style, short=not full, top=top or (_TOP if full else _TOP_SHORT))

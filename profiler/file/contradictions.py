@@ -1,5 +1,5 @@
-"""Describes what a profile says that cannot be: references to what does not exist, and sums of
-other parts.
+"""Contradictions within a profile: references to what does not exist, and sums that differ from
+their parts.
 
 Note [What is checked of a profile]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -19,9 +19,8 @@ from memprof.profiler import model
 from memprof.profiler.model.tracker import MAX_NAMES
 
 LONGEST_PATHS = MAX_NAMES * 10_000
-"""Characters that the names from the root of the tree of operations to each of them have together.
-Every operation shows its path, so that long names above many would come to more than any memory
-holds."""
+"""Most characters of the paths of all operations together. Every operation shows its path, so that
+long names above many would come to more than any memory holds."""
 
 _T = TypeVar("_T")
 Finding = tuple[str, str]
@@ -29,8 +28,8 @@ Finding = tuple[str, str]
 
 
 def contradictions(profile: model.Profile) -> Iterator[Finding]:
-    """Yields what is wrong in a profile. Nobody asks for more than the first: behind it, what it is
-    about is not what it should be."""
+    """Yields contradictions in a profile. Nobody asks for more than the first: those behind it may
+    only follow from it."""
     graphs = {g.id: g for g in profile.graphs}
     for g, graph in enumerate(profile.graphs):
         yield from _in_graph(graph, f"$.graphs[{g}]")
@@ -206,7 +205,7 @@ def _in_flow(device: model.DataFlowDevice, at: str) -> Iterator[Finding]:
 
 
 def _ascending(times: Iterable[int], at: str, least: int = 0) -> Iterator[Finding]:
-    """``least``: from one time to the next."""
+    """Yields times that are less than ``least`` ns after the one before."""
     for i, (before, time) in enumerate(pairwise(times), 1):
         if time - before < least:
             yield f"{at}[{i}]", f"{time} after {before}; times ascend"

@@ -40,9 +40,9 @@ from .frames import Damage, Frame, Kind, frames
 from .tracker_fold import Entry, TrackerFold
 
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
-"""What decoding something of another type, of no text, or of too many levels leads to."""
+"""Errors of decoding JSON that has another type, is no text, or is nested too deep."""
 _LONGEST = 400
-"""Characters of what is said of a bad frame, which quotes the file."""
+"""Most characters of the message about a bad frame, which quotes the file."""
 
 
 def _some(kind: type, without: set[str], **other: Any) -> Any:
@@ -94,7 +94,7 @@ _GRAPH = _some(GraphRecord, set(), programs=_Programs)
 
 
 def documents(data: bytes, path: str | None) -> list[Document]:
-    """Returns what a file says of each process, in order of their headers.
+    """Decoded content of a file, a document for each process, in order of their headers.
 
     Raises:
         ProfileTruncatedError: not even the first frame is whole.
@@ -134,9 +134,8 @@ def documents(data: bytes, path: str | None) -> list[Document]:
 
 
 class Document:
-    """Describes what the frames of one process come to: ``left_out`` says where it ends early, and
-    ``refused`` why nothing of it was read. Of the log ``keep_calls`` calls are kept, the latest, by
-    default all."""
+    """Content of one process's frames: ``left_out`` says where it ends early, and ``refused`` why
+    nothing of it was read. The latest ``keep_calls`` calls of the log are kept, by default all."""
 
     def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
         self.left_out: list[str] = []

@@ -83,7 +83,7 @@ class ProfileEncoder:
         self._number = 0
         self._fields: dict[str, bytes] = {}
         self._graphs: dict[int, dict[str, tuple[Any, int, int]]] = {}
-        """What the file knows of each graph: by field the value, its length and its JSON's hash."""
+        """Written fields of each graph id: by field the value, its length and its JSON's hash."""
         self._programs: dict[int, list[AllocationProgram]] = {}
         self._ledger: list[LedgerEntry] = []
         self._calls: Counter[int] = Counter()

@@ -28,7 +28,7 @@ _CUT = "cut off"
 
 
 class Kind(enum.IntEnum):
-    """Describes what a frame holds; those that are not known are passed over."""
+    """Kind of a frame by what it holds; frames of unknown kinds are passed over."""
 
     HEADER = 0
     FIELDS = 1
@@ -72,9 +72,8 @@ def _check(kind: int, process: int, number: int, packed: bytes | memoryview) -> 
 
 
 def may_begin(data: bytes, at: int = 0) -> bool:
-    """Tells whether a frame begins here, as far as ``data`` goes: all of it may be still to
-    come.
-    """
+    """Whether a frame may begin at ``data[at]``, by as many of its first bytes as there are: with
+    none, it may."""
     return MAGIC.startswith(data[at : at + len(MAGIC)])
 
 

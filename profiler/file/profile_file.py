@@ -33,9 +33,9 @@ _JSON = re.compile(
     rb'\s*\{\s*"format"\s*:\s*"memprof-(?:profile|stream|tracker)"'
     rb'(?:\s*,\s*"schema_version"\s*:\s*(\d+))?'
 )
-"""Begins files of memprof 0.1.0, in gzip or not, and what ``memprof export -f json`` makes."""
+"""First bytes of files of memprof 0.1.0, unpacked, and of ``memprof export -f json``."""
 _BEGIN = 4096
-"""Bytes of a file without frames that tell what else it is."""
+"""Number of first bytes by which a file without frames is recognized."""
 _OTHERS = (
     (
         rb'\A\s*(?:\{\s*"(?:schemaVersion|traceEvents|displayTimeUnit)"|\[\s*\{\s*"(?:ph|name|cat)")',
@@ -62,9 +62,9 @@ _OTHERS = (
         "`with memprof.profile(PATH)` in it",
     ),
 )
-"""How other files begin that people take for profiles, and what to do with them."""
+"""First bytes of other files that people take for profiles, and advice on each in words."""
 _LOGGED = 5
-"""Lines on what is not read that are logged; the profile has all."""
+"""Most lines of ``Profile.left_out`` that are logged."""
 
 _WAY_OUT = "say whose is meant (on the command line --rank), or use `read_profiles`"
 

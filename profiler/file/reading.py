@@ -48,9 +48,9 @@ def read_file(path: StrPath) -> bytes:
 def read_from(
     path: StrPath, start: int, file: tuple[int, int] | None
 ) -> tuple[bytes, int, tuple[int, int]]:
-    """The bytes of a regular file from ``start`` on, where so many were read before; the first
-    one's place; and which file it is, by device and inode. Where it is not ``file`` by now, or is
-    shorter, all of it is read.
+    """Bytes of a regular file from ``start`` on, up to which it was read before; the offset of the
+    first; and the file's device and inode. All of it is read where these are not ``file`` any more,
+    or where the file is shorter.
 
     Raises:
         ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
@@ -114,8 +114,8 @@ def _given() -> str:
 
 
 def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
-    """Returns what to raise of a file of which ``most`` bytes are read: ``what`` stands before
-    "more"."""
+    """Error for a file beyond the ``most`` bytes that may be read; in its message ``what`` stands
+    before "more"."""
     return ProfileTooLargeError(
         path,
         f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
@@ -124,13 +124,13 @@ def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeEr
 
 
 def most_unpacked(packed: int, path: StrPath | None) -> float:
-    """Returns how many bytes a file of ``packed`` bytes may unpack to; infinite for ``none``."""
+    """Bytes that a file of ``packed`` bytes may unpack to; infinite for the limit ``none``."""
     limit = _limit(path)
     return limit if _given() else min(limit, max(FREE, RATIO * packed))
 
 
 def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
-    """Returns what ``zlib`` has packed; of more than ``room`` bytes one more than that.
+    """Data that ``zlib`` has packed, unpacked; if longer than ``room`` bytes, ``room + 1`` of them.
 
     Raises:
         zlib.error: it is damaged, or ends early.

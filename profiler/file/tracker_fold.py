@@ -1,5 +1,5 @@
-"""Describes what a tracker's file says piece by piece while it grows, the record that it adds up
-to, and how both stay bounded; no torch.
+"""Entries that a tracker appends to its file, the record that they add up to, and the bounds of
+both; no torch.
 
 Note [Every entry stands alone]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,13 +40,13 @@ from memprof.profiler.model.tracker import (
 
 _MOST = (1 << 62) - 1
 Place = Annotated[int, Meta(ge=0, le=MAX_NAMES)]
-"""In the tree of operations."""
+"""Position in the tree of operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRow:
-    """One invocation, as a file that grows has it: of ``parent`` the number, of ``memory`` by
-    device before, after, peak, and whether the peak is exact; else as in ``OperationColumns``."""
+    """One invocation, as a file that grows has it: ``parent`` is a ``number``, ``memory`` by device
+    (before, after, peak, whether the peak is exact); the rest is as in ``OperationColumns``."""
 
     number: Annotated[int, Meta(ge=0, le=_MOST)]
     summary: Place
@@ -65,7 +65,7 @@ class OperationRow:
 
 
 _PLAIN = [f.name for f in fields(model.OperationColumns) if f.name not in ("parent", "memory")]
-"""Columns that rows have as they are."""
+"""Columns of ``OperationColumns`` that are the same fields in ``OperationRow``."""
 
 
 def without(rows: dict[int, OperationRow], gone: set[int]) -> dict[int, OperationRow]:
@@ -98,9 +98,8 @@ def as_columns(rows: Iterable[OperationRow]) -> model.OperationColumns:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Describes what is added to a record; what is None or empty adds nothing. Of the same
-    operation (by number), summary (by position) or other part it replaces what an earlier entry
-    said."""
+    """An addition to a record; what is None or empty adds nothing. It replaces an earlier entry of
+    the same operation (by number), summary (by position) or other part."""
 
     metadata: model.TrackerMetadata | None = None
     snapshot: model.MemorySnapshot | None = None

@@ -1,5 +1,5 @@
-"""Describes where live memory of compiled code comes from: live sets → category, module, FX node,
-source line, graph; and bytes by what they have in common.
+"""Attribution of compiled code's live memory: live sets → category, module, FX node, source line,
+graph; and bytes by what they have in common.
 
 Every view of a live set adds up: its parts and its remainder are together exactly the bytes of the
 set. A part named in parentheses, such as ``(input)``, is memory that compiled code did not make.
@@ -37,7 +37,7 @@ nested further would be a level of recursion to everything that walks or shows t
 
 
 class View(str, Enum):
-    """Describes what bytes are attributed to."""
+    """Kind of place that bytes are attributed to."""
 
     CATEGORY = "category"
     MODULE = "module"
@@ -165,8 +165,7 @@ def module_tree(breakdown: Breakdown) -> ModuleNode:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Describes where one storage comes from. What is None is unknown, for the reason, by view, in
-    ``why``.
+    """Origin of one storage. What is None is unknown, for the reason, by view, in ``why``.
 
     Attributes:
         graph: id of the graph that explains it.
@@ -192,8 +191,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Describes how many bytes of what programs allocate, inputs excluded, are attributed to an FX
-    node, and to a source line or a module; and by reason those that miss either."""
+    """Bytes that programs allocate, inputs excluded: all, those attributed to an FX node, those
+    attributed to a source line or a module, and, by reason, those that miss either."""
 
     allocated: int = 0
     to_node: int = 0
@@ -228,8 +227,8 @@ class Attribution:
         self._outputs: dict[int, dict[int, LiveStorage]] = {}
 
     def site(self, graph: int, storage: Storage, owner: str | None, line: int) -> Site:
-        """Returns where ``storage`` of a program of ``graph`` comes from, owned by ``owner`` since
-        ``line``."""
+        """Origin of ``storage`` of a program of the graph with id ``graph``, owned by the buffer
+        ``owner`` since ``line``."""
         key = (graph, owner, line, storage)
         found = self._sites.get(key)
         if found is None:
@@ -237,7 +236,7 @@ class Attribution:
         return found
 
     def category(self, item: LiveItem) -> Category:
-        """Returns what a live storage is for, by whoever owns it at that instant."""
+        """Category of a live storage, by the buffer that owns it at that instant."""
         return self.site(item.graph, item.storage, item.owner, item.line).category
 
     def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
@@ -274,7 +273,7 @@ class Attribution:
                 return self.label(site.graph), site.graph, ""
 
     def coverage(self, programs: Iterable[tuple[GraphRecord, AllocationProgram]]) -> Coverage:
-        """Returns how much of what one call of each program allocates is attributed."""
+        """Bytes that one call of each program allocates, and those of them that are attributed."""
         allocated = to_node = to_source = 0
         missing: Counter[str] = Counter()
         made = ((g, p.storages[e.storage], e) for g, p in programs for e in p.events)
@@ -368,8 +367,8 @@ class Attribution:
     def _forward_output(
         self, graph: GraphRecord, storage: Storage, value: GraphValue, index: int
     ) -> Site | None:
-        """Returns where output ``index`` of the forward comes from that belongs to an input of a
-        backward; None if that is not known."""
+        """Origin of a backward's input ``value``, which is output ``index`` of its forward; None if
+        it is not known."""
         forward = None if graph.graph_id is None else self._forwards.get(graph.graph_id)
         if value.forward_graph is not None:
             forward = self._graphs.get(value.forward_graph)
@@ -384,9 +383,8 @@ class Attribution:
         return None if s is None else self._resolve(forward.id, s.storage, s.owner, s.line)
 
     def _made_outputs(self, graph: GraphRecord) -> dict[int, LiveStorage]:
-        """Returns what a graph returns and made itself, by output, in its first program that
-        does.
-        """
+        """Storages that a graph made and returns, by index of the output, each from the first
+        program that returns it."""
         found = self._outputs.get(graph.id)
         if found is None:
             found = self._outputs[graph.id] = {}

@@ -1,4 +1,4 @@
-"""Describes what reports are about: which device, and of each graph which program."""
+"""Choice of the device that a report is about, and of one program for each graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def devices_of(profile: Profile) -> list[str]:
 
 
 def timelines(profile: Profile) -> dict[str, Timeline]:
-    """The memory of each device that programs use, by name; of the CPU if none is used."""
+    """Timeline of each device that programs use, by its name; of the CPU if none is used."""
     return {d: Timeline(profile, d) for d in devices_of(profile) or ["cpu"]}
 
 

@@ -1,4 +1,4 @@
-"""Describes what captures leave in their pool, and how the numbers of graphs are written."""
+"""Memory that captures leave in their pool, and the numbers of graphs in words."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LeftBehind:
 
     @property
     def leaks(self) -> bool:
-        """Tells whether it grows from capture to capture, and nobody in Python holds it."""
+        """Whether this memory grows from capture to capture, and nobody in Python holds it."""
         return self.row.fate is Fate.UNEXPLAINED and len(self.graphs) > 1
 
 
 def left_behind(pool: GraphPool) -> list[LeftBehind]:
-    """Returns what stays after the captures of a pool; what leaks first, then most bytes first."""
+    """Memory that stays after the captures of a pool: leaks first, then most bytes first."""
     found: dict[Held, list[tuple[Held, int]]] = {}
     for graph in pool.graphs:
         for row in graph.left:
@@ -38,7 +38,7 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
 
 
 def label(graph: GraphCapture) -> str:
-    """A graph's number, and its name or whose it is."""
+    """A graph's number, and its name or else its maker, e.g. ``#3 decode``."""
     return f"#{graph.number} {graph.name or graph.maker}".rstrip()
 
 

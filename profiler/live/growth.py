@@ -1,6 +1,6 @@
-"""Describes what grows, from everything that a profile knows.
+"""Growth of memory over the steps of a run, from all parts of a profile.
 
-The same leak may be seen by several. Of each device the best of them is believed: the allocator's
+The same leak may be seen by several parts. For each device the best of them counts: the allocator's
 history, which has every block and who holds it; then the data-flow profile, which has lines; then
 the forwards of compiled code; then the tracker, which has sizes.
 
@@ -60,8 +60,8 @@ MIN_A_STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """By how many bytes a step something grows, and the first step of which something is held, from
-    1, without a gap longer than half of what was looked at."""
+    """Growth in bytes a step, and the first step, from 1, of which memory is still held, with no
+    gap longer than half of the steps looked at."""
 
     a_step: int
     since: int
@@ -74,12 +74,12 @@ class Gone(NamedTuple):
 
 
 def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
-    """Tells whether something grows, None if not; see Note [What counts as growth].
+    """Rate at which held bytes grow, None if they do not; see Note [What counts as growth].
 
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
-        steps: that have ended.
-        gone: what was held for long and is held no more, as far as known.
+        steps: number of steps that have ended.
+        gone: memory that was held for long and is held no more, as far as known.
     """
     if steps < LEAST:
         return None
@@ -119,7 +119,7 @@ _ORDER = list(GrowthSource)
 
 
 def growth(profile: Profile) -> list[Growth]:
-    """Returns what is held across steps and grows, most a step first."""
+    """Memory that is held across steps and grows, most bytes a step first."""
     every = [*profile.growth, *_of_tracker(profile)]
     for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
         every += _of_device(device_flow)
@@ -131,7 +131,7 @@ def growth(profile: Profile) -> list[Growth]:
 
 
 def looked(profile: Profile) -> list[str]:
-    """Returns what of a profile could have shown growth, in words; empty if nothing could."""
+    """Parts of a profile that could have shown growth, in words; empty if there are none."""
     words = []
     for account in profile.accounts:
         # A simulated run is not looked at, nor one of so few steps.
@@ -222,7 +222,8 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
 
 
 def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[Held, ...]:
-    """Of the largest tensors those alike of which there are more than before."""
+    """Groups of like tensors that are more in ``after`` than in ``before``, of the largest tensors
+    on ``device``; each with the tensors that were added, most bytes first."""
     had = Counter(_in_words(t) for t in before.largest if t.device == device)
     groups: dict[str, list[int]] = {}
     for tensor in after.largest:
@@ -237,7 +238,7 @@ def _alike(before: MemorySnapshot, after: MemorySnapshot, device: str) -> tuple[
 
 
 def _in_words(t: TensorInfo) -> str:
-    """Returns what is alike in tensors that are alike."""
+    """Shape, dtype, name and operation of a tensor in words, equal for like tensors."""
     shape = " x ".join(map(str, t.shape)) or "scalar"
     parts = [f"{shape} {t.dtype.removeprefix('torch.')}"]
     if t.name or t.node:

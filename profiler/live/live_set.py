@@ -1,4 +1,4 @@
-"""Describes what the timeline answers with: live sets, why something is live, bytes of calls."""
+"""Answers of the timeline: live sets, reasons why storages are live, bytes of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Hold(str, Enum):
     """Why a storage is live; see Note [What is live between calls] in timeline.py."""
 
     CALL = "call"
-    """It belongs to the call at hand: an input, or made by it."""
+    """The storage belongs to the call at hand: an input, or made by it."""
     PERSISTENT = "persistent"
     SAVED = "saved"
     HANDED_ON = "handed_on"
@@ -50,7 +50,7 @@ class LiveItem:
 
     @property
     def nbytes(self) -> int:
-        """Of all copies together."""
+        """Bytes of all copies together."""
         return self.storage.nbytes * self.count
 
 
@@ -62,7 +62,7 @@ class LiveSet:
 
     @property
     def nbytes(self) -> int:
-        """Of all items together."""
+        """Bytes of all items together."""
         return sum(i.nbytes for i in self.items)
 
 

@@ -18,7 +18,7 @@ _SAYS_SO = re.compile(
     r"\bMemoryError\b",
     re.IGNORECASE,
 )
-"""torch's errors of devices and of the CPU, the operating system's, C++'s and Python's."""
+"""Messages of out-of-memory errors of torch (devices, CPU), the system, C++ and Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class OutOfMemory:
     """An allocation that failed, or ``count`` alike; what is not known is None.
 
     Attributes:
-        source: who says so: ``allocator``, ``ledger`` or ``tracker``.
+        source: the part of the profile that has it: ``allocator``, ``ledger`` or ``tracker``.
         what: what failed, in words: an operator, a graph and what was done with it.
         text: the error, "" if it is not known.
         time_ns: ``time.time_ns()`` of the first.
@@ -46,13 +46,13 @@ class OutOfMemory:
 
 
 def out_of_memory(profile: Profile) -> list[OutOfMemory]:
-    """All that are known, those of the allocator first, each source in order of time."""
+    """Failed allocations in a profile, the allocator's first, each source in order of time."""
     return [found for source in _SOURCES for found in source(profile)]
 
 
 def times_out_of_memory(profile: Profile) -> int:
-    """Returns how often an allocation failed, at least: as often as the source says that knows of
-    most, since several can know of one failure."""
+    """Lower bound on the number of failed allocations: the highest count of any one source, since
+    several sources can know of the same failure."""
     return max(sum(found.count for found in source(profile)) for source in _SOURCES)
 
 

@@ -1,4 +1,4 @@
-"""Which calls of forwards each call of a backward belongs to, in a call log and in a trace.
+"""Pairs of each call of a backward with the calls of its forwards, in a call log and in a trace.
 
 Note [Forwards and their backwards]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -24,10 +24,10 @@ def pair(
     saved: Callable[[int], int] = lambda call: _UNKNOWN,
     given: Callable[[int, int | None], int] = lambda call, graph_id: _UNKNOWN,
 ) -> dict[int, list[tuple[int, int]]]:
-    """The backwards of each call of a forward, in order of their calls.
+    """Calls of backwards by call of their forward, in order of the backwards' calls.
 
-    Several where a captured backward was cut into several graphs. With each, how many later calls
-    of the same forward that backward is of, too.
+    Several where a captured backward was cut into several graphs. With each, the number of later
+    calls of the same forward that it is the backward of, too.
 
     Args:
         calls: what each call ran, by time; None if that is not known.
@@ -78,7 +78,7 @@ def pair(
 
 
 def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
-    """By forward, the numbers of those of its calls that had no backward: the first is 1."""
+    """Numbers, from 1, of each forward's calls that had no backward, by graph id."""
     graphs = {g.id: g for g in profile.graphs}
     paired = pair([graphs.get(g) for g in profile.calls.graph])
     number: dict[int, int] = {}
@@ -98,8 +98,8 @@ def captured_by(graph: GraphRecord) -> str | None:
 
 
 def forwards_of(backward: GraphRecord, key: Mapping[int, int | None]) -> dict[int | None, int]:
-    """By ``graph_id``, of how many calls of a forward ``backward`` is, given the ``graph_id`` of
-    each forward by the id of its record."""
+    """Number of calls of each forward, by ``graph_id``, that ``backward`` is the backward of;
+    ``key`` is the ``graph_id`` of each forward by the id of its record."""
     times: dict[int | None, int] = {}
     given = Counter(
         (v.forward_graph, v.forward_output)

@@ -1,5 +1,5 @@
-"""Describes what the timeline prepares: what of each program outlives its call and under which
-name, which persistent memory exists when, and which forwards a backward takes from.
+"""Preparation of a profile for the timeline: memory of each program that outlives its call, and its
+key; the lifetimes of persistent memory; and the forwards that each backward takes from.
 
 A *unit* is one program of one graph. A *key* names memory across units: the storage's
 identity where it has one.
@@ -36,7 +36,7 @@ from .live_set import Hold, LiveItem
 from .pairing import forwards_of, pair
 
 CALLS = 3
-"""Calls of a graph for which an input that it writes to must be there."""
+"""Least calls of a graph with the same written input for that input to count as state."""
 
 
 def kept_inputs(profile: Profile) -> frozenset[int]:
@@ -79,7 +79,7 @@ PERSISTENT = frozenset(
 )
 
 SAVED = frozenset({Category.ACTIVATION, Category.CHECKPOINTED_INPUT})
-"""What a forward keeps for its backward."""
+"""Categories of what a forward keeps for its backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _is_saved(graph: GraphRecord, s: Storage) -> bool:
 
 
 def _link(units: list[PreparedProgram]) -> None:
-    """Find out which units make what others take."""
+    """Link units that make memory with the units that have it as an input."""
     makers: dict[int, tuple[PreparedProgram, LiveItem]] = {}
     for u in units:
         for live in u.surviving:
@@ -256,7 +256,7 @@ def _link(units: list[PreparedProgram]) -> None:
 
 
 def _share(units: list[PreparedProgram]) -> None:
-    """Tell apart what only one unit saves and what others hold or take too."""
+    """Tell apart memory that only one unit saves and memory that others hold or take too."""
     holders = Counter(key for u in units for key in u.saved)
     taken: dict[Key, set[int | None]] = defaultdict(set)
     for u in units:
@@ -296,7 +296,7 @@ class Persistent:
                 end = never if released is None else released - profile.calls.dropped
                 found.setdefault(key, (item, k, end))
         self._lives = {key: life for key, life in found.items() if life[1] < life[2]}
-        """Of each the first call that has it, and the first that has it no more."""
+        """By key the item, the first call that has it, and the first that has it no more."""
         changes = Counter({0: 0})
         for item, begin, end in self._lives.values():
             changes[begin] += item.storage.nbytes
@@ -309,8 +309,8 @@ class Persistent:
         return key in self._lives and self._lives[key][1] <= epoch < self._lives[key][2]
 
     def items(self, epoch: int, without: Collection[Key] = ()) -> list[LiveItem]:
-        """Returns what exists in an epoch, in order of first appearance, less what is in
-        ``without``."""
+        """Persistent memory that exists in an epoch, less the keys ``without``, in order of first
+        appearance."""
         there = (key for key in self._lives if key not in without and self.has(key, epoch))
         return [self._lives[key][0] for key in there]
 
@@ -357,8 +357,8 @@ class Pairing:
                 self.lifetimes.setdefault(unit, Counter())[backward - forward] += 1
 
     def usual_forwards(self, unit: int) -> Forwards:
-        """For a backward: the first program of each of its forwards, where the calls that it
-        belongs to are not known."""
+        """First program of each forward of a backward, for where the calls that it belongs to are
+        not known; () for a unit that is no backward."""
         graph = self._units[unit].graph
         if graph.kind is not GraphKind.BACKWARD:
             return ()

@@ -42,7 +42,7 @@ def clean_module_path(source: str) -> str:
 
 
 def innermost_module(stack: Mapping[Any, Any] | None) -> tuple[str, str] | None:
-    """Path and type."""
+    """Path and type name of the innermost module of a ``node.meta["nn_module_stack"]``."""
     if not stack:
         return None
     entry = list(stack.values())[-1]

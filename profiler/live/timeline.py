@@ -1,4 +1,4 @@
-"""Describes what is live at any instant of any call: calls + programs → live sets.
+"""Timeline of live memory, for any instant of any call: calls + programs → live sets.
 
 Note [What is live between calls]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -64,7 +64,7 @@ from .programs import (
 )
 
 WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
-"""Why calls were not observed that another one stands for."""
+"""Reason why warm-ups were not observed: the observed call stands for them."""
 
 _NONE = -1
 
@@ -97,7 +97,7 @@ _NOTHING = _State()
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One distinct transition, and the bytes of all its calls."""
+    """One distinct transition between states, and the live bytes in each of its calls."""
 
     before: _State
     unit: int
@@ -174,13 +174,13 @@ class Timeline:
         return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
 
     def kind(self, call: int) -> int:
-        """A number: calls with the same one have the same live sets at all their instants and after
-        them."""
+        """Number of a call's kind: calls of one kind have the same live sets at all their instants
+        and after them."""
         return self._step_of_call[call]
 
     def changes(self, call: int) -> list[tuple[LiveItem | None, LiveItem | None]]:
-        """Returns what each event of a call takes out of the live set and puts into it. Both are
-        there where memory changes owner, neither for memory of another device."""
+        """Item that each event of a call takes out of the live set, and item that it puts in. Both
+        are there where memory changes owner, neither for memory of another device."""
         step = self._step_of(call)
         if step.unit == _NONE:
             return []
@@ -199,7 +199,7 @@ class Timeline:
         return out
 
     def live_after(self, call: int) -> tuple[LiveItem, ...]:
-        """Returns what is carried when a call is over, its arguments and results dropped; adds up
+        """Items carried when a call is over, its arguments and results dropped; their bytes add up
         to ``bytes_over_time().between``."""
         step = self._step_of(call)
         return self._on_device(self._items(step.after, self._moving(step.after)))
@@ -239,7 +239,8 @@ class Timeline:
     # How it is built
 
     def _look_ahead(self) -> dict[int, tuple[frozenset[int], ...]]:
-        """For calls that hand something on: which consumers come before they are called again."""
+        """Units that consume what a call hands on, by call and for each item handed on: those
+        called before the call's own unit is called again, or at all if the item accumulates."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
         few: dict[tuple[frozenset[int], ...], tuple[frozenset[int], ...]] = {}
         never = len(self._unit_of_call)
@@ -348,9 +349,9 @@ class Timeline:
     def _rest(
         self, state: _State, unit: int, forwards: Forwards, whole: bool = True
     ) -> tuple[_State, _Moving, set[Key]]:
-        """Returns what others hold during a call, and carried memory less what the call's own
-        program counts: as many copies of its inputs as it has, and what ``forwards`` saved for it.
-        Of the persistent part only the keys of what to leave out."""
+        """State and carried memory of others during a call of ``unit``, less what its own program
+        counts: as many copies of its inputs as it has, and what ``forwards`` saved for it; and keys
+        to leave out of persistent memory."""
         if unit == _NONE:
             # What an unobserved backward does with its memory is not known: it keeps it.
             return state, self._moving(state, whole=whole), set()
@@ -383,7 +384,7 @@ class Timeline:
 
 
 def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
-    """Why so many calls of a graph were not observed, from what the ledger says of it."""
+    """Reason why ``calls`` calls of a graph were not observed, from its ledger entries."""
     if graph.unobservable:
         return graph.unobservable
     if graph.data_dependent:

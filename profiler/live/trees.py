@@ -1,4 +1,4 @@
-"""Describes what the ledger says about graph trees: which graphs replay, at what cost, and why not.
+"""Graph trees by the ledger: graphs that replay, at what cost, and reasons why others do not.
 
 Note [What the ledger tells of single calls]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,17 +40,17 @@ _EXPLAINED = (
     LedgerKind.MOVED_OUT,
     LedgerKind.TREE_FAILURE,
 )
-"""Kinds whose reasons a person wants to read: everything but the way it should go."""
+"""Kinds of ledger entries whose reasons a person wants to read: all but the usual ones."""
 
 _RECORDED = (LedgerKind.RECORD, LedgerKind.RERECORD)
 
 _SHOWN = 5
-"""How many inputs that moved a reason names."""
+"""Number of inputs to blame that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeReason:
-    """Why something did not go the straight way, and how often."""
+    """A reason for anything but a plain replay, such as a skip, and how often it held."""
 
     kind: LedgerKind
     reason: str
@@ -66,7 +66,7 @@ class GraphedFunction:
         recordings: ``rerecordings`` included, which exist at the same place and did not fit.
         marginal_bytes: of the pool when it was largest, those by which its warm-ups and recordings
             had made it grow. Pools that were gone by then are in none.
-        reasons: what did not go the straight way, most frequent first.
+        reasons: reasons for anything but a plain replay, most frequent first.
     """
 
     device: str
@@ -86,9 +86,7 @@ def has_moved(entry: LedgerEntry) -> bool:
 
 
 def writes_to_copied(entry: LedgerEntry) -> bool:
-    """Tells whether code ran without a graph because it writes to inputs that a graph would
-    copy.
-    """
+    """Whether code ran without a CUDA graph because it writes to inputs that a graph would copy."""
     return entry.kind is LedgerKind.SKIP and _cause(entry) is TreeCause.WRITES_TO_COPIED
 
 
@@ -103,7 +101,8 @@ def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[Graph
 
 
 def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
-    """Why, on one line and with the user's names for the inputs that are to blame."""
+    """Reason of a ledger entry, on one line and with the user's names for the inputs to blame where
+    inputs moved or are written to."""
     if not (has_moved(entry) or writes_to_copied(entry)):
         return entry.reason
     shown = [v.fqn or v.name for v in inputs_to_blame(entry, graph)]
@@ -162,7 +161,7 @@ def _function(
 
 
 def _together(reasons: Counter[tuple[LedgerKind, TreeCause | None, str]]) -> Iterator[TreeReason]:
-    """One reason for all outputs of which the same is said: a backward may have hundreds."""
+    """Yields reasons, one for all outputs with the same reason: a backward may have hundreds."""
     grouped: dict[tuple[LedgerKind, str], list[tuple[str, int]]] = {}
     for (kind, cause, reason), count in reasons.items():
         of_outputs = cause in (TreeCause.HELD, TreeCause.HELD_GRADIENT)
@@ -193,8 +192,8 @@ def pool_bytes(ledger: Iterable[LedgerEntry]) -> dict[str, int]:
 
 
 def _sizes(ledger: Iterable[LedgerEntry]) -> dict[str, list[tuple[int, int, str]]]:
-    """Of each device, in order of time, how large a pool was, by how much it had grown just before,
-    and for which function."""
+    """Sizes of the pool by device, in order of time: bytes of the pool, bytes by which it had just
+    grown, and the function that it grew for."""
     found: dict[str, list[tuple[int, int, str]]] = {}
     for e in sorted(ledger, key=lambda e: e.time_ns):
         if e.tree is not None and e.tree.pool_after >= 0:
@@ -204,9 +203,9 @@ def _sizes(ledger: Iterable[LedgerEntry]) -> dict[str, list[tuple[int, int, str]
 
 
 def _grown(steps: list[tuple[int, int, str]]) -> Counter[str]:
-    """By function how much of a pool its warm-ups and recordings had asked for when that was
-    largest. What the pool has lost meanwhile, and all that a pool of before had, is taken from
-    those that asked first."""
+    """Bytes, by function, that its warm-ups and recordings had added to a pool when the pool was
+    largest. What the pool has lost meanwhile, and all that an earlier pool had, is taken from the
+    functions that asked first."""
     found: Counter[str] = Counter()
     last = max(range(len(steps)), key=lambda i: steps[i][0])
     for after, grown, function in steps[: last + 1]:
@@ -220,11 +219,11 @@ def _grown(steps: list[tuple[int, int, str]]) -> Counter[str]:
 
 
 REST = "(outputs still held)"
-"""What of a pool no warm-up or recording has asked for: outputs."""
+"""Name of a pool's bytes that no warm-up or recording has asked for: outputs."""
 
 
 def pool_rest(functions: Sequence[GraphedFunction], pools: Mapping[str, int]) -> dict[str, int]:
-    """By device, what the functions' bytes lack of the largest pool: never less than nothing."""
+    """Bytes of each device's largest pool beyond those of the functions, never below 0."""
     return {
         device: nbytes - sum(f.marginal_bytes for f in functions if f.device == device)
         for device, nbytes in pools.items()

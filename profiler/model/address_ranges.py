@@ -17,7 +17,7 @@ def total(ranges: Iterable[Range]) -> int:
 
 
 def has(ranges: Sequence[Range], address: int) -> bool:
-    """Tells whether an address lies in one of some ranges, which ascend and do not overlap."""
+    """Whether an address lies in one of ``ranges``, which ascend and do not overlap."""
     at = bisect.bisect_right(ranges, (address, math.inf)) - 1
     return at >= 0 and address < ranges[at][1]
 
@@ -34,7 +34,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def clipped(ranges: Sequence[Range], to: Sequence[Range]) -> list[Range]:
-    """Returns what of ranges lies in others; both ascend and do not overlap."""
+    """Intersection of ``ranges`` with ``to``; each ascends and has no overlaps."""
     found: list[Range] = []
     i = j = 0
     while i < len(ranges) and j < len(to):
@@ -73,10 +73,10 @@ class FreeRanges:
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
         self._begins: dict[int, int] = {}
-        """Of ranges by the address after them."""
+        """First address of each range, by the address after its last."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """First address and bytes of each."""
+        """First address and bytes of each range."""
         return iter(self._sizes.items())
 
     def __len__(self) -> int:
@@ -105,14 +105,16 @@ class FreeRanges:
         self.add(address, size)
 
     def beside(self, address: int, end: int) -> int | None:
-        """Returns where a range begins that has all of another one, and begins or ends with it."""
+        """First address of the free range that contains ``[address, end)`` and begins or ends with
+        it; None if there is none."""
         if end <= address + self._sizes.get(address, -1):
             return address
         begin = self._begins.get(end)
         return begin if begin is not None and begin <= address else None
 
     def around(self, address: int, end: int) -> int | None:
-        """Returns where a range begins that has all of another one. It looks at all."""
+        """First address of the free range that contains ``[address, end)``; None if there is none.
+        A linear search."""
         return next((a for a, n in self if a <= address and end <= a + n), None)
 
 
@@ -124,8 +126,8 @@ class BestFit(FreeRanges):
         self._ordered: list[tuple[int, int]] = []
 
     def best(self, size: int) -> int | None:
-        """Returns where the smallest range of at least so many bytes begins, the lowest address
-        first; None if there is none."""
+        """First address of the smallest range of at least ``size`` bytes, of equal ones the lowest;
+        None if there is none."""
         at = bisect.bisect_left(self._ordered, (size, 0))
         return self._ordered[at][1] if at < len(self._ordered) else None
 

@@ -29,7 +29,7 @@ def rounded(nbytes: int) -> int:
 
 
 def is_cut(rest: int, size: int) -> bool:
-    """Tells whether a block of ``size`` bytes is cut off where ``rest`` would remain: c10's
+    """Whether a block of ``size`` bytes is cut off if that leaves ``rest`` bytes: c10's
     ``should_split`` for a segment that does not grow."""
     return rest >= ROUNDING if size <= SMALL else rest > SMALL
 

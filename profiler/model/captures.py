@@ -1,4 +1,4 @@
-"""Describes what CUDA graphs hold: captures, whoever made them, and the pools that they allocate
+"""Memory that CUDA graphs hold: captures, whoever made them, and the pools that they allocate
 in."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Describes what a byte is for.
+"""Categories of memory: what a byte is for.
 
 Seven of the names are the vocabulary of ``torch.profiler``'s data-flow memory profile. ``UNKNOWN``
 is the honest remainder.
@@ -34,7 +34,7 @@ from enum import Enum
 
 
 class Category(str, Enum):
-    """Describes what a storage, or a block of an allocator, is for.
+    """Purpose of a storage, or of a block of an allocator.
 
     ``AUTOGRAD_DETAIL`` and ``CONSTANT`` are of compiled code alone, those from ``DATALOADER_BATCH``
     on of blocks of an allocator alone.
@@ -56,11 +56,11 @@ class Category(str, Enum):
     COMMUNICATION_BUFFER = "communication_buffer"
     """A buffer that DDP or FSDP sends from or receives into."""
     TENSOR = "tensor"
-    """Of a tensor that the program holds, where nobody watched what it was made for."""
+    """A tensor that the program holds, of unknown purpose: nobody watched when it was made."""
     ALLOCATED = "allocated"
-    """Of a block of which is known who asked for it and not what for, as in a snapshot."""
+    """A block whose allocation site is known but not its purpose, as in a snapshot."""
     WORKSPACE = "workspace"
-    """Of cuBLAS, which torch allocates once for each handle and stream."""
+    """cuBLAS's workspace, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"
 
     @property

@@ -1,6 +1,6 @@
-"""Describes what the data-flow profile of a ``torch.profiler`` run says, as columns.
+"""Columns of the data-flow profile of a ``torch.profiler`` run, as a profile file keeps them.
 
-``profiler/sources/trace`` finds it out (and needs torch); here is what a profile file keeps of it.
+``profiler/sources/trace`` computes them (and needs torch).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NO_EVENTS = (
     "no memory events, so its peak is not known: profile_memory=True makes them, and "
     "profile_all_threads=True drops them"
 )
-"""What a trace has of which nothing can be said."""
+"""Note of a trace without events of the allocator, in words."""
 
 
 @dataclass(frozen=True, slots=True)

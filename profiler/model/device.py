@@ -18,7 +18,7 @@ class WhyNot(str, Enum):
     ``profiler/sources/allocator/failure.py``."""
 
     TOO_LARGE = "too_large"
-    """Larger than all that the process may have."""
+    """The request is larger than all that the process may have."""
     PIECES = "pieces"
     """There is enough, in pieces of which none is large enough: fragmentation."""
     STREAMS = "streams"
@@ -36,8 +36,8 @@ class WhyNot(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """Describes what would have made room: how many bytes at most, what to do, in words, and the
-    line it is about, None where it is about no single one."""
+    """A change that would have made room: bytes at most, the change in words, and the source line
+    that it is about, None where that is no single one."""
 
     nbytes: Int
     change: str
@@ -231,7 +231,7 @@ class DeviceAccount:
         return sum(p.free for p in self.pools)
 
     def other_parts(self) -> list[tuple[str, str, int]]:
-        """Returns what is reserved and in no row: its name, the words of a report, and bytes."""
+        """Parts of ``reserved`` that are in no row: name, words for a report, and bytes of each."""
         pools = []
         for p in self.pools:
             n = p.with_free or p.segments
@@ -256,7 +256,7 @@ class DeviceAccount:
 
     @property
     def outside_bytes(self) -> int:
-        """Bytes beside the allocator."""
+        """Bytes of the device that torch's allocator did not reserve, see ``Outside``."""
         return sum(o.nbytes for o in self.outside)
 
     @property
@@ -265,8 +265,7 @@ class DeviceAccount:
         return self.reserved + self.outside_bytes
 
     def parts(self) -> list[tuple[str, int]]:
-        """Returns what ``reserved`` is made of, in words and bytes; all of it, in the order of a
-        report."""
+        """All parts of ``reserved``, categories first: words for a report and bytes of each."""
         found = [(p.label, n) for p, n in self.by_category().items()]
         return found + [(words, nbytes) for _, words, nbytes in self.other_parts()]
 

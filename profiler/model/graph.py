@@ -22,7 +22,7 @@ class GraphKind(str, Enum):
 
 
 class Role(str, Enum):
-    """Describes what a graph input or output is to AOTAutograd and Dynamo."""
+    """Role of a graph input or output, as AOTAutograd and Dynamo know it."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -44,7 +44,7 @@ class Role(str, Enum):
 
 
 class StatementKind(str, Enum):
-    """Describes what a line of generated code does to buffers."""
+    """Effect of a line of generated code on buffers."""
 
     ALLOC = "alloc"
     REUSE = "reuse"

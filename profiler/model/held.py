@@ -1,4 +1,4 @@
-"""Describes who holds bytes of a device: one row for all blocks that are alike."""
+"""Rows of an account: bytes and holder of a device's blocks, one row for all that are alike."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LOGITS = "logits"
 
 
 class Fate(str, Enum):
-    """Describes what became of memory that a capture asked for."""
+    """State, after a capture, of memory that the capture allocated."""
 
     SCRATCH = "scratch"
     """Let go of within the capture: later captures into the pool take the same place."""
     GIVEN_BACK = "given_back"
     """Let go of after it: an output that nobody keeps."""
     HELD = "held"
-    """There still, and a tensor in Python refers to it: an output, a buffer."""
+    """Still allocated, and a tensor in Python refers to it: an output, a buffer."""
     WORKSPACE = "workspace"
-    """There still, held by nobody in Python, and of the size of cuBLAS's workspace, which torch
+    """Still allocated, held by nobody in Python, and of the size of cuBLAS's workspace, which torch
     allocates once for each handle and stream: in the first capture that needs it."""
     UNEXPLAINED = "unexplained"
-    """There still, and nobody in Python refers to it."""
+    """Still allocated, and nobody in Python refers to it."""
     KEPT = "kept"
-    """There when the last capture had ended. All graphs of the pool have been deleted since, and
-    nobody looked at who held it."""
+    """Allocated when the last capture had ended. All graphs of the pool have been deleted since,
+    and nobody looked at who held it."""
 
     @property
     def label(self) -> str:
@@ -43,7 +43,7 @@ class Fate(str, Enum):
 
     @property
     def stays(self) -> bool:
-        """Tells whether it is there after the capture, and no other capture can have its place."""
+        """Whether the memory stays after its capture, so that no other capture can reuse it."""
         return self not in (Fate.SCRATCH, Fate.GIVEN_BACK)
 
 

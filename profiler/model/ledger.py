@@ -49,14 +49,13 @@ class LedgerKind(str, Enum):
 
 
 class TreeCause(str, Enum):
-    """Describes what made graph trees do what an entry says, where readers want to tell that
-    apart.
-    """
+    """Cause of an action of graph trees that the ledger lists, where readers want to tell causes
+    apart."""
 
     MOVED = "moved"
     """Inputs whose address a recording relies on are somewhere else."""
     KEEPS_MOVING = "keeps_moving"
-    """They are somewhere else again and again: they are copied from now on, or nothing is
+    """Such inputs are somewhere else again and again: they are copied from now on, or nothing is
     recorded any more."""
     WRITES_TO_COPIED = "writes_to_copied"
     """Code writes to inputs that its graph would copy."""
@@ -68,20 +67,20 @@ class TreeCause(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TreeDetail:
-    """Describes what graph trees add to a ledger entry.
+    """Details of a ledger entry that graph trees made.
 
     Attributes:
         function: e.g. ``0/0 forward``.
-        key: its integer inputs.
+        key: values of the function's integer inputs.
         node: number of the recording, negative for a warm-up, None if there is none.
         parent: number of the node before it on the path, None at a root.
-        step: from 1.
+        step: number of the step, from 1.
         duration_ns: how long it took on the host, all repeats together; 0 if not measured.
         pool_before, pool_after: bytes that the pool had from the system, -1 if not measured.
         marginal: bytes by which recording this node made the pool grow, 0 for other kinds.
         cause: None where the reason alone says it.
-        inputs, nbytes: of the graph that are the cause, and their bytes.
-        outputs: of the graph that the entry is about.
+        inputs, nbytes: indices of the graph inputs that are the cause, and their bytes.
+        outputs: indices of the graph outputs that the entry is about.
     """
 
     device: str

@@ -1,6 +1,6 @@
-"""Describes how large the numbers of a profile can be. Whoever reads one refuses others, and its
-JSON Schema says so. Ours count bytes, nanoseconds and things, and fit 64 bits with a sign: what
-does not is a mistake, and would be an error much later (in an array, a date, a table)."""
+"""Ranges of the integers in a profile, checked on reading and given in its JSON Schema. They count
+bytes, nanoseconds and things, and fit 64 bits with a sign: what does not is a mistake, and would be
+an error much later (in an array, a date, a table)."""
 
 from __future__ import annotations
 

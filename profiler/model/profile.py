@@ -48,7 +48,7 @@ class DeviceTotals:
 
 
 class GrowthSource(str, Enum):
-    """Names who has seen something grow."""
+    """Part of a profile that has seen memory grow."""
 
     ALLOCATOR = "allocator"
     """The allocator's history, followed to the end (``eager=True``)."""
@@ -95,7 +95,7 @@ SCHEMA_VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Describes where a profile was taken: e.g. ``Linux-6.1``, the processor, how many of them this
+    """The machine of a profile: its system, e.g. ``Linux-6.1``, its processor, cores that the
     process may use, bytes of physical memory (0 if unknown), and names of the devices torch sees.
     """
 
@@ -129,7 +129,7 @@ class CallColumns:
         return len(self.graph)
 
     def each(self, change: Callable[[list[int]], list[int]], dropped: int) -> CallColumns:
-        """Other columns, made of each of these."""
+        """New columns: ``change`` applied to each of these, with ``dropped`` calls dropped."""
         columns = (self.graph, self.program, self.start_ns, self.end_ns, self.thread)
         graph, program, start, end, thread = map(change, columns)
         return CallColumns(graph, program, start, end, thread, dropped)

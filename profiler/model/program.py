@@ -18,21 +18,21 @@ from .limits import Count, Int
 
 
 class Origin(str, Enum):
-    """Names who made a storage."""
+    """Origin of a storage."""
 
     INPUT = "input"
-    """It was live when the call began and is reachable from its arguments."""
+    """A storage that was live when the call began and is reachable from its arguments."""
     BUFFER = "buffer"
     """A named buffer of the generated code."""
     EXTERNAL = "external"
-    """It was live when the call began and is held by something other than its arguments:
-    a tensor constant of the graph, or memory that an operator keeps for itself."""
+    """A storage that was live when the call began and is held by something other than its
+    arguments: a tensor constant of the graph, or memory that an operator keeps for itself."""
     INTERNAL = "internal"
     """Scratch memory that a kernel allocated for itself; it has no name, only a line."""
 
 
 class EventKind(str, Enum):
-    """Describes what happens to a storage."""
+    """Kind of an event in the life of a storage."""
 
     ALLOC = "alloc"
     FREE = "free"
@@ -67,7 +67,7 @@ class Storage:
 
     @property
     def at_entry(self) -> bool:
-        """Tells whether it was live before the call began."""
+        """Whether the storage was live before the call began."""
         return self.origin is Origin.INPUT or self.origin is Origin.EXTERNAL
 
 
@@ -99,7 +99,7 @@ class LiveStorage:
 
 @dataclass(frozen=True, slots=True)
 class AllocationProgram:
-    """Describes what one call of one graph does to memory.
+    """Allocations and frees of one call of one graph.
 
     Attributes:
         key: values of the graph's symbolic sizes: of its integer inputs, in input order, then

@@ -1,4 +1,4 @@
-"""Describes where a buffer of generated code comes from: FX nodes, user source, module."""
+"""Origin of a buffer of generated code: FX nodes, user source, module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .limits import Count, Int
 
 
 class Evidence(str, Enum):
-    """Describes how the origin of a node or buffer is known."""
+    """Evidence for the origin of a node or buffer."""
 
     EXACT = "exact"
     """The compiler itself linked the two."""
@@ -26,7 +26,7 @@ class Evidence(str, Enum):
 
 
 IN_TORCH = "-packages/torch/"
-"""In the path of every file of torch."""
+"""Part of the path of every file of torch."""
 
 
 @dataclass(frozen=True, slots=True)

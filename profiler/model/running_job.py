@@ -9,18 +9,18 @@ from .profile import DeviceTotals, Growth, Process
 
 
 class Writer(str, Enum):
-    """Says whether a file is still written."""
+    """State of the process that writes a profile file."""
 
     ALIVE = "alive"
     ENDED = "ended"
     """The session came to its end."""
     DIED = "died"
-    """It did not, and nobody writes the file."""
+    """The file has no end, and no process writes it any more."""
     UNKNOWN = "unknown"
 
 
 STALLED_NS = 60_000_000_000
-"""A job that writes nothing new for so long is said to do nothing."""
+"""Time in ns without anything new in its file after which a job is said to do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

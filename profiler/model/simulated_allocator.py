@@ -42,7 +42,7 @@ class SimulatedAllocator:
     """Hands out addresses and takes them back, see Note [How requests are served].
 
     Attributes:
-        segments: by address.
+        segments: in order of their addresses.
         taken: bytes of the blocks that are handed out, by address.
     """
 
@@ -53,9 +53,9 @@ class SimulatedAllocator:
         self.taken: dict[int, int] = {}
         self._base, self._gap = base, gap
         self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
-        """By stream, and whether it is for small requests."""
+        """Free lists by stream, and whether they are for small requests."""
         self._free_of: dict[int, BestFit] = {}
-        """By address of a block that is handed out, where it goes."""
+        """Free list to which a block returns, by address of a block that is handed out."""
         self._borders: set[int] = set()
 
     @property
@@ -77,7 +77,7 @@ class SimulatedAllocator:
         self, size: int, *, stream: int = 0, at: int | None = None
     ) -> tuple[int, SegmentRange | None]:
         """Returns the address of a block for a rounded request, and the segment that was made for
-        it, if one was: at ``at``, where nothing is there."""
+        it, if one was: at address ``at`` if that is vacant."""
         small = size <= SMALL
         free = self._free[stream, small]
         address, made = free.best(size), None

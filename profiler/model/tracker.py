@@ -1,4 +1,4 @@
-"""Describes what the run-time tracker recorded: snapshots, operations, operator statistics.
+"""Record of the run-time tracker: snapshots, operations, operator statistics.
 
 Note [Clock of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -42,10 +42,10 @@ KEPT_OPERATIONS = (20_000, 0, 1_000_000)
 
 
 class RunState(str, Enum):
-    """Describes how the record ended."""
+    """Event that ended a tracker's record."""
 
     RUNNING = "running"
-    """It has not: its process is alive, or was killed."""
+    """The record has not ended: its process is alive, or was killed."""
     STOPPED = "stopped"
     """``stop_tracking()``."""
     EXIT = "exit"
@@ -69,7 +69,7 @@ class SnapshotKind(str, Enum):
 
 
 class LaneKind(str, Enum):
-    """Describes what a lane stands for."""
+    """Kind of a lane: a thread or an asyncio task."""
 
     THREAD = "thread"
     TASK = "task"
@@ -86,8 +86,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class FigureSource:
-    """Describes where figures came from, e.g. ``python tensors``, and whether it was asked in this
-    run; in words what it counts, and what it cannot see, or why it was not used."""
+    """A source of the tracker's figures, e.g. ``python tensors``, and whether this run used it; in
+    words what it counts, and what it cannot see, or why it was not used."""
 
     name: str
     used: bool
@@ -383,7 +383,7 @@ class OperatorStatistics:
 
 @dataclass(slots=True)
 class OperatorRecord:
-    """Describes what ``track_pytorch_ops()`` saw.
+    """Statistics of operators that ``track_pytorch_ops()`` recorded.
 
     Attributes:
         windows: when it was on.
@@ -418,7 +418,7 @@ class TrackerRecord:
         return path_of(self.operation_summary, summary)
 
     def most_described(self) -> MemorySnapshot | None:
-        """Of the snapshots that describe tensors the one with most bytes in tensors."""
+        """The snapshot with most tensor bytes, of those that describe tensors; None without any."""
         described = (s for s in self.snapshots if s.largest)
         return max(described, key=lambda s: s.total_bytes, default=None)
 

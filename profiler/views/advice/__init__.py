@@ -1,4 +1,4 @@
-"""Describes what a person can do about the memory of a profile: at most five findings, by bytes.
+"""Findings: changes that would save memory in a profile, at most five, most bytes first.
 
 Note [When something is worth a finding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

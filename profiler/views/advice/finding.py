@@ -1,4 +1,4 @@
-"""Describes what a finding is; when something is worth one stands in ``__init__.py``."""
+"""Data of a finding; ``__init__.py`` has the thresholds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_OUTPUT_SHARE = 0.1
 
 
 class FindingKind(str, Enum):
-    """Describes what a finding is about; see Note [When something is worth a finding]."""
+    """Subject of a finding; see Note [When something is worth a finding]."""
 
     RECOMPUTE = "recompute"
     OUTPUT_CLONE = "output_clone"
@@ -47,7 +47,7 @@ class Evidence:
 
     @staticmethod
     def at(site: Site, graph: str, text: str, nbytes: int, count: int) -> Evidence:
-        """Returns what was seen of memory that comes from a site."""
+        """Evidence of ``nbytes`` in ``count`` storages that come from a site."""
         return Evidence(text, nbytes, count, graph, site.node, site.module, site.frame)
 
 
@@ -69,12 +69,12 @@ Made = tuple[int, str | None, int]
 
 
 def made(item: LiveItem) -> Made:
-    """Returns who made a live storage."""
+    """Key of a live storage's maker: graph id, name in its code and line."""
     return item.graph, item.owner, item.line
 
 
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
-    """Yields what is live at the peak, and where it is from; nothing where there is none."""
+    """Yields each item that is live at the peak, and its site; nothing if there is no peak."""
     for i in timeline.at_peak():
         yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
 
@@ -87,7 +87,7 @@ def together(
     whose: str,
     change: str,
 ) -> Iterator[Finding]:
-    """One finding of all the evidence, if it adds up to ``threshold``."""
+    """Yields one finding of all the evidence, if it adds up to ``threshold`` bytes."""
     nbytes = sum(e.nbytes for e in evidence)
     if nbytes >= threshold:
         ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))

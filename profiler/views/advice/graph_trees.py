@@ -1,4 +1,4 @@
-"""Describes what graph trees had to do that a change of the program would spare them."""
+"""Findings on work of graph trees that a change of the program would spare."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .finding import Evidence, Finding, FindingKind, together
 
 
 def moved_out(profile: Profile, cause: TreeCause) -> Iterator[tuple[GraphRecord, int, int]]:
-    """Outputs that had to leave the pool: of which graph, which, and how often."""
+    """Yields outputs that had to leave the pool: graph, index of the output, number of times."""
     graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
     # One output may have been moved for several reasons; it is one output all the same.
     times: Counter[tuple[int | None, int]] = Counter()
@@ -117,7 +117,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
 
 
 def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
-    """Tells whether several programs, which were observed at different calls, have it as an input.
+    """Whether several programs of ``graph``, observed at different calls, have this storage.
 
     That another graph has it says nothing: a batch is handed from graph to graph in a step.
     """
@@ -193,7 +193,7 @@ def _not_recorded(entry: LedgerEntry, tree: TreeDetail, graph: GraphRecord | Non
 def _moving_inputs(
     entries: Sequence[LedgerEntry], graph: GraphRecord | None, function: str
 ) -> tuple[Evidence, ...]:
-    """The inputs that are the cause, largest first; one that nobody knows if none is named."""
+    """Evidence of each input to blame, largest first; one of an unknown input if none is named."""
     times: Counter[GraphValue | None] = Counter()
     for entry in entries:
         blamed: Sequence[GraphValue | None] = inputs_to_blame(entry, graph)

@@ -29,19 +29,17 @@ from . import finding
 from .finding import Evidence, Finding, FindingKind, Made, at_peak, made
 
 CHUNKS = 8
-"""Into which the rows of a loss are cut, where a finding says what that saves."""
+"""Number of chunks of a loss's rows for which a finding says what chunking saves."""
 
 _LOSS = "aten._log_softmax."
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution"))
-"""Words of operators' names, as in ``_scaled_mm``."""
+"""Words in names of operators that multiply matrices or convolve, as in ``_scaled_mm``."""
 
 _NOT = frozenset({Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE})
 
 
 def is_product(op: str) -> bool:
-    """Tells whether an operator multiplies matrices or convolves, by its name:
-    ``aten.mm.default``.
-    """
+    """Whether an operator, e.g. ``aten.mm.default``, multiplies matrices or convolves."""
     namespace, _, rest = op.partition(".")
     words = re.findall("[a-z]+", rest.partition(".")[0])
     return namespace == "aten" and not _PRODUCTS.isdisjoint(words)
@@ -91,9 +89,7 @@ def of_compiled(
 
 
 class _Head(NamedTuple):
-    """Describes what makes logits: its graph and module, their shape, and its place in the
-    forward.
-    """
+    """Logits of a forward: graph and module that make them, their shape, and their ``seq_nr``."""
 
     graph: GraphRecord
     module: str | None
@@ -121,19 +117,20 @@ def _heads(
 
 
 def _is_of(head: _Head, graph: GraphRecord | None, item: LiveItem, site: Site) -> bool:
-    """Tells whether an item is as large, and made of nothing that was there before."""
+    """Whether an item can be the logits of ``head`` or made of them: as many elements, as long a
+    last dimension, and not made before them."""
     node = graph.nodes.get(site.node or "") if graph is not None else None
     later = node is None or node.seq_nr is None or node.seq_nr >= head.sequence
     return site.category not in _NOT and later and _kind(_shape(graph, item)) == _kind(head.shape)
 
 
 def _kind(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Elements, and the last dimension."""
+    """Number of elements, and the last dimension."""
     return math.prod(shape), shape[-1:]
 
 
 def _shape(graph: GraphRecord | None, item: LiveItem) -> tuple[int, ...]:
-    """As the graph has it that explains an item; empty where it does not say."""
+    """Shape of an item in ``graph``, which explains it; empty if not known."""
     buffer = graph.buffers.get(item.owner or "") if graph is not None else None
     if graph is None or buffer is not None:
         return _sizes(buffer.shape) if buffer is not None else ()

@@ -1,4 +1,4 @@
-"""Describes what grew from one profile to another, and which modules and nodes it is due to.
+"""Growth from one profile to another, and the modules and nodes that it is due to.
 
 Note [How places are matched]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -69,18 +69,18 @@ from .diff_parts import (
 )
 
 _Key = tuple[str, str, str]
-"""Operator, module and line."""
+"""Operator, module and line of a saved value."""
 
 
 @dataclass(slots=True)
 class _Value:
-    """Bytes and tensors a step, by type."""
+    """Bytes and number of tensors saved in a step, by dtype."""
 
     nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def figures(self) -> tuple[str, int, int]:
-        """Types without torch's prefix, most bytes first; bytes and tensors of all."""
+        """Dtypes without torch's prefix, most bytes first; bytes and number of all tensors."""
         ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
         types = ", ".join(t.removeprefix("torch.") for t in ordered)
         return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
@@ -92,7 +92,7 @@ _Saved = dict[_Key, _Value]
 def _saved_values(
     profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
 ) -> _Saved:
-    """Values that are saved in a step, of items with how often a step."""
+    """Values that are saved in a step, from items and the number of times that a step has each."""
     graphs = {g.id: g for g in profile.graphs}
     found: _Saved = defaultdict(_Value)
     for item, weight in items:
@@ -117,7 +117,8 @@ def _saved_values(
 
 
 def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
-    """Returns what is saved on one side alone, or otherwise: lines with most bytes first."""
+    """Values saved in one of two profiles alone, or in another type, size or number, or by another
+    operator; source lines with most bytes first."""
     gone = {k: v for k, v in before.items() if k not in after}
     new = {k: v for k, v in after.items() if k not in before}
     pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
@@ -157,7 +158,7 @@ def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
 
 
 _Measured = tuple[int, dict[str, Counter[str]]]
-"""Bytes, and by view of what."""
+"""Bytes in all, and by view the bytes of each place."""
 
 
 class NothingToCompare(ValueError):
@@ -209,8 +210,8 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
 def _compiled(
     before: Profile, after: Profile, device: str | None
 ) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
-    """Returns what is compared of compiled code: nothing where neither has any, or none on
-    ``device``."""
+    """Devices compared, quantities and saved values of compiled code; empty if neither profile has
+    any, or none on ``device``."""
     wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
     if not any(wanted):
         return ("", ""), [], []

@@ -67,7 +67,7 @@ class Quantity(_Grown):
 
 
 class SavedKind(str, Enum):
-    """Describes how a value that is saved for the backward differs between two profiles."""
+    """Difference between two profiles in a value that is saved for the backward."""
 
     NEW = "saved now and not before"
     GONE = "saved before and not now"
@@ -122,7 +122,7 @@ class ProfileDiff:
 
 
 def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[PlaceChange, ...]:
-    """Returns what changed from one to the other, largest change first."""
+    """Changes in bytes of each place from ``old`` to ``new``, largest change first."""
     found = [PlaceChange(key, old.get(key, 0), new.get(key, 0)) for key in {**old, **new}]
     return tuple(sorted((c for c in found if c.change), key=lambda c: (-abs(c.change), c.key)))
 

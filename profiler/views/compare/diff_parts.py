@@ -1,5 +1,5 @@
-"""Describes what grew of the parts that are not compiled code: the tracker's record, the data flow,
-and all that was reserved on a device.
+"""Growth of the parts that are not compiled code: the tracker's record, the data flow, and all that
+was reserved on a device.
 
 Note [What is compared of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -51,7 +51,7 @@ _TENSORS = "python tensors"
 def tracker_changes(
     before: TrackerRecord, after: TrackerRecord, device: str | None
 ) -> tuple[list[Quantity], list[str]]:
-    """Returns what both records say of each device, and what could not be compared, in words; see
+    """Quantities of each device that both records have, and, in words, those that only one has; see
     Note [What is compared of the tracker]."""
     known = [set(_devices(r)) for r in (before, after)]
     found, notes = [], list(_empty("a tracker's record", *known))
@@ -81,7 +81,7 @@ def _devices(record: TrackerRecord) -> Iterator[str]:
 
 
 def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
-    """Returns what a record says of a device, None where it does not."""
+    """Figures of a record on a device in bytes, by name; None where it has none."""
     memory = [s.devices[device] for s in record.snapshots if device in s.devices]
     operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
     peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
@@ -105,7 +105,7 @@ def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
 
 
 def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
-    """Yields what both records say of each operation, in order of ``before``."""
+    """Yields the quantities of each operation that both records have, in order of ``before``."""
     old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
     for path in (path for path in old if path in new):
         a, b = old[path], new[path]
@@ -123,7 +123,8 @@ def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterato
 
 
 def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
-    """Nothing of an accelerator that was not in use whenever others were read."""
+    """Memory of an operation on a device; where that was not in use, zeros: on an accelerator for
+    as many measured invocations as another device has, on the CPU for none."""
     measured = max((d.measured for d in operation.devices.values()), default=0)
     return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
 
@@ -148,7 +149,7 @@ def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
 
 
 def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
-    """Yields what could not be compared of the data flow, in words."""
+    """Yields parts of the data flow that could not be compared, in words."""
     if before.dataflow is not None and after.dataflow is not None:
         yield from _empty("a data-flow profile", _flows(before), _flows(after))
 
@@ -184,9 +185,9 @@ def _place(storage: DataFlowStorage) -> str:
 
 
 def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
-    """Returns what was reserved on each device that both profiles have an account of: at the
-    fullest instants where both know theirs, and at the instants of snapshots; and, in words, whose
-    fullest instant one of them alone knows."""
+    """Reserved bytes of each device that both profiles have an account of: at the fullest instants
+    where both know theirs, and at the instants of snapshots; and, in words, the devices whose
+    fullest instant only one of them knows."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
     found, notes = [], []
     for name in (n for n in new if n in old):
@@ -213,7 +214,7 @@ def _reserved(quantity: str, device: str, old: DeviceAccount, new: DeviceAccount
 
 
 def _bytes(account: DeviceAccount, key: Callable[[Held], str]) -> Counter[str]:
-    """All that is reserved, blocks by ``key``."""
+    """Bytes of all that is reserved on a device: blocks by ``key``, the rest by its name."""
     found = _summed(account.rows, key)
     found["(rounding)"] += account.rounding
     found["(freed, in use by a stream)"] += account.awaiting

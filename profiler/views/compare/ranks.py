@@ -71,7 +71,7 @@ class Imbalance:
 
     @property
     def excess(self) -> float:
-        """By how much of the mean the highest is above it."""
+        """Difference of the highest figure and the mean, as a part of the mean."""
         return self.highest / self.mean - 1 if self.mean else 0.0
 
 
@@ -88,12 +88,12 @@ class RankSummary:
 
 
 def ranks_of(profiles: Sequence[Profile]) -> list[int]:
-    """The rank of each; where a profile does not know it, its place among them."""
+    """Rank of each profile; where a profile has none, its index in ``profiles``."""
     return [p.process.rank if p.process else i for i, p in enumerate(profiles)]
 
 
 def world_size(profiles: Sequence[Profile]) -> int:
-    """The ranks of the job whose processes profiles are of; 0 if none knows of a job."""
+    """Number of ranks of the profiles' job; 0 if no profile knows of a job."""
     return max((p.process.world_size for p in profiles if p.process), default=0)
 
 

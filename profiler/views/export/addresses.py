@@ -1,5 +1,4 @@
-"""Describes where memory lies, for tools that draw it by address: in the pool of graph trees, or
-made up.
+"""Addresses of memory, for tools that draw it by address: in the pool of graph trees, or made up.
 
 Note [Which address a block gets]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -33,8 +32,8 @@ class RecordedPool:
     """The pool of the graph trees of one device, block by block.
 
     Attributes:
-        segments: what it had from the system, by address; empty if nothing is known.
-        taken: bytes of what is live there, by address.
+        segments: those that the pool had from the system, by address; empty if none is known.
+        taken: bytes of blocks that are live in the pool, by address.
     """
 
     def __init__(self, profile: Profile, device: str | None) -> None:
@@ -55,7 +54,7 @@ class RecordedPool:
         self.segments = _merged(ranges)
         self.taken: dict[int, int] = {}
         self._ordered: list[int] = []
-        """Addresses of ``taken``."""
+        """Addresses of ``taken``, ascending."""
         self._modes = call_modes(profile) if self._known else []
         self._call = -1
         self._seen: Counter[_Site] = Counter()
@@ -82,7 +81,7 @@ class RecordedPool:
         return known[n]
 
     def give_back(self, address: int) -> bool:
-        """Free a place; whether ``address`` is one."""
+        """Free the block at ``address``, and return whether there was one."""
         if self.taken.pop(address, None) is None:
             return False
         del self._ordered[bisect_left(self._ordered, address)]
@@ -103,7 +102,8 @@ class RecordedPool:
 
 
 def _merged(ranges: set[tuple[int, int]]) -> list[SegmentRange]:
-    """Segments as they were at their largest: recordings know those of their time."""
+    """Segments at their largest, from ``ranges`` (address, bytes) of all recordings, which have
+    segments as they were at the time."""
     out: list[SegmentRange] = []
     for address, nbytes in sorted(ranges):
         if out and address < out[-1].address + out[-1].nbytes:

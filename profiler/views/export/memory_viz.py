@@ -39,7 +39,7 @@ from .addresses import RecordedPool
 from .walk import LiveBlock, Part, Walk
 
 _BASE = 1 << 44
-"""Of made-up addresses, times the device's place from 1: far below where drivers put memory on
+"""First made-up address of a device, times its place from 1: far below where drivers put memory on
 Linux (0x7f…) and far above their low ranges."""
 
 
@@ -94,11 +94,11 @@ class _DeviceTrace:
         self._pool = RecordedPool(profile, walk.timeline.device)
         self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
         self._at: dict[int, LiveBlock] = {}
-        """By address."""
+        """Blocks by address."""
         self._addresses: dict[int, list[int]] = {}
-        """Of the copies of each memory."""
+        """Addresses of the copies of each memory, by its number."""
         self._known: dict[int, dict[str, Any]] = {}
-        """By number of a block."""
+        """Fields that the events of a block share, by its number."""
 
     def events(self) -> Iterator[dict[str, Any]]:
         begun = False
@@ -132,7 +132,7 @@ class _DeviceTrace:
                 yield {"action": "alloc", **known, "addr": address, "time_us": time_us}
 
     def _event(self, block: LiveBlock) -> dict[str, Any]:
-        """Returns what events of a block have in common."""
+        """Fields that all events of a block share: stream, size, category, graph, frames."""
         if block.number not in self._known:
             self._known[block.number] = {
                 "stream": 0,
@@ -166,7 +166,7 @@ class _DeviceTrace:
         return out + [_frame(f.function, f.file, f.line) for f in reversed(stack)]
 
     def segments(self) -> Iterator[dict[str, Any]]:
-        """As they are after the last event."""
+        """Segments with their blocks, as they are after the last event."""
         made_up = ((s, self._space.taken, 0) for s in self._space.segments)
         in_pool = ((s, self._pool.taken, 1) for s in self._pool.segments)
         for s, taken, pool in (*made_up, *in_pool):

@@ -28,7 +28,7 @@ _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""
 _Sums = Mapping[Category, int]
-"""Live bytes."""
+"""Live bytes by category."""
 
 
 def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> None:

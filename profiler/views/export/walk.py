@@ -54,7 +54,7 @@ class BlockChange(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A change and where it stands."""
+    """A change of the live set and its place in the call log."""
 
     time_ns: int  # clock of ``CallColumns``; never less than that of the moment before
     call: int  # index in the call log
@@ -63,7 +63,7 @@ class Moment(NamedTuple):
 
 
 class _CallChanges(NamedTuple):
-    """Describes what all calls of a kind share."""
+    """Items and changes that all calls of a kind share: at entry, by event, at exit, after it."""
 
     entry: Sequence[LiveItem]
     events: Sequence[BlockChange]
@@ -72,8 +72,8 @@ class _CallChanges(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Describes what of a profile is exported: the memory of ``devices``, in the calls ``first`` to
-    ``last`` of the log, both included; None is its end."""
+    """Part of a profile to export: the memory of ``devices``, in the calls ``first`` to ``last`` of
+    the log, both included; None is its end."""
 
     devices: Sequence[str]
     first: int | None = None
@@ -136,7 +136,7 @@ class Walk:
             previous = kind
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Of each call its index, the time from which it is shown, and for how long; ns."""
+        """Yields each call's index, the time from which it is shown, and for how long; ns."""
         calls = self.timeline.profile.calls
         before = max(calls.end_ns[: self.calls.start], default=0) if self.calls else 0
         for call in self.calls:
@@ -168,7 +168,7 @@ class Walk:
         return found
 
     def _difference(self, before: Sequence[LiveItem], after: Sequence[LiveItem]) -> BlockChange:
-        """Returns what leads from one live set to another."""
+        """Blocks to free and to allocate to get from one live set to another."""
         # Nearly all of it is persistent memory, which is one object in all live sets.
         same = {id(item) for item in before}.intersection(map(id, after))
         left: dict[int, list[LiveBlock]] = {}

@@ -17,7 +17,7 @@ Row = tuple[Cell, ...]
 
 
 class Unit(str, Enum):
-    """Describes what the cells of a column are, and so how they are written and aligned."""
+    """Type of a column's cells, which decides how they are written and aligned."""
 
     TEXT = "text"
     CODE = "code"  # names and source text
@@ -37,7 +37,7 @@ class Unit(str, Enum):
 
     @property
     def is_number(self) -> bool:
-        """Tells whether cells are aligned at the right and never cut."""
+        """Whether cells are aligned at the right and never cut."""
         return self in _NUMBERS
 
 
@@ -99,4 +99,4 @@ ASKED_FOR = (
     Frame("asked for by"),
     *below(MODULE, Code("FX nodes of compiled code")),
 )
-"""Where code asked for memory."""
+"""Columns for the place in the code that asked for memory."""

@@ -22,7 +22,7 @@ def asked(f: AllocationFailure, show: Show) -> str:
 
 
 def asker(f: AllocationFailure) -> str:
-    """Returns who asked, in a phrase that follows a verb."""
+    """Origin of the failed request, in a phrase that follows a verb: "by …", "at …", "in …"."""
     called_from = f.called_from if f.called_from != f.frame else None
     parts = (
         ("by", f.nodes or f.operation),
@@ -35,7 +35,7 @@ def asker(f: AllocationFailure) -> str:
 
 
 def why(a: DeviceAccount, f: AllocationFailure, show: Show) -> str:
-    """Why the request did not fit, in a sentence without its stop."""
+    """Reason why the request did not fit, in a sentence without its full stop."""
     wanted, free = show(f.wanted), show(f.left(a.reserved))
     limit = show(f.limit or a.total)
     where = f"under the limit of {limit}" if f.limit else "on the device"

@@ -33,7 +33,7 @@ _ASCII = str.maketrans({"…": "~", "·": "|"})
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Describes how a text should look."""
+    """Layout of a text: width, colour, characters, digits, rows."""
 
     top: int = 10  # rows in each table, at least 1; the rest is added up in one more row
     # characters a line, at least 80 (100 with ``exact``): less is taken as that. Tables of many
@@ -50,12 +50,12 @@ class Style:
 
 
 PLAIN = Style()
-"""For what is no terminal: 100 characters a line, no colour."""
+"""Style of text for anything but a terminal: 100 characters a line, no colour."""
 
 
 def style_of(out: TextIO) -> Style:
-    """Returns how text for ``out`` should look: as wide as COLUMNS says, else as the terminal, else
-    100; colour on terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
+    """Style of text for ``out``: as wide as COLUMNS says, else as the terminal, else 100; colour on
+    terminals unless NO_COLOR is set; ASCII where UTF-8 does not pass."""
     terminal = bool(getattr(out, "isatty", bool)())
     width = os.environ.get("COLUMNS", "")
     columns = int(width) if width.isdecimal() else 0
@@ -124,7 +124,7 @@ class Page:
         self._console.print(Text(visible(text), style=style), soft_wrap=False)
 
     def indented(self, text: str, by: int, style: str = "") -> None:
-        """A paragraph, folded and indented by so many characters."""
+        """Print a paragraph, folded and indented by ``by`` characters."""
         self._console.print(Padding(Text(visible(text), style=style), (0, 0, 0, by)))
 
     def section(self, title: str) -> None:
@@ -132,8 +132,8 @@ class Page:
         self.line(title, style="bold")
 
     def table(self, *columns: str, fold: bool = False) -> Table:
-        """``>name`` is a column of numbers: right-aligned and never cut. Text that does not
-        fit is cut; with ``fold``, that of the last column is folded."""
+        """An empty table; ``>name`` is a column of numbers: right-aligned and never cut. Text that
+        does not fit is cut; with ``fold``, that of the last column is folded."""
         table = _Table(box=self._box, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
         for i, name in enumerate(columns):
             folds = fold and i == len(columns) - 1

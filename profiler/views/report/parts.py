@@ -1,5 +1,5 @@
-"""Describes what a report says of a profile's optional parts, as data: data flow, tracker, and what
-was reserved at the peak of a device that nobody watched.
+"""Figures of a report on a profile's optional parts: data flow, tracker, and bytes reserved at the
+peak of a device that nobody watched.
 
 Note [A peak from two sources]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -34,7 +34,7 @@ from memprof.profiler.live.attribution import Breakdown, View, data_flow_breakdo
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
 _LEAKS = 10
-"""Storages that outlived their step in a report, the largest."""
+"""Most storages that outlived their step in a report, the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class DataFlowPeak:
 
 @dataclass(frozen=True, slots=True)
 class TrackerPeaks:
-    """The most bytes that the tracker's snapshots have."""
+    """Highest figures of the tracker's snapshots, in bytes."""
 
     snapshots: int  # that are in the profile
     tensors: int  # that live Python tensors referred to, all devices
@@ -130,7 +130,7 @@ UNATTRIBUTED = "not attributed: eager code, compiled calls that nobody observed,
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """The parts add up to ``reserved``."""
+    """Peak of reserved memory on a device, in bytes; its parts add up to ``reserved``."""
 
     device: str  # e.g. ``cuda:0``.
     reserved: int  # the most bytes that the allocator had from the device

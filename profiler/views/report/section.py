@@ -1,5 +1,4 @@
-"""Describes what a view says, before it is text, JSON or a page: sections of notes and typed
-tables.
+"""Content of a view, before it is text, JSON or a page: sections of notes and typed tables.
 
 Note [One description of each view]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -23,17 +22,17 @@ from .columns import Cell, Column, Row
 from .format import shorten_path
 
 Show = Callable[[int], str]
-"""How bytes are written in the text of a note: rounded, or with all digits."""
+"""Formatter of bytes in the text of a note: rounded, or with all digits."""
 
 EVERY = 1 << 30
-"""For ``Table.least``: all rows, however short the page."""
+"""Value of ``Table.least`` for all rows, however short the page."""
 
 UNATTRIBUTED = "unattributed"
 """The row of a foot for what has no name: it stands out, and the more if there is any."""
 
 
 class Tone(str, Enum):
-    """Describes how much a text matters."""
+    """Weight of a text, as its colour and brightness show it."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -81,7 +80,7 @@ class Table:
         return replace(self, columns=columns, rows=rows, foot=foot)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values; see ``html/assets/table.js``."""
+        """The table as JSON values; see ``html/assets/table.js``."""
         of_column = ("title", "unit", "help", "whole", "below", "fold")
         same = ("caption", "rest", "empty", "lines", "folded", "filtered")
         return {
@@ -95,7 +94,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Describes what is said of one subject."""
+    """Part of a view on one subject: notes, tables and further sections."""
 
     id: str  # its name in addresses, "" where nothing leads to it
     title: str  # a line, "" for none
@@ -114,7 +113,7 @@ class Section:
         return bool(self.notes or self.tables or any(self.parts) or self.view)
 
     def without(self, medium: str) -> Section:
-        """For the other medium than this one, ``text`` or ``page``."""
+        """This section less what is for ``medium`` alone, which is ``text`` or ``page``."""
         return replace(
             self,
             notes=tuple(n for n in self.notes if n.only != medium),
@@ -127,8 +126,8 @@ class Section:
         return {self.spare, *(n for part in self.parts for n in part.spares())} - {0}
 
     def short(self, least: int = EVERY) -> tuple[Section, list[str]]:
-        """The section without details, to which belongs what has ``least`` as its ``spare`` or
-        more, and the names of those left out. Of one that has nothing else nothing is left."""
+        """The section without details and without parts whose ``spare`` is at least ``least``, and
+        the names of those left out; ``NOTHING`` if no more is left."""
         if self.detail or self.spare >= least:
             return NOTHING, [self.name] if self and self.name else []
         shorter = [part.short(least) for part in self.parts]
@@ -149,7 +148,7 @@ class Section:
         return kept or NOTHING, names
 
     def plain(self, without: str = "text") -> dict[str, Any]:
-        """As JSON values: for a page, or with nothing left out if ``without`` is empty."""
+        """The section as JSON values, less what is for the medium ``without`` alone."""
         shown = self.without(without) if without else self
         return {
             "id": self.id,

@@ -1,5 +1,4 @@
-"""Describes what a report says, as data. ``text.py`` prints it; ``memprof report --json`` writes
-it."""
+"""Figures of a report, as data: ``text.py`` prints them, ``memprof report --json`` writes them."""
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ class LedgerSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """A report."""
+    """Figures of a report on one profile."""
 
     profile: model.Profile  # what it is about
     device: str  # whose memory it is about
@@ -139,7 +138,7 @@ class Summary:
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
-        """Returns what ``memprof report --json`` has as data, by name."""
+        """Data of ``memprof report --json``, by name."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "profile"}
         return {name: getattr(self.profile, name) for name in _OF_PROFILE} | own
 
@@ -210,7 +209,7 @@ def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) ->
 
 
 def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
-    """Returns what a report says of one device."""
+    """Fields of a ``Summary`` on one device's memory, by name."""
     live = timeline.at_peak()
     views = {view: attribution.breakdown(live, view) for view in View}
     return {
@@ -243,7 +242,7 @@ def _device_peaks(
 
 
 def _all_observed(profile: model.Profile, found: Mapping[str, Timeline]) -> bool:
-    """Tells whether it is known what every compiled call of the process had, and kept."""
+    """Whether the memory of every compiled call of the process is known, also what it kept."""
     compiled = {e.graph for e in profile.ledger if e.kind in _MADE}
     return (
         not profile.calls.dropped
@@ -273,7 +272,7 @@ def _peak(timeline: Timeline, attribution: Attribution) -> LivePeak | None:
 
 
 def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
-    """Of each forward's most called program."""
+    """Activations that each forward's most called program saves."""
     out: list[SavedActivation] = []
     for unit_id in most_called(timeline).values():
         unit = timeline.units[unit_id]

@@ -18,7 +18,7 @@ from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
 _NAMES = 6
-"""Of what is left out, that are named where room is scarce."""
+"""Most names of left-out sections in a text for which room is scarce."""
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"
 _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR: "red"}
@@ -37,7 +37,7 @@ def render(content: Iterable[Section], style: Style = PLAIN) -> str:
 
 
 def _render(content: Iterable[Section], style: Style, most: int = EVERY, least: int = EVERY) -> str:
-    """Sections as text; of the names of what is left out so many."""
+    """Sections as text, with at most ``most`` names of what is left out."""
     page = Page(style)
     left: dict[str, None] = {}
     for shown in content:
@@ -104,7 +104,7 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
 
 
 def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
-    """The rows that there is room for with their depths, and one more for all others."""
+    """Yields the rows that there is room for with their depths, and one more for all others."""
     limit = min(max(page.top, t.least), t.most)
     order = list(range(len(t.rows)))
     if (largest := t.largest) is not None:
@@ -121,7 +121,7 @@ def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
 
 
 def _named(t: Table) -> int:
-    """The column that says what rows are: the first that is no number."""
+    """Index of the column that names the rows: the first that is no number."""
     return next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
 
 

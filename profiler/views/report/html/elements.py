@@ -35,7 +35,7 @@ def report_elements(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(ranks: Plain) -> Element:
-    """How the ranks compare; those that the page has are links to it."""
+    """Element that compares the ranks; a rank that the page shows is a link to its part."""
     data, shown = ranks["section"], ranks["shown"]
     compared, *rest = data["parts"]
     (table,) = compared["tables"]

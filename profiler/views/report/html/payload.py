@@ -1,4 +1,4 @@
-"""Describes what the page knows: a profile as plain data.
+"""Payload of the HTML page: a profile as plain data.
 
 Note [What the page gets and what it works out]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -48,7 +48,7 @@ def ranks_payload(
     device: str | None = None,
     calls: range | None = None,
 ) -> dict[str, Any]:
-    """One report a process, and how they compare; see ``report_page``."""
+    """Payload of a report for each process, and of their comparison; see ``report_page``."""
     if len(profiles) == 1:
         alone = report_payload(profiles[0], device, calls)
         opens_at = None if calls is None else "operations"
@@ -104,7 +104,8 @@ def report_payload(
 
 
 def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
-    """In the order of the page. Those of ``of_device`` hold the place of each device's."""
+    """Yields the sections in the order of the page. Those of ``of_device`` hold the place of each
+    device's sections."""
     profile, grows = summary.profile, about.of_growth(summary.growth, format_bytes)
     # What a failed allocation asked for comes first, as in the text.
     failed = any(a.failure is not None for a in profile.accounts)
@@ -147,7 +148,7 @@ def _operations(profile: Profile) -> Section:
 
 
 def _first_time(profile: Profile) -> int:
-    """Returns where the clock of the page begins."""
+    """Origin of the page's clock: the earliest time of data flow, snapshots and calls, in ns."""
     dataflow = profile.dataflow.devices if profile.dataflow else []
     snapshots = profile.tracker.snapshots if profile.tracker else []
     times = [d.time_ns[0] for d in dataflow if d.time_ns] + [s.time_ns for s in snapshots]
@@ -163,8 +164,8 @@ def _graph(graph: GraphRecord, texts: Each[str]) -> dict[str, Any]:
 
 
 def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
-    """Which entries of a curve to keep: all of a short one; of a long one the first, the last, and
-    the first highest and first lowest of each of ``points / 2`` equal stretches."""
+    """Indices of a curve's points to keep: all of a short one; of a long one the first, the last,
+    and the first highest and first lowest of each of ``points / 2`` equal stretches."""
     n = len(totals)
     if n <= points:
         return set(range(n))
@@ -177,8 +178,8 @@ def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
 
 
 def _curves(profile: Profile, start: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name: live bytes of each device of the data-flow profile by category, and what the
-    tracker's snapshots say of the whole process; times since ``start``."""
+    """Yields curves with their names: live bytes by category of each device of the data-flow
+    profile, and figures of the tracker's snapshots; times in ns since ``start``."""
     for d in profile.dataflow.devices if profile.dataflow else ():
         keep = sorted(_thinned([d.bytes_at(i) for i in range(len(d.time_ns))]))
         lines = {c.value: of for c, of in d.bytes.items()}
@@ -217,7 +218,7 @@ def _kept(
 
 
 def _tracked(snapshots: Sequence[MemorySnapshot]) -> dict[str, list[int]]:
-    """Bytes at each snapshot, by what they are; what one does not know is as it was."""
+    """Bytes at each snapshot, by name of the figure; where a snapshot has none, the one before."""
     found: dict[str, list[int | None]] = {
         "resident": [s.resident_bytes for s in snapshots],
         "live Python tensors": [s.total_bytes for s in snapshots],

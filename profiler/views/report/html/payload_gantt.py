@@ -29,7 +29,7 @@ CALLS = (
     "recording",
 )
 KINDS = ("operation", "failed operation", *CALLS, "compilation")
-"""What bars can be, in the order of the legend."""
+"""Kinds of bars, in the order of the legend."""
 
 NOT_MEASURED = -1
 _OPERATION_COLORS = 7
@@ -37,7 +37,7 @@ _OPERATION_COLORS = 7
 
 @dataclass(slots=True)
 class Bar:
-    """One thing that took time."""
+    """An operation, a call or a compilation, drawn as a bar."""
 
     start_ns: int
     end_ns: int
@@ -49,8 +49,8 @@ class Bar:
 
 
 def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
-    """Returns what the page's bars are, as JSON values; None where there is none. ``calls`` are
-    shown first, by default everything."""
+    """Lanes and bars of the page's Gantt chart as JSON values, times in ns; None if there are no
+    bars. The chart shows ``calls`` at first, by default everything."""
     lanes = _lanes(profile)
     bars = [b for _, lane in lanes for b in lane]
     if not bars:
@@ -190,7 +190,7 @@ def _compilations(profile: Profile) -> Iterator[Bar]:
 
 
 def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str, str]]:
-    """Returns what the page shows of an operation beside name and times: labels and texts."""
+    """Labels and texts that the page shows of an operation beside its name and times."""
     if not bar.kind.endswith("operation"):
         return []
     rows, i = tracker.operation_allocations, bar.number

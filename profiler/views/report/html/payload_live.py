@@ -37,14 +37,14 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     "function": lambda site: site.frame and site.frame.function,
     "code": lambda site: site.frame and site.frame.code.strip(),
 }
-"""What the page has of a site beside its place in each view."""
+"""Fields of a site in the payload beside its place in each view."""
 HOLDS = {
     Hold.CALL: "it belongs to this call: an input of it, or made by it",
     Hold.PERSISTENT: "it stays from call to call: a parameter, a buffer or optimizer state",
     Hold.SAVED: "a forward saved it and its backward has not run yet",
     Hold.HANDED_ON: "another compiled graph takes it as an input later",
 }
-"""Why an item is live, as the page puts it."""
+"""Reasons why an item is live, in the page's words."""
 _T = TypeVar("_T")
 
 
@@ -71,9 +71,8 @@ def columns(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, 
 
 
 class Sites:
-    """Describes where storages come from, each site once. In each view a site has a place, by its
-    number: a part of the view by its name, or, if it is not ``known``, a reason why it is in the
-    remainder.
+    """Origins of storages, each site once. In each view a site has a place, by its number: a part
+    of the view by its name, or, if it is not ``known``, a reason why it is in the remainder.
     """
 
     def __init__(self, attribution: Attribution) -> None:
@@ -94,14 +93,14 @@ class Sites:
         return self._numbers[id(site)]
 
     def _modules(self, site: Site) -> tuple[str, ...]:
-        """The modules that a site is in, from the root; or why it is in none."""
+        """Modules that a site is in, from the root; else one text with the reason for none."""
         named = self.attribution.named(site, View.MODULE)
         if named is None:
             return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
         return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
 
     def _label(self, site: Site) -> str:
-        """The graph that a site is in, "" if none of the profile made it."""
+        """Label of the graph that a site is in, "" if none of the profile made it."""
         named = self.attribution.named(site, View.GRAPH)
         return "" if named is None or named[1] is None else named[0]
 
@@ -113,7 +112,7 @@ class Sites:
         return number
 
     def payload(self) -> dict[str, Any]:
-        """Columns of sites; ``in_`` and the name of a view is its place in that."""
+        """Columns of sites; ``in_`` and a view's name is the column of places in that view."""
         places = [f"in_{view.value}" for view in View]
         return columns([*places, "modules", "label", *_KNOWN], self._rows)
 
@@ -138,7 +137,7 @@ class Sites:
 
 
 class Items:
-    """Items and lists of them, each once."""
+    """Live items and lists of them, each once and numbered."""
 
     def __init__(self, sites: Sites) -> None:
         self._sites = sites
@@ -159,7 +158,8 @@ class Items:
 
 
 def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
-    """See Note [How a live set is put together]; times of calls are since ``start``."""
+    """Live sets of one device as JSON values, see Note [How a live set is put together]; times of
+    calls are ns since ``start``."""
     items = Items(sites)
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
@@ -225,8 +225,8 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
 
 
 def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
-    """Returns where a graph's replays have their memory: each segment with its bytes and the
-    highest that is ever used, each block with its site."""
+    """Memory of a graph's replays as JSON values: of each segment the address, its bytes, and those
+    up to the end of the last block; each block with its site."""
     ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
     sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
     return {

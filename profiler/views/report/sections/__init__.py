@@ -1,5 +1,4 @@
-"""Describes what there is to say of a profile, subject by subject: see Note [One description of
-each view].
+"""Sections of a report, a module for each subject: see Note [One description of each view].
 
 Nothing here knows whether it will be text or a page, and nothing reads a file or torch.
 """
@@ -62,7 +61,7 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
 
 
 def of_device(s: Summary, show: Show) -> Iterator[Section]:
-    """Yields what a page shows again when another device is chosen."""
+    """Yields the sections on one device, which a page replaces when another device is chosen."""
     yield live.saved(s, show)
     yield live.graphs(s)
     yield about.not_counted(s, show)

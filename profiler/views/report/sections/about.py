@@ -1,5 +1,4 @@
-"""Tells whose profile it is, what failed, what grows, what to change, and what the figures leave
-out."""
+"""Sections on the run of a profile, failures, growth, findings, and what the figures leave out."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ VIEWS: dict[View, tuple[col.Column, ...]] = {
     View.LINE: (col.Path("source line"), col.Code("code", below=True)),
     View.GRAPH: (col.Code("graph"),),
 }
-"""Columns of what a view has parts by: a name, and what is said below it."""
+"""Columns that name the parts of each view, and those that stand below the name."""
 MEANING = {
     Category.PARAMETER: "parameters and buffers of modules",
     Category.OPTIMIZER_STATE: "what an optimizer keeps from step to step",
@@ -63,9 +62,9 @@ _WORDS = (
     ("recorded again", "a CUDA graph of the same sizes was there, and did not fit"),
 )
 _SHORT = 3
-"""Findings of a short text."""
+"""Most findings of a short text."""
 _MOST_GROWTH = 5
-"""Findings of a report; ``--section leaks`` has all."""
+"""Most entries on growth in a report; ``--section leaks`` has all."""
 _REASON = (col.Bytes("", adds=True), col.TEXT)
 
 
@@ -151,8 +150,7 @@ def _out_of_memory(s: Summary) -> Section:
 
 
 def totals(s: Summary) -> Section:
-    """Returns what each part of the profile has as its peak, most first; nothing where there is one
-    alone.
+    """Section with the peak in each part of the profile, highest first; empty if there is only one.
 
     A part sees what another does not: compiled code, all code under ``torch.profiler``, the tensors
     of a process. None of these figures is wrong, and the largest is what must fit.
@@ -186,8 +184,8 @@ def _peaks(s: Summary) -> Iterator[tuple[int, str, str]]:
 
 
 def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> Section:
-    """Returns what is held across steps and grows, most a step first: the first thing that a report
-    says; nothing where nothing does."""
+    """Section on memory that is held across steps and grows: at most ``most`` entries in the order
+    of ``found``; empty if nothing grows."""
     parts = tuple(
         replace(_grows(n, g, show), detail=n > _SHORT) for n, g in enumerate(found[:most], 1)
     )

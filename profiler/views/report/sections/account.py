@@ -56,7 +56,7 @@ def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> 
 
 
 def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
-    """Returns what a snapshot tells of the blocks of an instant, as far as it does."""
+    """Sections on the blocks in a snapshot: pools, modules and FX nodes if known, lines, blocks."""
     parts = [_pools(a)]
     if any(r.modules for r in a.rows):
         parts.append(_groups(a, "module", lambda r: r.modules or "(not known)"))

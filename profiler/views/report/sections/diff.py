@@ -1,4 +1,4 @@
-"""Describes what grew from one profile to another."""
+"""Sections on growth from one profile to another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes what memprof did and declined, and why: the ledger, and the recordings of trees."""
+"""Sections on what memprof did and declined, and why: the ledger, and the recordings of trees."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
 
 
 def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:
-    """Each recording after the one that runs before it, which was recorded before it, with its
-    depth."""
+    """Yields recordings with their depth in the tree, each after its parent; ``nodes`` are in order
+    of recording."""
     latest: dict[tuple[str, int | None], int] = {}
     below: defaultdict[int, list[int]] = defaultdict(list)
     for i, n in enumerate(nodes):
@@ -185,7 +185,7 @@ def _why_none(s: Summary) -> str:
 
 
 def why_no_addresses(profile: Profile) -> dict[str, str]:
-    """Why graphs have no fixed addresses, as far as the ledger knows: by label, "" for any."""
+    """Reasons in the ledger why graphs have no fixed addresses, by graph label; "" for any."""
     labels = {g.id: g.label for g in profile.graphs}
     found: dict[str, dict[str, None]] = {"": {}}
     for e in profile.ledger:

@@ -1,4 +1,4 @@
-"""Describes what the run-time tracker recorded of a process."""
+"""Sections on the run-time tracker's record of a process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _STATES = {
 
 
 def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Iterator[Section]:
-    """A tracker's record; of its snapshots at most so many, or the first, highest and last."""
+    """Yields sections on a tracker's record, with at most ``snapshots`` of its snapshots, but
+    always the first, highest and last."""
     yield replace(_about(record), spare=2, name="the tracker")
     yield replace(_memory(record, show, snapshots), spare=3)
     yield replace(_largest(record, show), spare=4)
@@ -115,7 +116,8 @@ def _height(s: model.MemorySnapshot) -> int:
 
 
 def _choose(snapshots: list[model.MemorySnapshot], limit: int) -> list[model.MemorySnapshot]:
-    """At most ``limit``, or the first, highest and last: named ones, then evenly spread."""
+    """At most ``limit`` snapshots, but always the first, highest and last: then checkpoints and
+    failures, then others evenly spread."""
     if len(snapshots) <= limit:
         return snapshots
     peak = max(range(len(snapshots)), key=lambda i: _height(snapshots[i]))

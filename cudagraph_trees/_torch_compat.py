@@ -84,7 +84,7 @@ remove_cached_tensor = _cached(_C._remove_cached_tensor)
 
 
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-    """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
+    """Make a tensor like ``twin``, over its storage, that is cached in place of ``tensor``."""
     other = likeness(twin, tuple(twin.shape), twin.stride())
     remove_cached_tensor(tensor)
     add_cached_tensor(other)
@@ -442,8 +442,8 @@ def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
-    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one, and
-    costs as much. Whoever has replaced it, as a simulated device may, wants to be called."""
+    """``replay`` of the graph, in 2.11 the C++ one: the Python method around it costs as much and
+    does nothing else. One that replaces it, as a simulated device's may, is called."""
     replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
     if replaced or torch_version() >= (2, 12):
         return graph.replay

@@ -1,4 +1,4 @@
-"""Describes what a user can choose about graph trees."""
+"""Settings of graph trees that a user can choose."""
 
 from __future__ import annotations
 
@@ -116,6 +116,6 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
 
 @on_reset
 def end_override() -> None:
-    """Returns what ``override`` set is over: what was configured is in force again."""
+    """End ``override``: the configured settings are in force again."""
     global _current
     _current = _configured

@@ -62,8 +62,8 @@ class TreeManagerContainer:
         static: Sequence[int],
         alignment_checked: Sequence[int],
     ) -> Callable[[list[Input]], list[Output]]:
-        """Returns what calls ``spec.function`` of these in the manager. That stays for as long as
-        the result does, and so does what it has of the function."""
+        """Return a callable that calls ``spec.function`` in the manager. The manager and
+        the function's recordings last as long as the callable does."""
         with capturing():
             manager = self.get_tree_manager()
             function = manager.add(spec, inputs, static, alignment_checked)

@@ -81,7 +81,7 @@ def _switch() -> None:
 
 
 def _in_use_here() -> InductorTrees | None:
-    """Returns what the calling thread compiles for, None for torch's trees."""
+    """Trees that the calling thread compiles for, None for torch's."""
     if not compat.triton_option("cudagraph_trees"):
         return None
     here = (None, threading.get_ident())

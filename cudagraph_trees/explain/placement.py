@@ -1,5 +1,5 @@
-"""Describes where a recording's memory lies, for a profile. Pure data but for what it reads from a
-node."""
+"""Placements, the addresses of a recording's blocks, for a profile. Pure data but for what is read
+from a node."""
 
 from __future__ import annotations
 

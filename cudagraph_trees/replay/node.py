@@ -244,8 +244,8 @@ class CUDAGraphNode(Node):
         return out
 
     def mismatch(self, inputs: list[Input]) -> tuple[str, list[int]]:
-        """Why it does not fit, in torch's words, and which inputs have moved; "" if it fits, as far
-        as can be seen before it is replayed. Not hot."""
+        """Why this recording cannot serve ``inputs``, in torch's words, and the inputs that moved;
+        "" if it can, as far as is seen before a replay. Not hot."""
         plan, placeholders = self.input_plan, self.wrapped_function.placeholders
         for kind, which in (
             ("cudagraph managed tensor", plan.managed),
@@ -323,7 +323,7 @@ def path_to(node: N | None) -> list[N]:
 
 
 def number_of(node: Node | None) -> int | None:
-    """Its number, for the ledger and for a place; None if there is no node."""
+    """Number of a node, for the ledger and placements; None if there is no node."""
     return None if node is None else node.number
 
 

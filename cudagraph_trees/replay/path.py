@@ -59,7 +59,7 @@ _BACKWARD = CompilationMode.BACKWARD
 
 
 class TreePath:
-    """Describes where one manager is in its tree.
+    """Position of one manager in its tree.
 
     Attributes:
         node: what ran last, None if there is no path.

@@ -1,4 +1,4 @@
-"""Describes what a compiled function is: built once, in ``entry``, and read by everything else."""
+"""Specifications of compiled functions: built once, in ``entry``, and read by everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..device.protocol import Input, Model
 from ..torch_options import AT_COMPILATION, TreeOptions
 
 NAMED = 5
-"""So many inputs a sentence names."""
+"""Most inputs that a sentence names."""
 
 MAX_FAILURES = 2
 """A function whose warm-up or recording failed so often runs without a graph for good."""
@@ -69,11 +69,11 @@ class GraphSpec:
         return self.user_outputs is None or i in self.user_outputs
 
     def graph_input(self, i: int) -> int | None:
-        """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
+        """Index of input ``i`` among the profile's graph inputs; None if none or unknown."""
         return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
 
     def graph_output(self, i: int) -> int | None:
-        """Which output of the graph in the profile is output ``i``; None if none is, or unknown."""
+        """Index of output ``i`` among the profile's graph outputs; None if none or unknown."""
         return self._whole(self.graph_outputs, i, self.record.outputs if self.record else ())
 
     def input_value(self, i: int) -> GraphValue | None:

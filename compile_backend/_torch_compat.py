@@ -212,7 +212,7 @@ def mark_graph(compiled: Any, id: int) -> None:
 
 
 def graph_of_operation(node: Any) -> int | None:
-    """Which of our graphs' backward an operation of autograd is, None if it is none's: its class
+    """Id of our graph whose backward an autograd node is, None if it is none's: the node's class
     is the one that AOTAutograd makes for each forward."""
     forward = getattr(type(node), "_forward_cls", None)
     found: int | None = getattr(getattr(forward, "compiled_fw", None), "_memprof_graph", None)
@@ -220,7 +220,7 @@ def graph_of_operation(node: Any) -> int | None:
 
 
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
-    """Returns what generated code calls for its partitions, in order."""
+    """Callables of the partitions of generated code, in order."""
     runner = getattr(compiled, "compiled_fn_runner", None)
     return list(getattr(runner, "partitions", None) or ())
 
@@ -286,7 +286,7 @@ Indices = tuple[int | None, ...]
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:
-    """Returns what Inductor wraps around generated code where inputs may be misaligned."""
+    """Wrap ``function`` to copy misaligned inputs, as Inductor wraps generated code."""
     to_check = list(getattr(compiled, "inputs_to_check", None) or ())
     if not to_check:
         return function
@@ -417,7 +417,7 @@ with contextlib.suppress(ImportError):
 _C: Any = torch._C
 aot_config: Any = functorch_config
 profiler: Any = torch.autograd.profiler
-"""Its ``_is_profiler_enabled`` is True while a profiler runs."""
+"""torch's module; ``_is_profiler_enabled`` is True while a profiler runs."""
 DisableAutocast = _C._DisableAutocast
 function_apply = _C._FunctionBase.__dict__["apply"]
 replays_views = _C._is_view_replay_enabled

@@ -1,4 +1,4 @@
-"""Describes what goes into a captured backward and comes out of it, and where its nodes come from.
+"""Inputs and outputs of a captured backward, and the provenance of its nodes.
 
 Note [Where a captured backward gets its names from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -74,7 +74,7 @@ def note_names(
 
 
 class LiftedInput(NamedTuple):
-    """Describes what one of ``inputs`` of a captured backward is to the engine.
+    """Role that one of ``inputs`` of a captured backward has for the engine.
 
     Attributes:
         role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
@@ -94,7 +94,7 @@ class LiftedInput(NamedTuple):
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
-    """Returns what each lifted tensor is, by its index in ``inputs``."""
+    """Roles of lifted tensors, by their index in ``inputs``."""
     items: dict[Node, int] = {}
     for node in placeholders(graph)["inputs"].users:
         if is_getitem(node) and isinstance(index := node.args[1], int):
@@ -157,7 +157,7 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
 
 
 class CapturedBackwardIO:
-    """Describes what is known of one captured backward, whose nodes get tags.
+    """Inputs, outputs and provenance of one captured backward, whose nodes get tags.
 
     Attributes:
         nodes: provenance of the captured graph's nodes, by name.

@@ -31,7 +31,7 @@ log = logging.getLogger("memprof")
 
 _lock = ForkSafeLock()
 _current: EagerMemory | None = None
-"""Who has the allocator's history, of which a process has one."""
+"""Holder of the allocator's history, of which a process has one."""
 
 
 class EagerMemory:

@@ -25,7 +25,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """Returns how often ``tick`` was called."""
+        """Number of calls of ``tick`` so far."""
         return int(repr(self._count)[len("count(") : -1])
 
 
@@ -136,13 +136,13 @@ class Ledger:
         log.warning("%s", text, exc_info=error)
 
     def counts(self) -> dict[LedgerKey, int]:
-        """Returns how often each entry was written so far; ``entries_since`` takes it."""
+        """Count of each entry so far, for ``entries_since``."""
         with self._lock:
             return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
-        """Returns what was written after ``before`` was taken, in order of first writing, whose
-        time an entry keeps; it counts only the new times."""
+        """Entries written after ``before`` was taken, in order of their first writing, whose time
+        they keep; they count only the new times."""
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))

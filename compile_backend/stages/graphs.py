@@ -186,7 +186,7 @@ class GraphsStage(CompileStage):
 
 @dataclass(slots=True)
 class Once:
-    """Describes what one thread's next run of a model does; for None it is not the last warm-up."""
+    """Run ``copy`` once in a model's place, in one thread; None makes it not the last warm-up."""
 
     copy: Model | None
     runs: int = 0

@@ -49,9 +49,7 @@ class MutationType(str, Enum):
 
 
 class OutputType(str, Enum):
-    """Describes how a user output relates to memory that somebody else holds. AOTAutograd's
-    names.
-    """
+    """Kinds of user outputs, by whose memory they share. AOTAutograd's names."""
 
     NON_ALIAS = "non_alias"
     """Memory of its own."""

@@ -67,7 +67,7 @@ class GraphIO:
 
 
 def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
-    """As many inputs and outputs as the graph has, of which nothing else is known."""
+    """Inputs and outputs of a graph of which only the number is known, and static inputs."""
     nodes = list(gm.graph.nodes)
     outputs = nodes[-1].args[0]
     count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
@@ -189,7 +189,7 @@ class _Graph:
         return info if other is None else other._replace(fqn=info.fqn)
 
     def _user_value(self, desc: Descriptor) -> RoleInfo:
-        """Returns what a value of the user's function is, parts of it included."""
+        """Role and name of a value of the user's function, or of a part of one."""
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole

@@ -96,7 +96,7 @@ class ObservedStorage:
 
 @dataclass(slots=True)
 class CallTrace:
-    """Describes what was seen during one call.
+    """Trace of one observed call: its storages and statements.
 
     Attributes:
         key: the graph's symbolic sizes.

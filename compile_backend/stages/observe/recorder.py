@@ -1,5 +1,5 @@
-"""Describes what happens to memory during one call: a copy of the generated wrapper that reports
-it, and the hooks that it reports to.
+"""Observation of memory during one call: a copy of the generated wrapper that reports allocations
+and frees, and the hooks that it reports to.
 
 The copy runs in the *same* module globals, with the same kernels, constants and streams,
 and keeps the original line numbers, so it computes the same values and its tracebacks

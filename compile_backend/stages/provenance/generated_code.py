@@ -37,7 +37,7 @@ def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]
 
 
 def call_function(tree: ast.Module) -> ast.FunctionDef | None:
-    """Returns what a generated module runs at each call, None if it has no Python wrapper."""
+    """Function that a generated module runs at each call, None if it has no Python wrapper."""
     functions = dict(wrapper_functions(tree))
     return functions.get("Runner.call", functions.get("call"))
 

@@ -394,7 +394,7 @@ class AutogradCompilerInstance:
         return inputs
 
     def _hooked(self, node: Node, before: Any) -> torch.Tensor:
-        """Returns what hooks made of the gradient ``before``."""
+        """Tensor that stands for ``node``, the gradient that hooks made of ``before``."""
         given = self._tracer.lift(before)
         if given in self._may_be_none:
             self._may_be_none[node] = self._may_be_none[given]

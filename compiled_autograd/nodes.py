@@ -52,7 +52,7 @@ LIFTED_FROM = "autograd_lifted_from"
 was asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
 
 _ENGINE = '  File "<autograd engine>"'
-"""How the stack trace begins of a node that has no forward operator of its own."""
+"""First line of the stack trace of a node that has no forward operator of its own."""
 
 NAMES: Any = WeakIdKeyDictionary()
 """Names of tensors of this process, from who has seen them: the engine hands over none."""
@@ -148,7 +148,7 @@ def of_output(metadata: Any) -> ValueInfo | None:
 
 
 def value_of(node: Any) -> ValueInfo | None:
-    """Returns what is known of ``node``; None also for what is no node."""
+    """Size, device and type of a node's value; None if unknown or ``node`` is no node."""
     found: ValueInfo | None = node.meta.get(VALUE) if isinstance(node, Node) else None
     return found
 
@@ -263,7 +263,7 @@ def is_hook(node: Node, kind: str | None = None) -> bool:
 
 
 def before_hooks(returned: Node) -> Node:
-    """Returns what ``grad()`` returns for a gradient that arrives at a tensor with hooks.
+    """Node that ``grad()`` must return in place of ``returned``, the gradient after hooks.
 
     The normal engine hands it out before the tensor's hooks if the tensor's autograd node
     runs too, and after them if not; C++ gives what the hooks made of it in both cases.

@@ -1,4 +1,4 @@
-"""Describes what C++ calls for each backward that has a captured graph.
+"""Run-time wrapper, which C++ calls for each backward that has a captured graph.
 
 Note [Final callbacks]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -46,7 +46,7 @@ def runtime_wrapper(
     check_nans: NanCheck | None,
     any_shape: bool,
 ) -> Callable[..., Any]:
-    """Returns what runs the compiled function, with compiled autograd itself switched off.
+    """Return a function that runs the compiled one with compiled autograd itself switched off.
 
     Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
     backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
@@ -138,7 +138,7 @@ class _Engine:
 
 
 _VARIABLE: Any = torch.autograd.Variable
-"""Whose engine everybody asks for."""
+"""The class by which hooks reach the engine, as ``Variable._execution_engine``."""
 _ENGINE = _Engine(_VARIABLE._execution_engine)
 
 

@@ -175,7 +175,7 @@ _forget = False
 
 
 class _Thread(threading.local):
-    """Describes what is known of the innermost backward of a thread."""
+    """State of the innermost backward of a thread."""
 
     def __init__(self) -> None:
         # Not of the class: Dynamo of torch 2.11 would look no further than that.

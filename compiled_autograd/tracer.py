@@ -40,7 +40,7 @@ class GraphTracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
-        """What the graph's ``get_attr`` nodes refer to."""
+        """Owner of the attributes that the graph's ``get_attr`` nodes read."""
         self.fake_mode = _torch_compat.new_fake_mode()
         self.origin: NodeOrigin | None = None
         """Put on every node made from here on."""

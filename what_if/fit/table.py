@@ -31,7 +31,7 @@ from .tries import Tried, Tries
 from .variables import Variable
 
 _BACK = 1 / 12
-"""How far below a value that failed the next try is, as a share of it."""
+"""Step from a value that failed down to the next try, as a share of that value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ ENOUGH = 0.01
 
 @dataclass(slots=True)
 class Row:
-    """Describes what was found on one GPU with one combination of listed values.
+    """Tries on one GPU with one combination of listed values, and the best of them.
 
     Attributes:
         best: the try with the largest value of the range that fits, or without a range the only

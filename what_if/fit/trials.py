@@ -132,7 +132,7 @@ def render_trials(
 
 
 def _sentence(trial: Trial) -> str:
-    """Returns what was changed and how to have it, or why there is no row."""
+    """Sentence on a trial: its change and how to have it, or why it is of no use."""
     (text,) = trial.changes
     if trial.tried is None:
         return f"{text}: the program failed with it: {trial.problem}"

@@ -1,5 +1,4 @@
-"""Describes what ``memprof fit`` varies: ranges and lists of values, and the places where they
-stand."""
+"""Variables of ``memprof fit``: ranges and lists of values, and the places where they stand."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
 """Only what begins with a digit: a list may have ``../data``."""
 _MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
-"""What nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
+"""Malformed ranges, which nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
 
 
 @dataclass(frozen=True, slots=True)

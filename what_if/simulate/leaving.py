@@ -40,16 +40,16 @@ MANY = 16
 """Backwards a step from which on gradients are said to accumulate."""
 
 STILL = "the peak stood still"
-"""What is said of a run that was left with nothing new, at the beginning."""
+"""Beginning of the text for a run that was left since nothing new came."""
 
 BY_ITSELF = "the script ended"
-"""What is said of a run that was not left."""
+"""Text for a run that was not left."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """Says when to leave, by Note [When a run is left], after ``wanted`` steps; None if nobody said
-    how many.
+    """Decides when to leave a run: Note [When a run is left]. ``wanted`` is a number of steps, None
+    if nobody said one.
 
     Attributes:
         asked: blocks that had been asked for when something was new.

@@ -49,14 +49,14 @@ class Announced(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """Describes what one rank has sent to another; ``objects`` are pickled lists."""
+    """Tensors and objects that one rank has sent to another; ``objects`` are pickled lists."""
 
     tensors: list[Announced] = []
     objects: list[bytes] = []
 
 
 class Messages:
-    """Describes what this rank sends to others, and answers for what it receives.
+    """Log of the messages that this rank sends; it also serves those that it receives.
 
     Args:
         heard: by rank, what those that were simulated before have sent to this one.

@@ -114,8 +114,8 @@ _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
 
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
-"""Which end this process; the script's, in a session of its own, would go on: a closed terminal
-tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
+"""Signals that end this process. The script's, in a session of its own, would go on: a closed
+terminal tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
 
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
@@ -123,7 +123,7 @@ AMPLE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Settings(Run):
-    """Describes how to simulate.
+    """Settings of a simulation.
 
     Attributes:
         job: None for a process alone.
@@ -148,7 +148,7 @@ class Settings(Run):
 
 @dataclass(slots=True)
 class Simulation:
-    """Describes what a script takes on a device, of a job or alone.
+    """Memory that a script takes on a device, of a job or alone.
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
@@ -268,8 +268,8 @@ def _run(
     environment: Mapping[str, str],
     total: int | None = None,
 ) -> Outcome:
-    """Returns what became of a script; its accounts are of a device with ``total`` bytes, by
-    default its own."""
+    """Run a script and return its outcome, on a device with ``total`` bytes, by default those of
+    the GPU."""
     torch = find_torch(command.interpreter)
     base = {**environment, **environment_of(settings.changes, environment)}
     variables = simulated_environment(

@@ -1,4 +1,4 @@
-"""Describes where a program looks at values that nobody knows, and what it is to find there.
+"""Looks of a program at values that nobody knows, and the pretended values that it finds.
 
 What the program itself put on the device is known (Note [What the host knows]), and a look at that
 is none at all here.
@@ -142,8 +142,8 @@ class HostReads:
         return read
 
     def note(self, nbytes: int, address: int, known: bool) -> bool:
-        """One copy to ``address``, asked for by whoever called; returns whether what is there is
-        known."""
+        """Overwrite a copy of ``nbytes`` to ``address`` if the calling line is pretended; count it
+        if its value is unknown. Return whether it is known."""
         line = line_of_caller()
         if line is not None:
             known = self.apply(line.file, line.line, nbytes, address) or known
@@ -206,7 +206,7 @@ class HostReads:
 
 
 def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
-    """One element, little-endian."""
+    """Bytes of one element, little-endian."""
     if dtype == "torch.bfloat16":
         # The upper half of a float32, rounded to the nearest.
         bits = int.from_bytes(struct.pack("<f", value), "little")

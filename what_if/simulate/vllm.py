@@ -87,7 +87,7 @@ def _keep_graphs(worker: Any) -> None:
 
 
 def serving() -> Serving | None:
-    """What the last worker of this process has; None where there is none."""
+    """Memory of the last vLLM worker of this process; None where there is none."""
     if not _workers:
         return None
     worker = _workers[-1]

@@ -274,7 +274,7 @@ def _compute(
     changed: list[torch.Tensor],
     known: bool,
 ) -> Any:
-    """Returns what the operator returns, with what it computed in place."""
+    """Compute ``result`` and ``changed`` on the CPU if they are small enough; return ``result``."""
     there = tree_leaves(result)
     tensors = [t for t in there if isinstance(t, torch.Tensor)]
     if not changed and not any(t.is_cuda for t in tensors):
@@ -302,8 +302,8 @@ def _compute(
 
 
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what the CPU's kernel makes of the device's memory; it writes there where ``op``
-    does."""
+    """Run ``op``'s CPU kernel on the device's memory, which it writes where ``op`` does; return its
+    result."""
     with Quiet():
         return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 

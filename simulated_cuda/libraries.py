@@ -31,7 +31,7 @@ class NvidiaLibrary:
     names: str
     """A pattern of the functions that are its own."""
     refused: int
-    """Its code for "not supported"."""
+    """The library's status code for "not supported"."""
 
 
 KINDS = (
@@ -75,7 +75,7 @@ class Library:
     version: str | None = None
     """The symbol version that torch's libraries ask for."""
     functions: set[str] = field(default_factory=set)
-    """What it has at least, by hand or as a stub."""
+    """Functions that it has at least, by hand or as a stub."""
 
     @property
     def stem(self) -> str:

@@ -53,7 +53,7 @@ class _Chain:
 
 _chains: dict[str, _Chain] = {}
 _libraries: list[Any] = []
-"""What is replaced stays so for as long as its library lives."""
+"""Libraries of the replaced kernels, which stay replaced as long as these live."""
 
 
 def _leave_alone(trace_rules: Any) -> None:

@@ -111,7 +111,7 @@ def _submit(device: int, function: Callable[[], None]) -> None:
 
 
 def tensor_places(schema: Any) -> list[int]:
-    """Which of an operator's positional arguments are tensors."""
+    """Positions of an operator's arguments that are tensors."""
     return [
         i
         for i, a in enumerate(schema.arguments)
@@ -222,7 +222,7 @@ class _Operator:
             _device.simgpu_inside(0)
 
     def _targets(self, result: Any) -> list[Any]:
-        """Returns what is computed is assigned to these, as aliases; None for an argument."""
+        """CPU aliases of the results, to which values are assigned; None for an argument."""
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return [
             tree_map(to_cpu, x) if i >= len(self.fresh) or self.fresh[i] else None
@@ -238,7 +238,7 @@ class _Operator:
         targets: Sequence[Any],
         single: bool,
     ) -> Callable[[], None]:
-        """Returns what computes the result, on aliases.
+        """Return a function that computes the result, on aliases.
 
         It must hold no tensor of the device: a graph node does not keep memory alive.
         """

@@ -36,9 +36,9 @@ class _Drawn:
     def __init__(self, generator: torch.Generator) -> None:
         self.state = generator.graphsafe_get_state()
         self.offset = 0
-        """How far the operators so far move it."""
+        """Sum by which the operators so far move the state's offset."""
         self.unknown = 0
-        """How many operators so far move it nobody knows how far."""
+        """Number of operators so far that move the offset by an unknown amount."""
         self.base: int | None = None
         """The state's offset as the replay under way began."""
 
@@ -111,7 +111,7 @@ def _implementation(generator: torch.Generator) -> int:
 
 @functools.cache
 def _state_place() -> int:
-    """Returns where in a CUDAGeneratorImpl the pointer to its state is, in bytes.
+    """Offset in bytes of the pointer to the state within a CUDAGeneratorImpl.
 
     It is what a generator and a view of its state share, and two generators do not. Several are
     looked at, since what lies between their fields is chance.

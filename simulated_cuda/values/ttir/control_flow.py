@@ -84,7 +84,7 @@ def _while(t: Translator, line: str) -> list[CValue]:
 
 
 class _Combination:
-    """Describes what a reduction and a scan share: tensors, an axis, and a region that combines two
+    """Common part of a reduction and a scan: tensors, an axis, and a region that combines two
     elements.
 
     The region is written once, for elements of copies of the tensors; it gives the combined one.

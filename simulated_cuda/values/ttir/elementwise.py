@@ -157,7 +157,7 @@ def _shape(op: Operation) -> tuple[int, ...] | None:
 
 
 def _expression(op: Operation) -> Callable[..., str] | None:
-    """Returns what gives the result from the operands, where it has their type."""
+    """Return a function from operands in C to a result of their type in C; None if unknown."""
     name = op.short_name
     kind = op.operands[0].type if op.operands else ""
     width = BITS.get(kind, 0)

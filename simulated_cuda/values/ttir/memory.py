@@ -20,7 +20,7 @@ from .view import CValue
 
 
 def _operand(op: Operation, i: int) -> CValue | None:
-    """One that an operation may have or not: a mask, or what stands in for masked elements."""
+    """Operand ``i`` or None: a mask, or a value for masked elements, which are optional."""
     return op.operands[i] if len(op.operands) > i else None
 
 
@@ -135,7 +135,7 @@ _UPDATES = {
     "umin": "({u})o<({u})x?o:x",
     "xor": "o^x",
 }
-"""What an atomic makes of the old value ``o`` and the operand ``x``; ``u`` is the unsigned type."""
+"""C expressions of atomics by the old value ``o`` and operand ``x``; ``u`` is the unsigned type."""
 
 
 def _atomic_update(t: Translator, op: Operation) -> CValue:

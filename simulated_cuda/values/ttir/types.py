@@ -63,7 +63,7 @@ def is_float(kind: str) -> bool:
 
 
 def pointee(kind: str) -> str:
-    """Returns what a pointer's type points to, without its address space."""
+    """Type to which a pointer type points, without its address space."""
     return split_commas(kind[kind.index("<") + 1 : -1])[0]
 
 

@@ -1,4 +1,4 @@
-"""Describes what a value of TTIR is in C."""
+"""Values of TTIR in C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CValue:
     strides: tuple[int, ...] = ()
     """In elements, for each dimension; 0 where all elements along it are the same."""
     store: int | None = None
-    """Where the array lies among a program's arrays, in bytes; None if there is no array."""
+    """Offset of the array among a program's arrays, in bytes; None if there is no array."""
 
     @staticmethod
     def same(name: str, shape: Shape | None, kind: str) -> CValue:

@@ -19,7 +19,7 @@ from .. import _torch_compat as compat
 from ..replay.node import CUDAGraphNode, path_to
 
 MAX_PLACEMENTS = 16
-"""Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
+"""Latest placements kept a graph: a function recorded again and again must not fill a file."""
 
 
 _PLACE = operator.attrgetter("address", "begin")
@@ -102,7 +102,7 @@ def _placement_of(node: CUDAGraphNode, program: AllocationProgram) -> Placement:
 
 
 def _blocks(node: CUDAGraphNode) -> list[PlacedBlock]:
-    """Of a recording alone; none where its program is unknown."""
+    """Placed blocks of one recording alone; none where its program is unknown."""
     function, program = node.wrapped_function, node.program
     if function.record is None or program is None:
         return []

@@ -1,4 +1,4 @@
-"""Why a call is neither warmed up nor recorded, and why one is recorded again.
+"""Policy: reasons to neither warm up nor record a call, and to record one again.
 
 ``RecordPolicy.why_not`` is the place that refuses calls once they are warmed up.
 """
@@ -253,7 +253,7 @@ class RecordPolicy:
     # ---- functions
 
     def _stop(self, function: FunctionSpec, why: str) -> None:
-        """Nothing of the compiled graph that ``function`` is of is recorded any more."""
+        """Record no function of ``function``'s compiled graph any more."""
         if function.compile_id is not None:
             self.stopped[function.compile_id] = f"{function.label} runs without a graph"
         for f in self._owner.functions:

@@ -153,7 +153,7 @@ class InputBackup:
         self.kept.clear()
 
     def call_again(self, error: Exception) -> list[Input]:
-        """Put all back that the call reads, and give its inputs as they were.
+        """Restore all that the call reads, and return its inputs as they were.
 
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.

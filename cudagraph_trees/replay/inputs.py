@@ -57,7 +57,7 @@ class InputPlan:
         path: Sequence[StorageWeakRefWrapper],
         demoted: frozenset[int],
     ) -> None:
-        """For a call that is about to be recorded after outputs of ``path``; ``demoted`` inputs are
+        """Plan a call that will be recorded after outputs of ``path``; ``demoted`` inputs are
         copied although they may lie in one."""
         managed_addresses = {r.address for r in path}
         live = live_by_address(path)

@@ -145,7 +145,7 @@ class CUDAGraphNode(Node):
         persistent: dict[int, StorageWeakRefWrapper],
         live_before: list[StorageWeakRefWrapper],
     ) -> None:
-        """Of a capture that has just ended, see Note [What is decided when].
+        """Make the node of a capture that has just ended, see Note [What is decided when].
 
         Args: ``persistent`` is that of ``reference_persistent``.
         """
@@ -312,7 +312,7 @@ N = TypeVar("N", bound=Node)
 
 
 def path_to(node: N | None) -> list[N]:
-    """The nodes from the root to this one; none if it is None."""
+    """Nodes from the root to ``node``, which is the last; none if it is None."""
     nodes: list[N] = []
     at: Any = node
     while at is not None:

@@ -277,7 +277,7 @@ class OutputCache:
         self.ready = False
 
     def let_go_of_fixed(self) -> None:
-        """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
+        """Drop outputs outside the pool, since none is handed out any more. Slots of what may be
         held stay, for the end of the path."""
         for i, t in enumerate(self.persistent):
             if t is not None and i < len(self.slots):

@@ -151,7 +151,7 @@ class GraphSpec:
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
-        """For the integers among ``inputs``, which are those of its first call."""
+        """Specialize to the integers among ``inputs``, which are those of the first call."""
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
         makes_state = self.mode is CompilationMode.INFERENCE and any(
             isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad

@@ -244,7 +244,7 @@ def wraps_whole_graphs() -> bool:
 
 
 def why_others_capture() -> str:
-    """Why CUDA code is not handed to the graph trees, "" if it is."""
+    """Reason why CUDA code is not handed to the graph trees, "" if it is."""
     if not config.triton.cudagraph_trees:
         return "triton.cudagraph_trees is off: Inductor captures it by itself, without trees"
     if wraps_whole_graphs():
@@ -263,8 +263,8 @@ def skips_warm_up() -> bool:
 
 
 def partitions(compiled: Any) -> list[tuple[Indices, Indices]]:
-    """For each partition: which input of the graph each of its inputs is, None for what another
-    partition makes; and which output of the graph each of its outputs is.
+    """For each partition, the indices of the graph's inputs that its inputs are, None for what
+    another partition makes; and of the graph's outputs that its outputs are.
 
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
     first stands for all, since they are the same tensor.

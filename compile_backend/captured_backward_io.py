@@ -55,8 +55,8 @@ of an id counts."""
 def note_names(
     sources: Sequence[DynamoInput], example_inputs: Sequence[Any]
 ) -> Callable[[Sequence[Any]], None]:
-    """Register the parameters of a Dynamo graph; what registers those of a later call, since one
-    graph may serve several modules, for a look into a dictionary where they are the same."""
+    """Register the names of a Dynamo graph's parameters; return a function that does so at a later
+    call: one graph may serve several modules. It costs a look-up where they are the same."""
     parameters = [s for s in sources if s.role is Role.PARAMETER]
     names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
@@ -183,7 +183,7 @@ class CapturedBackwardIO:
         )
 
     def outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
-        """By position, the new gradients among what such a graph returns."""
+        """Roles of the new gradients among a Dynamo graph's outputs, by position."""
         described = {d.source: d for d in inputs}
         (output,) = gm.graph.find_nodes(op="output")
         found = {}
@@ -230,8 +230,8 @@ def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) ->
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
-    """Record and output of the forward that a saved tensor is; what the input is that this one
-    is."""
+    """Ids of the forward's record and of its output that a saved tensor is; role of the forward's
+    input, if that output is one."""
     aot_id, position = lifted.aot_saved or (-1, 0)
     forward = FORWARDS.get(aot_id)
     if forward is None:

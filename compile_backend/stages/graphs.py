@@ -81,7 +81,7 @@ def _why_outside(node: torch.fx.Node) -> str:
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
-    """Why code that takes these inputs of a Dynamo graph gets no graph: Note [Parameters that are
+    """Reason why code with these inputs of a Dynamo graph gets no graph: Note [Parameters that are
     gathered]; "" if nothing speaks against one. ``inductor`` are options of this compilation."""
     gathered = sum(i.is_gathered for i in inputs)
     if not gathered or TreeOptions.of_this_compilation(inductor).or_error:

@@ -37,7 +37,7 @@ _HOOKS = "__memprof_hooks__"
 
 
 InstrumentedCall = Callable[[Any], Clone]
-"""From hooks to a copy that calls them."""
+"""Takes hooks and returns a copy of the generated ``call`` that calls them."""
 
 
 def instrument(source: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
@@ -82,7 +82,7 @@ def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
 
 
 _EXCLUDED = -1
-"""Mark of what is not the graph's."""
+"""Mark of allocations that are not the graph's."""
 
 
 class CallRecorder:
@@ -112,7 +112,7 @@ class CallRecorder:
                 self._allocator.mark(_EXCLUDED)
 
     def bound(self, name: str, value: object) -> None:
-        """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
+        """Note that ``name`` was assigned ``value``: a tensor, a sequence of these, or anything."""
         if self.error is None:
             with self._keeping_errors():
                 for storage in _storages(value):

@@ -207,8 +207,8 @@ class _ObservedCall:
             self._observing.release()
 
     def _call_beyond(self, inputs: list[Any]) -> Any:
-        """A call with a combination of sizes too many. Nothing is kept for it: of sizes that
-        never come again there is no end."""
+        """Run a call whose combination of sizes is one too many. Nothing is kept for it: of sizes
+        that never come again there is no end."""
         if self._beyond is None:
             self._beyond = Ticks()
             why = f"more than {self.options.max_programs} combinations of sizes"

@@ -156,7 +156,7 @@ class Clone(NamedTuple):
 def clone_factory(
     tree: ast.Module, parameters: Sequence[str], module_globals: dict[str, Any]
 ) -> Callable[..., Clone]:
-    """From the values of ``parameters`` to a copy.
+    """Return a function that makes a copy of the module's ``call`` from values of ``parameters``.
 
     Args:
         tree: a generated module, its wrapper functions changed as wanted.

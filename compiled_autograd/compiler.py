@@ -53,7 +53,7 @@ class AutogradCompilerInstance:
     """
 
     log = CaptureLog()
-    """Of every capture in the process."""
+    """Log of every capture in the process."""
 
     @_torch_compat.entered_by_dynamo
     def __init__(
@@ -171,7 +171,7 @@ class AutogradCompilerInstance:
             _torch_compat.return_to_dynamo()
 
     log_compile_reasons = staticmethod(_torch_compat.log_reasons)
-    """Why C++ found no cached graph; it says so only to its verbose logger."""
+    """Logs why C++ found no cached graph; C++ says so only to its verbose logger."""
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""

@@ -40,16 +40,16 @@ VALUE = "autograd_value"
 INPUT_GROUP = "autograd_input_group"
 """A number that inputs sharing a storage have in common."""
 GRADIENT_GROUP = "autograd_gradient_group"
-"""Of a leaf: the same number of its gradient until now, if that has a storage of its own."""
+"""On a leaf: ``INPUT_GROUP`` of its gradient until now, if that has a storage of its own."""
 HAS_GRADIENT = "autograd_has_gradient"
-"""Of a leaf which has a gradient until now."""
+"""Set on a leaf that already has a gradient."""
 TENSOR_NAME = "autograd_tensor_name"
 """The tensor's name in ``NAMES``, if it has one."""
 LAYOUT = "autograd_layout"
 """Layout of the tensor, or of its gradient until now, if that is not strided."""
 LIFTED_FROM = "autograd_lifted_from"
-"""Also of sizes and scalars: the ``NodeOrigin`` of the node that it was lifted from, if C++
-was asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
+"""``NodeOrigin`` of the node that an input, size or scalar was lifted from, if C++ was
+asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
 
 _ENGINE = '  File "<autograd engine>"'
 """First line of the stack trace of a node that has no forward operator of its own."""
@@ -128,7 +128,7 @@ def of_sizes(
     persistent: bool = False,
     exact: bool = False,
 ) -> ValueInfo:
-    """Of a dense tensor, whose sizes are numbers or symbols; not ``exact`` if one is a symbol."""
+    """Info of a dense tensor of these sizes, numbers or symbols; not ``exact`` with a symbol."""
     hints = tuple(_torch_compat.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
@@ -234,7 +234,7 @@ def zeros_for_none(
 def copy_slices_prologue_or_none(
     gradients: list[torch.Tensor | None], *geometry: Any
 ) -> Sequence[torch.Tensor | None]:
-    """Nothing for the view where the base gets no gradient."""
+    """``copy_slices_prologue``, or no gradients where the base gets none."""
     if gradients[0] is None:
         return [None, None, None]
     return _torch_compat.copy_slices_prologue(gradients, *geometry)  # type: ignore[no-any-return]
@@ -246,8 +246,8 @@ def copy_slices_epilogue_or_none(
     computed: list[torch.Tensor | None],
     grad_slice: torch.Tensor | None,
 ) -> Sequence[torch.Tensor | None]:
-    """Nothing where the base gets no gradient, not even what an autograd.Function made of zeros:
-    the engine would not have called it."""
+    """``copy_slices_epilogue``, or no gradients where the base gets none, not even those that an
+    autograd.Function made of zeros: the engine would not have called it."""
     if result is None:
         return [None] * len(needs_input_grad)
     return _torch_compat.copy_slices_epilogue(  # type: ignore[no-any-return]

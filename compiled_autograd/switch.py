@@ -1,4 +1,4 @@
-"""Tells who captures backwards at present, in a process with several threads.
+"""Switch of capture: who captures backwards at present, in a process with several threads.
 
 Note [One switch, several threads]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,7 +40,7 @@ OnUnsupported = Callable[[CaptureError], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """Says whether backwards are captured, and by whom."""
+    """Setting of the engine: whether backwards are captured, and by whom."""
 
     factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
     dynamic: bool  # of ``enable``
@@ -182,12 +182,12 @@ class _Thread(threading.local):
         self.being_captured = False
         """The engine has asked for a capture."""
         self.ran = False
-        """Some of it has run, a hook or an accumulation; or C++ has let go of what the forward
-        saved. Before that the normal engine can take it."""
+        """Some of the backward has run, a hook or an accumulation; or C++ has let go of what the
+        forward saved. Before that the normal engine can take it."""
         self.entered: tuple[Any, Any] | None = None
-        """Outputs and inputs that it was begun with."""
+        """Outputs and inputs with which the backward was begun."""
         self.is_captured = False
-        """Its captured graph runs."""
+        """The captured graph of this backward runs."""
         self.runs = False
         """The captured graph of this or an outer one runs."""
 

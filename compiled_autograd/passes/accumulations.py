@@ -131,7 +131,7 @@ def _before_writer(writer: Node, readers: set[Node]) -> list[Node]:
 
 
 def _move_behind(last: Node, moved: Iterable[Node]) -> Node:
-    """Put nodes behind ``last``, in order; the last of them."""
+    """Move nodes behind ``last``, in order; return the node that is last then."""
     for node in moved:
         if last.next is not node:
             last.append(node)

@@ -36,8 +36,8 @@ _BACK = 1 / 12
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Says whether a value fits, bytes of the device that it could not do without where it does,
-    and bytes that the request which failed was short of, 0 if nobody knows."""
+    """Result of a value: whether it fits, bytes of the device that it needs where it does, and
+    bytes that the request which failed was short of, 0 if nobody knows."""
 
     fits: bool
     needed: int = 0
@@ -144,7 +144,7 @@ class Row:
     tries: list[Tried] = field(default_factory=list)
 
     def attempt(self, values: dict[str, str], tries: Tries, on_try: OnTry) -> Tried:
-        """Run one, and tell of it."""
+        """Run a try with ``values``, and pass it to ``on_try``."""
         tried = tries.run(self.gpu, values)
         self.tries.append(tried)
         on_try(self, tried)
@@ -152,7 +152,7 @@ class Row:
 
     @property
     def curve(self) -> list[Tried]:
-        """Of a budget every try, from the smallest to the largest."""
+        """All tries of a budget row, from the smallest budget to the largest."""
         return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
 
     @property
@@ -170,7 +170,7 @@ class Row:
 
 
 OnTry = Callable[[Row, Tried], None]
-"""Is told of each try as it ends."""
+"""Called with each try as it ends."""
 
 
 def rows(

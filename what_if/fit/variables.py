@@ -15,7 +15,7 @@ MOST_VALUES = 1_000_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
-"""Only what begins with a digit: a list may have ``../data``."""
+"""Pattern of a range, which begins with a digit: a list may have ``../data``."""
 _MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
 """Malformed ranges, which nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
 

@@ -54,7 +54,7 @@ def add_row(path: str, cells: Sequence[str]) -> None:
 def _cells(
     nodeid: str, gate: Gate, simulation: Simulation, old: int | None, passed: bool
 ) -> tuple[str, ...]:
-    """Of a test that allocated ``old`` bytes before."""
+    """Cells of the table row of a test that allocated ``old`` bytes before."""
     account = simulation.account
     reserved, allocated = (account.reserved, account.most_allocated) if account else (0, 0)
     return (
@@ -70,7 +70,7 @@ def _cells(
 
 
 FOLDER = "memprof-baselines"
-"""Beside the test's file."""
+"""Folder of baselines, beside the test's file."""
 
 _LONGEST = 180
 """Bytes of a test's name in that of its baseline: file systems take 255, and a writer adds some."""

@@ -73,7 +73,7 @@ class Leaving:
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
     def growth(self) -> list[str]:
-        """Says that a job may grow out of the device: the peak rose in both of the last steps, from
+        """Warnings that a job may outgrow the device: the peak rose in both of the last steps, from
         the third on, by when what a step takes is there."""
         if len(self._peaks) < STEPS + 2:
             return []
@@ -98,7 +98,7 @@ class Leaving:
 
 
 def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optimizer: bool) -> str:
-    """Why a run that ``ended`` so does not tell whether its program fits; empty if it does.
+    """Reason why a run that ``ended`` so leaves open if its program fits; empty if it does not.
     ``fewest`` as for ``Leaving.after_step``, ``steps`` of the optimizer that has made most."""
     if fewest < ENOUGH <= steps and ended != BY_ITSELF:
         return (

@@ -87,7 +87,7 @@ class Messages:
         self._to(rank).objects.append(pickle.dumps(objects))
 
     def receive_objects(self, objects: list[Any], rank: int) -> None:
-        """Put into a list what another rank would send.
+        """Fill ``objects`` with the list that ``rank`` would send.
 
         Raises:
             RuntimeError: nobody knows.

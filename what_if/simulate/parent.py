@@ -38,11 +38,11 @@ from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
-"""Between two looks whether the run has ended, while nothing comes in."""
+"""Seconds between two looks whether the run has ended, while nothing comes in."""
 
 
 class StandardInput:
-    """Of this process, for one run after the other.
+    """Standard input of this process, for one run after the other.
 
     A file is read from where it stood each time. What comes in through a pipe is read ahead of the
     script and kept for the next run. Anything else is handed on as it is.
@@ -176,12 +176,12 @@ class Simulation:
 
     @property
     def rank(self) -> int:
-        """Of the job; 0 alone."""
+        """Rank in the job; 0 without a job."""
         return self.job.rank if self.job is not None else 0
 
     @property
     def account(self) -> DeviceAccount | None:
-        """Of the device with most reserved."""
+        """Account of the device with most reserved."""
         return self.outcome.accounts[0] if self.outcome.accounts else None
 
     @property
@@ -218,7 +218,7 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
+    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
     if found.account is not None and outcome.failure is None and outcome.status == 0:

@@ -72,7 +72,7 @@ class Pretence:
         return line == self.line and f"/{file}".endswith(f"/{self.file}")
 
     def value(self, look: int) -> Value:
-        """Of a look, the first of which is 0."""
+        """Value that a look finds; the first look is 0."""
         once = len(self.values) - self.cycle
         return self.values[look if look < once else once + (look - once) % self.cycle]
 
@@ -174,7 +174,7 @@ class HostReads:
         return notes
 
     def rows(self) -> list[HostRead]:
-        """By line, most often first."""
+        """Counted reads by line, most frequent first."""
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 

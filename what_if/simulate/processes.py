@@ -106,7 +106,7 @@ def follow_forks(folder: str) -> None:
 
 
 class _Followed:
-    """This process, from the time that torch has been imported."""
+    """Follows this process from the time that torch has been imported."""
 
     def __init__(self, folder: Path) -> None:
         from memprof.profiler.sources.allocator.allocator_session import AllocatorSession

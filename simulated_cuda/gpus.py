@@ -39,11 +39,11 @@ class Limits:
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
     shared_per_multiprocessor: int
-    """In bytes."""
+    """Bytes of shared memory."""
     shared_per_block: int
-    """In bytes, for a kernel that opts in."""
+    """Bytes of shared memory, for a kernel that opts in."""
     shared_reserved: int
-    """In bytes of each block, for the system."""
+    """Bytes of shared memory of each block that the system keeps."""
 
 
 _LIMITS = {

@@ -51,9 +51,9 @@ from .values import kernels, operators
 from .values.aliasing import Quiet, alias, on_device, to_cpu, wrap_numbers
 
 MAX_BYTES = 1 << 30
-"""Of a tensor of integers that is computed: the host's memory is not the device's."""
+"""Most bytes of an integer tensor that is computed: the host's memory is not the device's."""
 SMALL = 1 << 20
-"""Bytes of a known tensor that is computed with: a mask of a batch, no activation."""
+"""Most bytes of a known tensor that is computed with: a mask of a batch, no activation."""
 
 INTEGERS = {
     torch.bool,
@@ -84,14 +84,14 @@ sets memory or calls ``fill_``."""
 _HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|pool|softmax)")
 """Operators that no program decides anything by. Each that is left alone saves 5 µs a call."""
 _BEGINS = re.compile(r"b?add.*mm|.*backward")
-"""Of these those that copy or set to zero what they then add to."""
+"""Heavy operators that copy or set to zero what they then add to."""
 _KEPT = ("copy_", "_foreach_copy_", "linalg_", "_linalg_")
 """Begin operators whose results stay as they are: copies of memory, of which the device itself
 keeps count, and what says by zeros that there was no error."""
 _found = threading.local()
 
 Special = Callable[[Any, tuple[Any, ...]], None]
-"""Given what an operator returned and its arguments: writes to the results, by ``overwritten``."""
+"""Takes an operator's result and arguments, and writes to the result by ``overwritten``."""
 
 
 def compute_known(special: Mapping[str, Special] | None = None) -> None:
@@ -324,7 +324,7 @@ def contents(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_written(tensor: torch.Tensor) -> None:
-    """Say it of each piece of a tensor: nobody knows what lies between them."""
+    """Note each piece of a tensor as written: nobody knows what lies between the pieces."""
     if not tensor.numel():
         return
     size, places = tensor.element_size(), [tensor.data_ptr()]
@@ -340,7 +340,7 @@ def _note_written(tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _counted(found: int | None) -> Iterator[None]:
-    """Yields what this thread reads from the device is this number. None changes nothing:
+    """Within it, this thread reads the number ``found`` from the device. None changes nothing:
     ``nonzero`` is made of other operators."""
     if found is None:
         yield

@@ -1,4 +1,4 @@
-"""Which libraries stand in for NVIDIA's, and which functions each must have.
+"""Libraries that stand in for NVIDIA's, and the functions that each must have.
 
 A library has the functions that somebody may ask it for: those that torch's libraries were linked
 against, those whose names they look up at run time, the driver's that Triton's header declares, the

@@ -150,7 +150,7 @@ class _Operator:
         self.writes = writes(schema)
         self.is_random = "generator" in self.arguments
         self.fresh = [not r.alias_info for r in schema.returns]
-        """Of each result: whether it is no argument that was written to."""
+        """Whether each result is new, not an argument that was written to."""
         self.kernel = kernel_of("aten::" + name)
         self.own_kernel = OWN_KERNELS.get(name)
         self.on_cpu = REPLACEMENTS.get(name, self.op)

@@ -27,7 +27,7 @@ from ..control import library
 
 _device = library()
 _increments: dict[object, int] = {}
-"""By operator and shapes: how far it moves the offset."""
+"""Amount by which an operator moves the offset, by operator and shapes."""
 
 
 class _Drawn:
@@ -44,7 +44,7 @@ class _Drawn:
 
 
 _drawn: dict[int, dict[int, _Drawn]] = {}
-"""By capture, then by the address of the state: what was drawn from."""
+"""States that were drawn from, by capture and then by address of the state."""
 
 
 def source(

@@ -137,7 +137,7 @@ class _Combination:
 
 
 def _reduce(t: Translator, line: str) -> list[CValue]:
-    """By halves, as a device does it: the first half is combined with the second one."""
+    """Write a reduction by halves, as a device does it: the first is combined with the second."""
     tensors = _Combination(t, line)
     length, axis = tensors.length, tensors.axis
     width, j = t.new_name("w"), t.new_name("i")

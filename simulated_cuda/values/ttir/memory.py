@@ -65,7 +65,7 @@ def _read(kind: str, address: str) -> str:
 
 
 def _write(kind: str, address: str, value: str) -> str:
-    """A statement."""
+    """C statement that writes ``value`` to ``address``."""
     if kind in NARROW_FLOATS:
         return f"*(uint{BITS[kind]}_t*){address} = st_{NARROW_FLOATS[kind]}({value});"
     return f"*({c_type(kind)}*){address} = {value};"
@@ -77,7 +77,7 @@ def _no_block(pointers: CValue) -> None:
 
 
 def _add_pointer(t: Translator, op: Operation) -> CValue:
-    """Offsets count elements."""
+    """Add offsets, which count elements, to pointers."""
     pointers = op.operands[0]
     size = memory_size(pointee(pointers.type))
     return t.elementwise(

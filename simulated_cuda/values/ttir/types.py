@@ -46,7 +46,7 @@ BITS = {
     "f8E4M3FN": 8,
     "f8E5M2": 8,
 }
-"""Of an element in the memory of the device."""
+"""Bits of an element in the memory of the device, by type."""
 NARROW_FLOATS = {"f16": "f16", "bf16": "bf16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 """Types that C computes as float and rounds whenever one is made: the names of their ``ld_`` and
 ``st_`` in prelude.h."""

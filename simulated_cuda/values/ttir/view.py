@@ -18,9 +18,9 @@ class CValue:
     name: str
     """An expression of C: that of the value itself, or of an array."""
     shape: Shape | None
-    """None for a scalar."""
+    """Size of each dimension; None for a scalar."""
     type: str
-    """Of an element, in TTIR's words."""
+    """TTIR's type of an element."""
     strides: tuple[int, ...] = ()
     """In elements, for each dimension; 0 where all elements along it are the same."""
     store: int | None = None

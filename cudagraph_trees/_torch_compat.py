@@ -67,7 +67,7 @@ set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enab
 
 
 def _cached(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """Torch's own trees turn the facility off when they are reset, whoever else uses it."""
+    """Wrap ``change`` to turn cached tensors on again: torch's own trees turn them off at reset."""
 
     def changed(t: torch.Tensor) -> None:
         try:
@@ -206,7 +206,7 @@ def triton_option(name: str) -> Any:
 
 
 def _with_option(name: str, value: object) -> AbstractContextManager[Any]:
-    """Within it torch finds ``value``."""
+    """Within it, torch finds ``value`` for the option ``triton.<name>``."""
     from torch._inductor import config
 
     if triton_option(name) == value:

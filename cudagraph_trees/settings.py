@@ -96,7 +96,7 @@ def restore_settings(settings: TreeSettings) -> None:
 
 
 def override(*, pool_budget: int | None, pool_initial: int) -> None:
-    """The pool that the options of a compilation ask for, in bytes, until ``end_override``: None
+    """Set the bytes of pool that a compilation's options ask for, until ``end_override``: None
     and 0 ask for nothing. All compiled code of a thread shares a device's pool: the smallest budget
     holds, and the largest beginning."""
     global _current

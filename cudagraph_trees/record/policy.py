@@ -157,7 +157,7 @@ class RecordPolicy:
         return None
 
     def _keeps_moving(self, call: Call) -> Why | None:
-        """See Note [Inputs that keep moving]: small inputs are copied from now on."""
+        """Copy small inputs that keep moving from now on, see Note [Inputs that keep moving]."""
         function, inputs, owner = call.function, call.inputs, self._owner
         node = self._path.node
         step = self._path.step + (node is None)

@@ -89,7 +89,7 @@ class StorageWeakRefWrapper:
         compat.free_weak_ref(old)
 
     def attach_cache(self, cache: list[torch.Tensor | None], slot: int) -> None:
-        """From here on ``cache[slot]``, held by nobody else now, does not count."""
+        """Do not count ``cache[slot]``, held by nobody else now, as a holder from here on."""
         t = cache[slot]
         assert t is not None
         self.rebind(t)

@@ -300,7 +300,7 @@ class FunctionSpec(GraphSpec):
         self.loose = tuple(sorted({*self.loose, *which}))
 
     def let_go(self) -> None:
-        """Nobody can call it any more: what it holds of the program goes."""
+        """Drop the model and constants: nobody can call the function any more."""
         self.model = _gone
         self.constants = ()
 

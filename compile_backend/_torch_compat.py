@@ -427,7 +427,7 @@ functorch_stack = _C._functorch.peek_interpreter_stack
 graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
 dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
 skip_code: Callable[[Any], None] = eval_frame.skip_code
-"""Has Dynamo look at no frame of some code; at those of what it calls it does."""
+"""Has Dynamo skip frames of a code object, though not of the code that it calls."""
 increment_version = _C._increment_version
 # The first is its name from 2.13 on.
 mark_varying: Any = getattr(aot_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or (

@@ -85,8 +85,8 @@ class Ledger:
         return self._entries
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
-        """memprof failed at ``what``, and the user's run goes on with the plain Inductor callable:
-        count it, and log it the first time, in whatever graph, with its traceback."""
+        """Count a failure of memprof at ``what``, after which the user's run goes on with the plain
+        Inductor callable; log it the first time, in whatever graph, with its traceback."""
         self._warn_once(
             LedgerKind.FALLBACK,
             graph,
@@ -97,7 +97,7 @@ class Ledger:
         )
 
     def unknown(self, graph: int | None, what: str, error: BaseException) -> None:
-        """A fact could not be had: count it, and log it the first time, in one line."""
+        """Count a fact that could not be read; log it the first time, in one line."""
         why = f"{type(error).__name__}: {error}"
         self._warn_once(
             LedgerKind.FALLBACK,
@@ -108,8 +108,7 @@ class Ledger:
         )
 
     def not_stored(self, graph: int | None, what: str, why: str) -> None:
-        """``what`` could not be kept beside Inductor's cache: count it, and log it the first
-        time."""
+        """Count that ``what`` could not be kept beside Inductor's cache; log it the first time."""
         reason = f"{what}: {why}"
         self._warn_once(
             LedgerKind.NOT_STORED,

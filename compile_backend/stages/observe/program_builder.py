@@ -329,7 +329,7 @@ def _made_for(value: GraphValue) -> Category:
 
 
 def categorizer(inputs: Sequence[GraphValue], outputs: Sequence[GraphValue]) -> Categorize:
-    """The rule for one graph, in the form that ``build_program`` takes."""
+    """Rule for the categories of one graph's storages, as ``build_program`` takes it."""
 
     from_inputs = [v.category for v in inputs]
     from_outputs = [_made_for(v) for v in outputs]

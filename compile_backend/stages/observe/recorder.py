@@ -98,7 +98,7 @@ class CallRecorder:
     # --- hooks ----------------------------------------------------------------------------
 
     def at(self, line: int) -> None:
-        """Execution reached ``line``."""
+        """Begin the statement at ``line``."""
         if self.error is None:
             with self._keeping_errors():
                 self.trace.statements.append(StatementTrace(line))
@@ -121,7 +121,7 @@ class CallRecorder:
                     self.trace.statements[-1].bound.append(bound)
 
     def dropped(self, names: tuple[str, ...]) -> None:
-        """``names`` were deleted."""
+        """Note that ``names`` were deleted."""
         self.trace.statements[-1].dropped.extend(names)
 
     def _freed(self, storage: int) -> None:

@@ -264,7 +264,7 @@ class _ObservedCall:
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
-        """Calls with ``key`` are observed no more; they do what ``program`` says."""
+        """Stop observing calls with ``key``: each is recorded with the index ``program``."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
         self._clone = self._clone if self.dynamic else None

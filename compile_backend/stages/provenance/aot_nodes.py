@@ -170,7 +170,7 @@ def captured_snapshot(
 
 
 def computing(graph: Graph) -> list[Node]:
-    """Nodes that make something."""
+    """Nodes that make a value: neither placeholders nor the output."""
     return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
 
 

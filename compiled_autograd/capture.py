@@ -242,7 +242,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Estimate for one node."""
+    """Estimated memory of one node."""
 
     node: str  # its name
     allocated: int  # bytes that come to life at it

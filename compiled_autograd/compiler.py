@@ -294,7 +294,7 @@ class AutogradCompilerInstance:
         return validated
 
     def accumulate(self, old_var: Any, new_var: Any) -> torch.Tensor:
-        """Two gradients that arrive at the same place."""
+        """Add two gradients that arrive at the same place."""
         tracer = self._tracer
         old, new = tracer.lift(old_var), tracer.lift(new_var)
         lacking = [self._may_be_none[g] for g in (old, new) if g in self._may_be_none]

@@ -75,7 +75,7 @@ class NodeOrigin:
 
     @property
     def stack_trace(self) -> str:
-        """In the form of a Python frame, which is what FX prints above a node."""
+        """Label in the form of a Python frame, which is what FX prints above a node."""
         return f"{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n    {self.label}\n"
 
 
@@ -85,7 +85,7 @@ def is_engine_frame(frame: SourceFrame) -> bool:
 
 
 def origin_of(node: Node) -> NodeOrigin | None:
-    """None for placeholders and what is read from them unused."""
+    """Autograd node that ``node`` comes from; None for placeholders and unused reads of these."""
     found: NodeOrigin | None = node.meta.get(ORIGIN)
     return found
 
@@ -142,7 +142,7 @@ def of_tensor(tensor: torch.Tensor, *, persistent: bool = False, exact: bool = F
 
 
 def of_output(metadata: Any) -> ValueInfo | None:
-    """From what C++ demands of a gradient that an autograd node hands on."""
+    """Info of a gradient that an autograd node hands on, by C++'s demands; None if unknown."""
     found = _torch_compat.output_size(metadata)
     return None if found is None else of_sizes(*found)
 

@@ -72,7 +72,7 @@ def runtime_wrapper(
         hooks: Any,
         packed_data: Any,
     ) -> Any:
-        """Gradients asked for with ``grad()``; empty for ``backward()``."""
+        """Run the captured graph; return the gradients for ``grad()``, none for ``backward()``."""
         THREAD.ran = True
         if log.listeners:
             log.ran(capture)
@@ -170,7 +170,7 @@ def _after_fork() -> None:
 
 
 NanCheck = Callable[[Sequence[torch.Tensor]], Callable[[Sequence[Any]], None]]
-"""From the inputs of a run to what is called with its outputs, see ``nan_check``."""
+"""Takes the inputs of a run and returns a check of its outputs, see ``nan_check``."""
 
 
 def nan_check(graph: Graph) -> NanCheck:

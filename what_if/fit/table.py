@@ -261,7 +261,7 @@ def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, on_try: OnTry) ->
 
 
 _PARTS = 5
-"""Rows of what the best is made of."""
+"""Most rows that say what the best try's memory is made of."""
 
 
 def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:

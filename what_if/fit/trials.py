@@ -40,7 +40,7 @@ class Trial:
         return self.tried is not None and set(self.changes) <= set(self.tried.idle)
 
     def run(self, gpu: Gpu, tries: Tries, before: Tried) -> None:
-        """Try it, where the program as it is has taken what it took ``before``."""
+        """Run the program with the changes, and compare with ``before``, the run without any."""
         try:
             tried = self.tried = tries.run(gpu, {}, self.changes)
         except ScriptFailed as e:  # With this change alone: the others are still worth a try.

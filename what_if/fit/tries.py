@@ -125,7 +125,7 @@ def _read(path: str) -> dict[str, Tried]:
 
 
 _READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-"""Begin variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
+"""Prefixes of environment variables that torch, CUDA and memprof read."""
 
 
 class ScriptFailed(Exception):

@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from memprof.what_if.simulate.command_line import BadInput
 
 MOST_VALUES = 1_000_000
-"""Values of one range."""
+"""Most values of one range."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -211,7 +211,7 @@ def _problem(
 
 
 def _what_grew(before: Profile | None, after: Profile) -> list[str]:
-    """Against the baseline; without one, what there is most of."""
+    """Lines on what grew since the baseline; without one, what there is most of."""
     lines = []
     found = account_changes(before, after)[0] if before is not None else []
     if before is not None and before.torch != after.torch:

@@ -122,8 +122,8 @@ def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optim
 
 
 def of_accumulation(steps: int, backwards: int, seconds: float) -> list[str]:
-    """Say what a long accumulation of gradients costs, and what shortens it, where there is one and
-    a step takes 10 s."""
+    """Sentences on the cost of a long accumulation of gradients and what shortens it; none if there
+    is no such accumulation or a step takes less than 10 s."""
     done = max(steps, 1)
     if backwards < MANY * done or seconds < 10 * done:
         return []

@@ -28,7 +28,7 @@ from memprof.profiler.sources.allocator.where import line_of_caller
 from .pretend import named
 
 MAX_NUMBERS = 128
-"""More integers than that are data."""
+"""Most integers of a message: more are data."""
 _BRING = (
     "_reduce_scatter_base_",
     "alltoall_",

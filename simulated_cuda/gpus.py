@@ -74,7 +74,7 @@ class Gpu:
     """Compute capability: ``(9, 0)``."""
     multiprocessors: int
     l2_cache: int
-    """In bytes."""
+    """Bytes of L2 cache."""
     source: str
     """URL of the publication, or of a search for it, that has the size of the memory."""
     memory_is_nominal: bool = False

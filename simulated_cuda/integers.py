@@ -86,8 +86,8 @@ _HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|
 _BEGINS = re.compile(r"b?add.*mm|.*backward")
 """Heavy operators that copy or set to zero what they then add to."""
 _KEPT = ("copy_", "_foreach_copy_", "linalg_", "_linalg_")
-"""Begin operators whose results stay as they are: copies of memory, of which the device itself
-keeps count, and what says by zeros that there was no error."""
+"""Prefixes of operators whose results stay as they are: copies of memory, of which the device
+itself keeps count, and those that say by zeros that there was no error."""
 _found = threading.local()
 
 Special = Callable[[Any, tuple[Any, ...]], None]
@@ -353,7 +353,7 @@ def _counted(found: int | None) -> Iterator[None]:
 
 
 def _read(nbytes: int, address: int, known: bool) -> bool:
-    """``nonzero`` reads how many there are, which no kernel has counted."""
+    """Write the count that ``nonzero`` reads, which no kernel made; return whether it is known."""
     count = getattr(_found, "count", None)
     if count is not None:
         ctypes.memmove(address, int(count).to_bytes(nbytes, "little"), nbytes)

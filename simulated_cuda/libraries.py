@@ -20,7 +20,7 @@ CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
 _FUNCTIONS = Path(__file__).resolve().parent / "functions.txt"
 PROGRAM = "nvidia-smi"
-"""A program beside them, which scripts run to see what device there is."""
+"""Program beside the libraries, which scripts run to see what device there is."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ _libraries: list[Any] = []
 
 
 def _leave_alone(trace_rules: Any) -> None:
-    """Dynamo must not compile frames that an operator, or a copy to the host, has called."""
+    """Have Dynamo compile no frames that an operator, or a copy to the host, has called."""
     for package in ("memprof.simulated_cuda", "memprof.what_if.simulate", "memprof.profiler"):
         trace_rules.add(package)
 

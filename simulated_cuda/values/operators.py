@@ -66,7 +66,7 @@ _INTEGERS = {
     "Long": torch.int64,
     "Bool": torch.bool,
 }
-"""By their names in such messages."""
+"""Integer dtypes by their names in messages that match ``_NO_KERNEL``."""
 _NUMBERS = (int, float, complex)
 _ASSERT = 710  # cudaErrorAssert
 
@@ -328,7 +328,7 @@ def run_on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _say_unknown(targets: Sequence[Any]) -> None:
-    """Make them NaN: what lay there before differs from run to run, and looks like a result."""
+    """Fill ``targets`` with NaN: old content differs from run to run, and looks like a result."""
     with Quiet():
         for target in tree_leaves(targets):
             if isinstance(target, torch.Tensor) and target.is_floating_point():

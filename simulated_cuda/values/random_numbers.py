@@ -131,7 +131,7 @@ def _state_place() -> int:
 
 
 def hook_graphs() -> None:
-    """See Note [Random numbers of the simulated device]."""
+    """Hook CUDA graphs, see Note [Random numbers of the simulated device]."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 

@@ -23,7 +23,7 @@ def _carried(t: Translator, text: str) -> list[CValue]:
 
 
 def _assign(t: Translator, variables: Sequence[CValue], values: Sequence[CValue]) -> None:
-    """Assign all at once: a variable may be part of another one's value."""
+    """Assign all values at once: a variable may be part of another one's value."""
     names = {variable.name for variable in variables}
     kept: list[CValue] = []
     for variable, value in zip(variables, values, strict=False):
@@ -64,7 +64,7 @@ def _if(t: Translator, line: str) -> list[CValue]:
 
 
 def _while(t: Translator, line: str) -> list[CValue]:
-    """Two blocks: one that ends with the condition, and one that runs while it holds."""
+    """Write a loop: a block that ends with the condition, and one that runs while it holds."""
     match = matched(r"scf\.while(?: \((.*?)\))? : (\(.*?\)) -> (.*?) \{$", line)
     variables = _carried(t, match.group(1) or "")
     results = [t.variable(result) for result in parse_types(match.group(3))]
@@ -98,7 +98,7 @@ class _Combination:
             raise UnsupportedError(line[:80])
         self.axis = int(axis.group(1))
         self.names = re.findall(r"(%[\w$.\-]+):", t.next_line())
-        """Of the region's arguments: one element of each tensor, then the other one of each."""
+        """Names of the region's arguments: an element of each tensor, then the other of each."""
         self.shape = operands[0].shape
         self.length = self.shape[self.axis]
         self.copies = []

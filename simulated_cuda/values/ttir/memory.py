@@ -139,7 +139,7 @@ _UPDATES = {
 
 
 def _atomic_update(t: Translator, op: Operation) -> CValue:
-    """Programs run one after the other, so that nothing needs to be atomic."""
+    """Write an update that is not atomic, as programs run one after the other."""
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
     _check(t, pointers, mask, "an atomic")
@@ -177,7 +177,7 @@ def _compare_and_swap(t: Translator, op: Operation) -> CValue:
 
 
 def _assert(t: Translator, op: Operation) -> list[CValue]:
-    """The kernel ends with cudaErrorAssert, 710."""
+    """Write an assertion, which ends the kernel with cudaErrorAssert, 710."""
     condition = op.operands[0]
     match = re.search(r'"((?:[^"\\]|\\.)*)"', op.line)
     message = match.group(1) if match else ""

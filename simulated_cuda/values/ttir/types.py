@@ -170,7 +170,7 @@ def _integer(value: int, kind: str) -> str:
 
 
 def _float_of_bits(bits: int, kind: str) -> str:
-    """Numbers that decimals cannot name: MLIR prints their bits."""
+    """C literal of a number given by its bits, as MLIR prints those that decimals cannot name."""
     if kind in NARROW_FLOATS:
         return f"ld_{NARROW_FLOATS[kind]}({bits})"
     if kind == "f32":

@@ -17,7 +17,7 @@ _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
 """Pattern of a range, which begins with a digit: a list may have ``../data``."""
 _MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
-"""Malformed ranges, which nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
+"""Pattern of anything meant as a range, malformed too: ``1..``, ``..8``, ``1..8:2:3``."""
 
 
 @dataclass(frozen=True, slots=True)

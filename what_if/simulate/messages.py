@@ -90,7 +90,7 @@ class Messages:
         """Fill ``objects`` with the list that ``rank`` would send.
 
         Raises:
-            RuntimeError: nobody knows.
+            RuntimeError: that list is unknown.
         """
         if rank not in self._heard or not self._heard[rank].objects:
             raise RuntimeError(

@@ -212,7 +212,7 @@ def mark_graph(compiled: Any, id: int) -> None:
 
 
 def graph_of_operation(node: Any) -> int | None:
-    """Which of our graphs' backward an operation of autograd is, None if it is none's: its class
+    """Id of our graph whose backward an autograd node is, None if it is none's: the node's class
     is the one that AOTAutograd makes for each forward."""
     forward = getattr(type(node), "_forward_cls", None)
     found: int | None = getattr(getattr(forward, "compiled_fw", None), "_memprof_graph", None)
@@ -220,7 +220,7 @@ def graph_of_operation(node: Any) -> int | None:
 
 
 def runner_partitions(compiled: Any) -> list[Callable[[list[Any]], Any]]:
-    """Returns what generated code calls for its partitions, in order."""
+    """Callables of the partitions of generated code, in order."""
     runner = getattr(compiled, "compiled_fn_runner", None)
     return list(getattr(runner, "partitions", None) or ())
 
@@ -244,7 +244,7 @@ def wraps_whole_graphs() -> bool:
 
 
 def why_others_capture() -> str:
-    """Why CUDA code is not handed to the graph trees, "" if it is."""
+    """Reason why CUDA code is not handed to the graph trees, "" if it is."""
     if not config.triton.cudagraph_trees:
         return "triton.cudagraph_trees is off: Inductor captures it by itself, without trees"
     if wraps_whole_graphs():
@@ -263,8 +263,8 @@ def skips_warm_up() -> bool:
 
 
 def partitions(compiled: Any) -> list[tuple[Indices, Indices]]:
-    """For each partition: which input of the graph each of its inputs is, None for what another
-    partition makes; and which output of the graph each of its outputs is.
+    """For each partition, the indices of the graph's inputs that its inputs are, None for what
+    another partition makes; and of the graph's outputs that its outputs are.
 
     Up to 2.13 torch keeps one index or None for an output, from 2.15 on a list of them; the
     first stands for all, since they are the same tensor.
@@ -286,7 +286,7 @@ Indices = tuple[int | None, ...]
 def realign_inputs(
     function: Callable[[list[Any]], Any], compiled: Any
 ) -> Callable[[list[Any]], Any]:
-    """Returns what Inductor wraps around generated code where inputs may be misaligned."""
+    """Wrap ``function`` to copy misaligned inputs, as Inductor wraps generated code."""
     to_check = list(getattr(compiled, "inputs_to_check", None) or ())
     if not to_check:
         return function
@@ -417,7 +417,7 @@ with contextlib.suppress(ImportError):
 _C: Any = torch._C
 aot_config: Any = functorch_config
 profiler: Any = torch.autograd.profiler
-"""Its ``_is_profiler_enabled`` is True while a profiler runs."""
+"""torch's module; ``_is_profiler_enabled`` is True while a profiler runs."""
 DisableAutocast = _C._DisableAutocast
 function_apply = _C._FunctionBase.__dict__["apply"]
 replays_views = _C._is_view_replay_enabled
@@ -427,7 +427,7 @@ functorch_stack = _C._functorch.peek_interpreter_stack
 graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
 dynamo_callback = _C._dynamo.eval_frame.get_eval_frame_callback
 skip_code: Callable[[Any], None] = eval_frame.skip_code
-"""Has Dynamo look at no frame of some code; at those of what it calls it does."""
+"""Has Dynamo skip frames of a code object, though not of the code that it calls."""
 increment_version = _C._increment_version
 # The first is its name from 2.13 on.
 mark_varying: Any = getattr(aot_wrappers, "mark_dynamo_propagated_dynamic_indices", None) or (

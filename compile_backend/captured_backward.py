@@ -60,7 +60,7 @@ class BackwardCompiler:
                 RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
-        """Returns what the engine runs for a captured backward.
+        """Compile a captured backward into the callable that the engine runs for it.
 
         Raises:
             CaptureError: an input or its gradient is sparse. Dynamo traces that, but fails when
@@ -120,7 +120,7 @@ def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:
 _LISTENER = compiled_autograd.Listener(_captured, _ran)
 _LOG = compiled_autograd.AutogradCompilerInstance.log
 _in_force: list[BackwardCompiler] = []
-"""The one whose options compile backwards."""
+"""The compiler whose options count for all backwards."""
 
 
 @on_reset

@@ -1,4 +1,4 @@
-"""Describes what goes into a captured backward and comes out of it, and where its nodes come from.
+"""Inputs and outputs of a captured backward, and the provenance of its nodes.
 
 Note [Where a captured backward gets its names from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -55,8 +55,8 @@ of an id counts."""
 def note_names(
     sources: Sequence[DynamoInput], example_inputs: Sequence[Any]
 ) -> Callable[[Sequence[Any]], None]:
-    """Register the parameters of a Dynamo graph; what registers those of a later call, since one
-    graph may serve several modules, for a look into a dictionary where they are the same."""
+    """Register the names of a Dynamo graph's parameters; return a function that does so at a later
+    call: one graph may serve several modules. It costs a look-up where they are the same."""
     parameters = [s for s in sources if s.role is Role.PARAMETER]
     names = {s.index: s.fqn for s in parameters if s.fqn and s.index is not None}
     if not names:
@@ -74,7 +74,7 @@ def note_names(
 
 
 class LiftedInput(NamedTuple):
-    """Describes what one of ``inputs`` of a captured backward is to the engine.
+    """Role that one of ``inputs`` of a captured backward has for the engine.
 
     Attributes:
         role: SAVED_FOR_BACKWARD by the forward, PARAMETER_GRADIENT for the gradient until now of
@@ -94,7 +94,7 @@ class LiftedInput(NamedTuple):
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
-    """Returns what each lifted tensor is, by its index in ``inputs``."""
+    """Roles of lifted tensors, by their index in ``inputs``."""
     items: dict[Node, int] = {}
     for node in placeholders(graph)["inputs"].users:
         if is_getitem(node) and isinstance(index := node.args[1], int):
@@ -157,7 +157,7 @@ def taken_gradients(graph: Graph) -> dict[str, int]:
 
 
 class CapturedBackwardIO:
-    """Describes what is known of one captured backward, whose nodes get tags.
+    """Inputs, outputs and provenance of one captured backward, whose nodes get tags.
 
     Attributes:
         nodes: provenance of the captured graph's nodes, by name.
@@ -183,7 +183,7 @@ class CapturedBackwardIO:
         )
 
     def outputs(self, gm: GraphModule, inputs: Sequence[DynamoInput]) -> dict[int, RoleInfo]:
-        """By position, the new gradients among what such a graph returns."""
+        """Roles of the new gradients among a Dynamo graph's outputs, by position."""
         described = {d.source: d for d in inputs}
         (output,) = gm.graph.find_nodes(op="output")
         found = {}
@@ -230,8 +230,8 @@ def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) ->
 
 
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
-    """Record and output of the forward that a saved tensor is; what the input is that this one
-    is."""
+    """Ids of the forward's record and of its output that a saved tensor is; role of the forward's
+    input, if that output is one."""
     aot_id, position = lifted.aot_saved or (-1, 0)
     forward = FORWARDS.get(aot_id)
     if forward is None:

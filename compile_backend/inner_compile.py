@@ -1,4 +1,4 @@
-"""Describes what Inductor calls for each forward, backward and inference graph.
+"""Inner compile: called by Inductor for each forward, backward and inference graph.
 
 Note [memprof must not break a run]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -190,7 +190,7 @@ class InnerCompile:
         )
 
     def _read(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
-        """Returns what ``read`` reads of torch's private parts, or ``neutral`` where that fails:
+        """Read a private part of torch with ``read``; ``neutral`` where that fails:
         Note [Fields that cannot be read]."""
         try:
             return read()

@@ -66,7 +66,7 @@ class Options:
             raise OptionError(f"options of graph trees: {error}") from None
 
     def tree_settings(self) -> TreeSettings:
-        """Returns what of this concerns the graph trees, in bytes.
+        """Settings of the graph trees among these options, sizes in bytes.
 
         Raises:
             ValueError: a value that makes no sense.

@@ -43,7 +43,7 @@ def explain_pools() -> Pools:
 
 
 def _with_functions(parts: PoolParts, manager: Manager) -> PoolParts:
-    """Numbers of recordings with the functions that they are of; of warm-ups too."""
+    """Replace numbers of recordings and warm-ups by names with their functions."""
     last = manager.path.node
     recorded = [*manager.nodes(), *(path_to(last) if last is not None else ())]
     labels = {n.number: n.wrapped_function.label for n in recorded}

@@ -37,7 +37,7 @@ from .session.ledger import Ledger
 from .stages.describe.aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
 
 Call = Callable[[list[Any]], Any]
-"""What a wrapper is: from a list of inputs, which it may empty, to a list of outputs."""
+"""A wrapper: takes a list of inputs, which it may empty, and returns a list of outputs."""
 
 
 class NotStraight(Exception):
@@ -282,8 +282,8 @@ def _steady(compiled: Any, without_autocast: bool) -> Call:
 
 
 def _without_disabling_dynamo(compiled: Any) -> Any:
-    """Returns what a compiled backward is without ``torch._dynamo.disable`` around it, which does
-    nothing where Dynamo is not on: see ``_backward``."""
+    """Unwrap a compiled backward from ``torch._dynamo.disable``, which does nothing where Dynamo
+    is not on: see ``_backward``."""
     if getattr(compiled, "_torchdynamo_disable", False):
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     return compiled
@@ -350,8 +350,8 @@ def _forward(
 
 
 def _kept(tensors: Any, as_they_are: tuple[bool, ...]) -> Sequence[Tensor]:
-    """Returns what is saved of ``tensors``: no view, which would keep its base's history alive, but
-    for inputs, where torch 2.15 says which are."""
+    """Tensors to save: views are detached, as they keep their base's history alive, except inputs,
+    where torch 2.15 says which these are."""
     if not any(map(Tensor._is_view, tensors)):
         return tensors  # type: ignore[no-any-return]
     if not as_they_are:

@@ -356,7 +356,7 @@ def output_size(metadata: Any) -> tuple[tuple[Any, ...], torch.dtype | None, tor
 
 
 def replace_torchs_class(new: Any) -> Any:
-    """Put a class where torch looks its compiler class up; the class that was there."""
+    """Put ``new`` where torch looks its compiler class up; return the class that was there."""
     module: Any = _ca
     before = module.AutogradCompilerInstance
     module.AutogradCompilerInstance = new

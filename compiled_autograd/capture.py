@@ -242,7 +242,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Estimate for one node."""
+    """Estimated memory of one node."""
 
     node: str  # its name
     allocated: int  # bytes that come to life at it
@@ -257,9 +257,9 @@ class _SharedMemories:
     def __init__(self, graph: Graph) -> None:
         self.all: list[SharedMemory] = []
         self.made: dict[Node, list[SharedMemory]] = {}
-        """What comes to life at a node."""
+        """Memory that comes to life at a node."""
         self.used: dict[Node, list[SharedMemory]] = {}
-        """What must be live while a node runs."""
+        """Memory that must be live while a node runs."""
         self.unknown: set[Node] = set()
         """Nodes that make a value of unknown size."""
         self._of: dict[Node, SharedMemory] = {}

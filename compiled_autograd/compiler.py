@@ -53,7 +53,7 @@ class AutogradCompilerInstance:
     """
 
     log = CaptureLog()
-    """Of every capture in the process."""
+    """Log of every capture in the process."""
 
     @_torch_compat.entered_by_dynamo
     def __init__(
@@ -171,7 +171,7 @@ class AutogradCompilerInstance:
             _torch_compat.return_to_dynamo()
 
     log_compile_reasons = staticmethod(_torch_compat.log_reasons)
-    """Why C++ found no cached graph; it says so only to its verbose logger."""
+    """Logs why C++ found no cached graph; C++ says so only to its verbose logger."""
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
@@ -294,7 +294,7 @@ class AutogradCompilerInstance:
         return validated
 
     def accumulate(self, old_var: Any, new_var: Any) -> torch.Tensor:
-        """Two gradients that arrive at the same place."""
+        """Add two gradients that arrive at the same place."""
         tracer = self._tracer
         old, new = tracer.lift(old_var), tracer.lift(new_var)
         lacking = [self._may_be_none[g] for g in (old, new) if g in self._may_be_none]
@@ -394,7 +394,7 @@ class AutogradCompilerInstance:
         return inputs
 
     def _hooked(self, node: Node, before: Any) -> torch.Tensor:
-        """Returns what hooks made of the gradient ``before``."""
+        """Tensor that stands for ``node``, the gradient that hooks made of ``before``."""
         given = self._tracer.lift(before)
         if given in self._may_be_none:
             self._may_be_none[node] = self._may_be_none[given]

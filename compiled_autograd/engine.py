@@ -175,7 +175,7 @@ def turn_off() -> None:
 
 
 _on: list[contextlib.ExitStack] = []
-"""What undoes ``turn_on``; at most one."""
+"""The stack that undoes ``turn_on``; at most one."""
 
 
 @_torch_compat.unseen_by_dynamo
@@ -261,7 +261,7 @@ _replaced: list[Any] = []
 
 
 _entries = 0
-"""How many contexts of any thread are open; while there is one, the function through which
+"""Number of open contexts of all threads; while there is one, the function through which
 ``backward()`` and ``grad()`` enter the engine is replaced. Changed with the switch's lock."""
 _entry: Any = None
 """The function that is replaced."""

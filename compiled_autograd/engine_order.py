@@ -33,7 +33,7 @@ from . import _torch_compat
 from .nodes import add_gradients, is_final, is_item_of_argument, origin_of, runs_python
 
 Edges = dict[Any, list[Any]]
-"""Of each node that runs, where its value goes; of None, the engine's own root, where it begins."""
+"""Nodes to which each running node's value goes; for None, the engine's root, the first nodes."""
 
 
 def _edges(roots: Iterable[Any], targets: Sequence[Any]) -> Edges:
@@ -76,7 +76,7 @@ def scheduled(edges: Edges, key: Callable[[Any], Any]) -> list[Any]:
 def engine_order(
     roots: Iterable[Any], targets: Sequence[Any], calls: Mapping[int, str]
 ) -> Sequence[int] | None:
-    """For each call of a capture, its place in the normal engine's order.
+    """Places of a capture's calls in the normal engine's order.
 
     Args:
         roots: tensors and gradient edges that the captured backward was begun with.

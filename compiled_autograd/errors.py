@@ -1,4 +1,4 @@
-"""Describes what can go wrong at capture."""
+"""Errors of capture."""
 
 from __future__ import annotations
 

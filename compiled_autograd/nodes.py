@@ -40,19 +40,19 @@ VALUE = "autograd_value"
 INPUT_GROUP = "autograd_input_group"
 """A number that inputs sharing a storage have in common."""
 GRADIENT_GROUP = "autograd_gradient_group"
-"""Of a leaf: the same number of its gradient until now, if that has a storage of its own."""
+"""On a leaf: ``INPUT_GROUP`` of its gradient until now, if that has a storage of its own."""
 HAS_GRADIENT = "autograd_has_gradient"
-"""Of a leaf which has a gradient until now."""
+"""Set on a leaf that already has a gradient."""
 TENSOR_NAME = "autograd_tensor_name"
 """The tensor's name in ``NAMES``, if it has one."""
 LAYOUT = "autograd_layout"
 """Layout of the tensor, or of its gradient until now, if that is not strided."""
 LIFTED_FROM = "autograd_lifted_from"
-"""Also of sizes and scalars: the ``NodeOrigin`` of the node that it was lifted from, if C++
-was asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
+"""``NodeOrigin`` of the node that an input, size or scalar was lifted from, if C++ was
+asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
 
 _ENGINE = '  File "<autograd engine>"'
-"""How the stack trace begins of a node that has no forward operator of its own."""
+"""First line of the stack trace of a node that has no forward operator of its own."""
 
 NAMES: Any = WeakIdKeyDictionary()
 """Names of tensors of this process, from who has seen them: the engine hands over none."""
@@ -75,7 +75,7 @@ class NodeOrigin:
 
     @property
     def stack_trace(self) -> str:
-        """In the form of a Python frame, which is what FX prints above a node."""
+        """Label in the form of a Python frame, which is what FX prints above a node."""
         return f"{_ENGINE}, line {self.call_index}, in {self.autograd_node}\n    {self.label}\n"
 
 
@@ -85,7 +85,7 @@ def is_engine_frame(frame: SourceFrame) -> bool:
 
 
 def origin_of(node: Node) -> NodeOrigin | None:
-    """None for placeholders and what is read from them unused."""
+    """Autograd node that ``node`` comes from; None for placeholders and unused reads of these."""
     found: NodeOrigin | None = node.meta.get(ORIGIN)
     return found
 
@@ -128,7 +128,7 @@ def of_sizes(
     persistent: bool = False,
     exact: bool = False,
 ) -> ValueInfo:
-    """Of a dense tensor, whose sizes are numbers or symbols; not ``exact`` if one is a symbol."""
+    """Info of a dense tensor of these sizes, numbers or symbols; not ``exact`` with a symbol."""
     hints = tuple(_torch_compat.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
@@ -142,13 +142,13 @@ def of_tensor(tensor: torch.Tensor, *, persistent: bool = False, exact: bool = F
 
 
 def of_output(metadata: Any) -> ValueInfo | None:
-    """From what C++ demands of a gradient that an autograd node hands on."""
+    """Info of a gradient that an autograd node hands on, by C++'s demands; None if unknown."""
     found = _torch_compat.output_size(metadata)
     return None if found is None else of_sizes(*found)
 
 
 def value_of(node: Any) -> ValueInfo | None:
-    """Returns what is known of ``node``; None also for what is no node."""
+    """Size, device and type of a node's value; None if unknown or ``node`` is no node."""
     found: ValueInfo | None = node.meta.get(VALUE) if isinstance(node, Node) else None
     return found
 
@@ -234,7 +234,7 @@ def zeros_for_none(
 def copy_slices_prologue_or_none(
     gradients: list[torch.Tensor | None], *geometry: Any
 ) -> Sequence[torch.Tensor | None]:
-    """Nothing for the view where the base gets no gradient."""
+    """``copy_slices_prologue``, or no gradients where the base gets none."""
     if gradients[0] is None:
         return [None, None, None]
     return _torch_compat.copy_slices_prologue(gradients, *geometry)  # type: ignore[no-any-return]
@@ -246,8 +246,8 @@ def copy_slices_epilogue_or_none(
     computed: list[torch.Tensor | None],
     grad_slice: torch.Tensor | None,
 ) -> Sequence[torch.Tensor | None]:
-    """Nothing where the base gets no gradient, not even what an autograd.Function made of zeros:
-    the engine would not have called it."""
+    """``copy_slices_epilogue``, or no gradients where the base gets none, not even those that an
+    autograd.Function made of zeros: the engine would not have called it."""
     if result is None:
         return [None] * len(needs_input_grad)
     return _torch_compat.copy_slices_epilogue(  # type: ignore[no-any-return]
@@ -263,7 +263,7 @@ def is_hook(node: Node, kind: str | None = None) -> bool:
 
 
 def before_hooks(returned: Node) -> Node:
-    """Returns what ``grad()`` returns for a gradient that arrives at a tensor with hooks.
+    """Node that ``grad()`` must return in place of ``returned``, the gradient after hooks.
 
     The normal engine hands it out before the tensor's hooks if the tensor's autograd node
     runs too, and after them if not; C++ gives what the hooks made of it in both cases.

@@ -1,4 +1,4 @@
-"""Describes what C++ calls for each backward that has a captured graph.
+"""Run-time wrapper, which C++ calls for each backward that has a captured graph.
 
 Note [Final callbacks]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -46,7 +46,7 @@ def runtime_wrapper(
     check_nans: NanCheck | None,
     any_shape: bool,
 ) -> Callable[..., Any]:
-    """Returns what runs the compiled function, with compiled autograd itself switched off.
+    """Return a function that runs the compiled one with compiled autograd itself switched off.
 
     Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
     backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
@@ -72,7 +72,7 @@ def runtime_wrapper(
         hooks: Any,
         packed_data: Any,
     ) -> Any:
-        """Gradients asked for with ``grad()``; empty for ``backward()``."""
+        """Run the captured graph; return the gradients for ``grad()``, none for ``backward()``."""
         THREAD.ran = True
         if log.listeners:
             log.ran(capture)
@@ -138,7 +138,7 @@ class _Engine:
 
 
 _VARIABLE: Any = torch.autograd.Variable
-"""Whose engine everybody asks for."""
+"""The class by which hooks reach the engine, as ``Variable._execution_engine``."""
 _ENGINE = _Engine(_VARIABLE._execution_engine)
 
 
@@ -170,7 +170,7 @@ def _after_fork() -> None:
 
 
 NanCheck = Callable[[Sequence[torch.Tensor]], Callable[[Sequence[Any]], None]]
-"""From the inputs of a run to what is called with its outputs, see ``nan_check``."""
+"""Takes the inputs of a run and returns a check of its outputs, see ``nan_check``."""
 
 
 def nan_check(graph: Graph) -> NanCheck:

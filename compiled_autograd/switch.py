@@ -1,4 +1,4 @@
-"""Tells who captures backwards at present, in a process with several threads.
+"""Switch of capture: who captures backwards at present, in a process with several threads.
 
 Note [One switch, several threads]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -40,7 +40,7 @@ OnUnsupported = Callable[[CaptureError], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """Says whether backwards are captured, and by whom."""
+    """Setting of the engine: whether backwards are captured, and by whom."""
 
     factory: _torch_compat.Factory | None  # of compilers; None for the normal engine
     dynamic: bool  # of ``enable``
@@ -49,12 +49,12 @@ class EngineSetting:
 
 
 OFF = EngineSetting(None, False, enabled=False, off_on_purpose=True)
-"""Inside ``disable()`` and of a captured graph that runs."""
+"""Setting inside ``disable()`` and while a captured graph runs."""
 
 
 @dataclass(eq=False, slots=True)
 class Claim:
-    """A context that is open."""
+    """An open context that has put a setting in force."""
 
     below: EngineSetting  # was in force before it, and is to be put back
     captures: bool  # it switches on
@@ -129,7 +129,7 @@ class Switch:
             return claim.below
 
     def off(self) -> None:
-        """Off, as long as no context that is open closes."""
+        """Switch capture off, as long as no open context closes."""
         with self.lock:
             _apply(EngineSetting(None, False, enabled=False, off_on_purpose=None))
 
@@ -175,21 +175,21 @@ _forget = False
 
 
 class _Thread(threading.local):
-    """Describes what is known of the innermost backward of a thread."""
+    """State of the innermost backward of a thread."""
 
     def __init__(self) -> None:
         # Not of the class: Dynamo of torch 2.11 would look no further than that.
         self.being_captured = False
-        """The engine has asked for a capture."""
+        """Whether the engine has asked for a capture."""
         self.ran = False
-        """Some of it has run, a hook or an accumulation; or C++ has let go of what the forward
-        saved. Before that the normal engine can take it."""
+        """Some of the backward has run, a hook or an accumulation; or C++ has let go of what the
+        forward saved. Before that the normal engine can take it."""
         self.entered: tuple[Any, Any] | None = None
-        """Outputs and inputs that it was begun with."""
+        """Outputs and inputs with which the backward was begun."""
         self.is_captured = False
-        """Its captured graph runs."""
+        """Whether the captured graph of this backward runs."""
         self.runs = False
-        """The captured graph of this or an outer one runs."""
+        """Whether the captured graph of this backward or an outer one runs."""
 
     @contextlib.contextmanager
     def another_backward(self, outputs: Any, inputs: Any) -> Iterator[None]:

@@ -40,14 +40,14 @@ class GraphTracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.root = torch.nn.Module()
-        """What the graph's ``get_attr`` nodes refer to."""
+        """Owner of the attributes that the graph's ``get_attr`` nodes read."""
         self.fake_mode = _torch_compat.new_fake_mode()
         self.origin: NodeOrigin | None = None
-        """Put on every node made from here on."""
+        """Origin put on every node made from here on."""
         self.in_python_node = False
-        """The current node is an autograd.Function's."""
+        """Whether the current autograd node is an autograd.Function's."""
         self.baked_shapes = False
-        """An operator was run at capture: Note [Tracing without make_fx]."""
+        """Whether an operator was run at capture: Note [Tracing without make_fx]."""
         self._stack = contextlib.ExitStack()
         # By id() of a value, which stays its own as long as the value is kept.
         self._nodes: dict[int, tuple[Any, Node]] = {}

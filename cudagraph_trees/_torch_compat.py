@@ -67,7 +67,7 @@ set_cached_tensors_enabled: Callable[[bool], None] = _C._set_cached_tensors_enab
 
 
 def _cached(change: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """Torch's own trees turn the facility off when they are reset, whoever else uses it."""
+    """Wrap ``change`` to turn cached tensors on again: torch's own trees turn them off at reset."""
 
     def changed(t: torch.Tensor) -> None:
         try:
@@ -84,7 +84,7 @@ remove_cached_tensor = _cached(_C._remove_cached_tensor)
 
 
 def another(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-    """One like ``twin``, over the same storage, that is cached in the place of ``tensor``."""
+    """Make a tensor like ``twin``, over its storage, that is cached in place of ``tensor``."""
     other = likeness(twin, tuple(twin.shape), twin.stride())
     remove_cached_tensor(tensor)
     add_cached_tensor(other)
@@ -206,7 +206,7 @@ def triton_option(name: str) -> Any:
 
 
 def _with_option(name: str, value: object) -> AbstractContextManager[Any]:
-    """Within it torch finds ``value``."""
+    """Within it, torch finds ``value`` for the option ``triton.<name>``."""
     from torch._inductor import config
 
     if triton_option(name) == value:
@@ -442,8 +442,8 @@ def _has_pool(graph: torch.cuda.CUDAGraph) -> bool:
 
 
 def graph_launch(graph: torch.cuda.CUDAGraph) -> Callable[[], object]:
-    """Its ``replay``. In 2.11 that is a Python method that does nothing but call the C++ one, and
-    costs as much. Whoever has replaced it, as a simulated device may, wants to be called."""
+    """``replay`` of the graph, in 2.11 the C++ one: the Python method around it costs as much and
+    does nothing else. One that replaces it, as a simulated device's may, is called."""
     replaced = torch.cuda.CUDAGraph.replay.__module__ != "torch.cuda.graphs"
     if replaced or torch_version() >= (2, 12):
         return graph.replay

@@ -1,4 +1,4 @@
-"""Describes what a user can choose about graph trees."""
+"""Settings of graph trees that a user can choose."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def restore_settings(settings: TreeSettings) -> None:
 
 
 def override(*, pool_budget: int | None, pool_initial: int) -> None:
-    """The pool that the options of a compilation ask for, in bytes, until ``end_override``: None
+    """Set the bytes of pool that a compilation's options ask for, until ``end_override``: None
     and 0 ask for nothing. All compiled code of a thread shares a device's pool: the smallest budget
     holds, and the largest beginning."""
     global _current
@@ -116,6 +116,6 @@ def override(*, pool_budget: int | None, pool_initial: int) -> None:
 
 @on_reset
 def end_override() -> None:
-    """Returns what ``override`` set is over: what was configured is in force again."""
+    """End ``override``: the configured settings are in force again."""
     global _current
     _current = _configured

@@ -94,8 +94,8 @@ class TreeOptions:
 
     @staticmethod
     def of_this_compilation(options: Mapping[str, Any] | None = None) -> TreeOptions:
-        """Returns what holds for the graphs that are compiled now; ``options`` as given to
-        ``torch.compile``, with Inductor's names. A ``ValueError`` if one cannot have its value."""
+        """Options of the compilation under way; ``options``, as given to ``torch.compile`` with
+        Inductor's names, override torch's. A ``ValueError`` if one cannot have its value."""
         given = {name: compat.triton_option(name) for name in AT_COMPILATION}
         for name, value in (options or {}).items():
             if name in HONOURED:

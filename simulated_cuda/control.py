@@ -1,4 +1,4 @@
-"""Describes what a simulated device did, and what it shall do: for tests and measurements.
+"""Counters and controls of a simulated device, for tests and measurements.
 
 Everything but `simulated` needs a process that runs on the simulated device, and raises OSError in
 any other.
@@ -59,7 +59,7 @@ def library() -> ctypes.CDLL:
 
 
 def calls(api: str) -> int:
-    """Returns how often an entry point was called so far: ``cudaMalloc``."""
+    """Number of calls so far of an entry point such as ``cudaMalloc``."""
     return int(library().simgpu_calls(api.encode()))
 
 
@@ -69,8 +69,7 @@ def fail(api: str, after: int = 0, err: int = OUT_OF_MEMORY) -> None:
 
 
 def kernels(sub: str = "", which: Literal["launched", "captured", "replayed"] = "launched") -> int:
-    """Returns how many kernels whose name contains ``sub`` were launched, captured or replayed so
-    far."""
+    """Number of kernels so far whose name contains ``sub``: launched, captured or replayed."""
     return int(library().simgpu_kernels(sub.encode(), _WHICH.index(which)))
 
 
@@ -133,13 +132,12 @@ def forget(stream: int, address: int, nbytes: int) -> None:
 
 
 def live(kind: int) -> int:
-    """Returns how many handles of a kind were not destroyed yet: `STREAMS`, `EVENTS`, `GRAPHS`,
-    `EXECS`."""
+    """Number of handles not destroyed yet, of a kind: `STREAMS`, `EVENTS`, `GRAPHS`, `EXECS`."""
     return int(library().simgpu_live_handles(kind))
 
 
 def active_captures() -> int:
-    """Returns how many stream captures are under way."""
+    """Number of stream captures under way."""
     return int(library().simgpu_active_captures())
 
 
@@ -149,7 +147,7 @@ def report() -> str:
 
 
 def _text(write: Any) -> str:
-    """Returns what a function writes into a buffer; without one it returns the size."""
+    """Text that ``write`` puts into a buffer; without a buffer it returns the size in bytes."""
     size = write(None, 0)
     buffer = ctypes.create_string_buffer(size)
     write(buffer, size)

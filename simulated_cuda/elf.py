@@ -1,4 +1,4 @@
-"""Describes what a 64-bit little-endian ELF file wants and has, read from its section headers.
+"""Symbols that a 64-bit little-endian ELF file wants and has, read from its section headers.
 
 Symbol tables are what this needs and no more; reading them here is quicker than ``nm`` on torch's
 libraries of half a gigabyte, and works where there are no binutils. Layouts: System V ABI, chapter
@@ -27,7 +27,7 @@ class Elf:
     wanted: dict[str, str | None] = field(default_factory=dict)
     """Undefined symbols, with the version that each asks for."""
     weakly_wanted: set[str] = field(default_factory=set)
-    """Those of ``wanted`` that may stay undefined."""
+    """Symbols of ``wanted`` that may stay undefined."""
     functions: set[str] = field(default_factory=set)
     """Functions that the file defines for others, weakly or not."""
     needed: list[str] = field(default_factory=list)

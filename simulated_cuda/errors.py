@@ -1,4 +1,4 @@
-"""Describes what can keep a process from a simulated device."""
+"""Errors that keep a process from a simulated device."""
 
 from __future__ import annotations
 

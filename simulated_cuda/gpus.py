@@ -15,7 +15,7 @@ from typing import Any
 from .errors import UnknownGpuError
 
 DEFAULT_GPU = "h100-80gb"
-"""What is simulated where nobody says which."""
+"""Key of the GPU that is simulated where nobody names one."""
 
 _ROWS = Path(__file__).resolve().parent / "gpus.toml"
 _CODE_SEARCH = "https://github.com/search?type=code&q="
@@ -31,8 +31,7 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Describes what a compute capability fixes, from the CUDA programming guide's technical
-    specifications.
+    """Limits of a compute capability, from the CUDA programming guide's technical specifications.
 
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
     """
@@ -40,11 +39,11 @@ class Limits:
     threads_per_multiprocessor: int
     blocks_per_multiprocessor: int
     shared_per_multiprocessor: int
-    """In bytes."""
+    """Bytes of shared memory."""
     shared_per_block: int
-    """In bytes, for a kernel that opts in."""
+    """Bytes of shared memory, for a kernel that opts in."""
     shared_reserved: int
-    """In bytes of each block, for the system."""
+    """Bytes of shared memory of each block that the system keeps."""
 
 
 _LIMITS = {
@@ -66,18 +65,18 @@ class Gpu:
     """One kind of GPU."""
 
     key: str
-    """What users call it: ``h100-80gb``."""
+    """Name that users write: ``h100-80gb``."""
     name: str
-    """What the driver calls it: ``NVIDIA H100 80GB HBM3``. GPUs of two sizes may share it."""
+    """The driver's name: ``NVIDIA H100 80GB HBM3``. GPUs of two sizes may share it."""
     memory: int
     """Total device memory in bytes, as torch reports it."""
     capability: tuple[int, int]
     """Compute capability: ``(9, 0)``."""
     multiprocessors: int
     l2_cache: int
-    """In bytes."""
+    """Bytes of L2 cache."""
     source: str
-    """Where the size of the memory was published, a URL."""
+    """URL of the publication, or of a search for it, that has the size of the memory."""
     memory_is_nominal: bool = False
     """Whether ``memory`` is nvidia-smi's number, some per cent more than torch would report."""
     aliases: tuple[str, ...] = ()
@@ -85,7 +84,7 @@ class Gpu:
 
     @property
     def limits(self) -> Limits:
-        """Returns what its compute capability fixes."""
+        """Limits of its compute capability."""
         return _LIMITS[self.capability]
 
     def with_memory(self, memory: int) -> Gpu:
@@ -132,7 +131,7 @@ def _from_row(key: str, row: dict[str, Any]) -> Gpu:
 
 
 def _url(source: str) -> str:
-    """Returns where a source is: itself, or a search for what was published word for word."""
+    """URL of a source: itself, or a code search for the text that was published."""
     if source.startswith("https://"):
         return source
     return _CODE_SEARCH + urllib.parse.quote(f'"{source}"', safe="")

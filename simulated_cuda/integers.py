@@ -51,9 +51,9 @@ from .values import kernels, operators
 from .values.aliasing import Quiet, alias, on_device, to_cpu, wrap_numbers
 
 MAX_BYTES = 1 << 30
-"""Of a tensor of integers that is computed: the host's memory is not the device's."""
+"""Most bytes of an integer tensor that is computed: the host's memory is not the device's."""
 SMALL = 1 << 20
-"""Bytes of a known tensor that is computed with: a mask of a batch, no activation."""
+"""Most bytes of a known tensor that is computed with: a mask of a batch, no activation."""
 
 INTEGERS = {
     torch.bool,
@@ -84,14 +84,14 @@ sets memory or calls ``fill_``."""
 _HEAVY = re.compile(r".*(attention|backward|conv|dropout|embedding|loss|mm|norm|pool|softmax)")
 """Operators that no program decides anything by. Each that is left alone saves 5 µs a call."""
 _BEGINS = re.compile(r"b?add.*mm|.*backward")
-"""Of these those that copy or set to zero what they then add to."""
+"""Heavy operators that copy or set to zero what they then add to."""
 _KEPT = ("copy_", "_foreach_copy_", "linalg_", "_linalg_")
-"""Begin operators whose results stay as they are: copies of memory, of which the device itself
-keeps count, and what says by zeros that there was no error."""
+"""Prefixes of operators whose results stay as they are: copies of memory, of which the device
+itself keeps count, and those that say by zeros that there was no error."""
 _found = threading.local()
 
 Special = Callable[[Any, tuple[Any, ...]], None]
-"""Given what an operator returned and its arguments: writes to the results, by ``overwritten``."""
+"""Takes an operator's result and arguments, and writes to the result by ``overwritten``."""
 
 
 def compute_known(special: Mapping[str, Special] | None = None) -> None:
@@ -274,7 +274,7 @@ def _compute(
     changed: list[torch.Tensor],
     known: bool,
 ) -> Any:
-    """Returns what the operator returns, with what it computed in place."""
+    """Compute ``result`` and ``changed`` on the CPU if they are small enough; return ``result``."""
     there = tree_leaves(result)
     tensors = [t for t in there if isinstance(t, torch.Tensor)]
     if not changed and not any(t.is_cuda for t in tensors):
@@ -302,8 +302,8 @@ def _compute(
 
 
 def _on_cpu(op: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what the CPU's kernel makes of the device's memory; it writes there where ``op``
-    does."""
+    """Run ``op``'s CPU kernel on the device's memory, which it writes where ``op`` does; return its
+    result."""
     with Quiet():
         return operators.run_on_cpu(op, *tree_map(to_cpu, (args, kwargs)))
 
@@ -324,7 +324,7 @@ def contents(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _note_written(tensor: torch.Tensor) -> None:
-    """Say it of each piece of a tensor: nobody knows what lies between them."""
+    """Note each piece of a tensor as written: nobody knows what lies between the pieces."""
     if not tensor.numel():
         return
     size, places = tensor.element_size(), [tensor.data_ptr()]
@@ -340,7 +340,7 @@ def _note_written(tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _counted(found: int | None) -> Iterator[None]:
-    """Yields what this thread reads from the device is this number. None changes nothing:
+    """Within it, this thread reads the number ``found`` from the device. None changes nothing:
     ``nonzero`` is made of other operators."""
     if found is None:
         yield
@@ -353,7 +353,7 @@ def _counted(found: int | None) -> Iterator[None]:
 
 
 def _read(nbytes: int, address: int, known: bool) -> bool:
-    """``nonzero`` reads how many there are, which no kernel has counted."""
+    """Write the count that ``nonzero`` reads, which no kernel made; return whether it is known."""
     count = getattr(_found, "count", None)
     if count is not None:
         ctypes.memmove(address, int(count).to_bytes(nbytes, "little"), nbytes)

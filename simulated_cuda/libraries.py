@@ -1,4 +1,4 @@
-"""Which libraries stand in for NVIDIA's, and which functions each must have.
+"""Libraries that stand in for NVIDIA's, and the functions that each must have.
 
 A library has the functions that somebody may ask it for: those that torch's libraries were linked
 against, those whose names they look up at run time, the driver's that Triton's header declares, the
@@ -20,7 +20,7 @@ CORE = "libsimgpu.so"
 """The simulated device itself, which all other libraries use."""
 _FUNCTIONS = Path(__file__).resolve().parent / "functions.txt"
 PROGRAM = "nvidia-smi"
-"""A program beside them, which scripts run to see what device there is."""
+"""Program beside the libraries, which scripts run to see what device there is."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NvidiaLibrary:
     names: str
     """A pattern of the functions that are its own."""
     refused: int
-    """Its code for "not supported"."""
+    """The library's status code for "not supported"."""
 
 
 KINDS = (
@@ -75,7 +75,7 @@ class Library:
     version: str | None = None
     """The symbol version that torch's libraries ask for."""
     functions: set[str] = field(default_factory=set)
-    """What it has at least, by hand or as a stub."""
+    """Functions that it has at least, by hand or as a stub."""
 
     @property
     def stem(self) -> str:

@@ -53,11 +53,11 @@ class _Chain:
 
 _chains: dict[str, _Chain] = {}
 _libraries: list[Any] = []
-"""What is replaced stays so for as long as its library lives."""
+"""Libraries of the replaced kernels, which stay replaced as long as these live."""
 
 
 def _leave_alone(trace_rules: Any) -> None:
-    """Dynamo must not compile frames that an operator, or a copy to the host, has called."""
+    """Have Dynamo compile no frames that an operator, or a copy to the host, has called."""
     for package in ("memprof.simulated_cuda", "memprof.what_if.simulate", "memprof.profiler"):
         trace_rules.add(package)
 

@@ -1,4 +1,4 @@
-"""Which torch an interpreter has, found without importing it.
+"""The torch that an interpreter has, found without importing it.
 
 A CUDA build of torch cannot be imported where its CUDA libraries are missing, which is just where
 the simulated device is wanted: everything is read from files.
@@ -38,9 +38,9 @@ class TorchBuild:
     root: Path
     """The folder of the package ``torch``."""
     version: str
-    """As ``torch.__version__`` would say: ``2.11.0+cu130``."""
+    """``torch.__version__``: ``2.11.0+cu130``."""
     cuda: str
-    """As ``torch.version.cuda`` would say: ``13.0``."""
+    """``torch.version.cuda``: ``13.0``."""
 
     @property
     def lib(self) -> Path:

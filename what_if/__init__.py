@@ -1,1 +1,1 @@
-"""What a program would take: simulated runs, searches over them, limits in tests, estimates."""
+"""Memory that a program would take: simulated runs, searches, limits in tests, estimates."""

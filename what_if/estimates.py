@@ -40,8 +40,8 @@ class EstimateFailed(RuntimeError):
 
 
 class Estimate(Views):
-    """Describes what a model takes; ``report()``, ``to_html()``, ``export()`` and ``diff()`` as of
-    a profile.
+    """Device memory that a model takes; ``report()``, ``to_html()``, ``export()`` and ``diff()`` as
+    of a profile.
 
     Attributes:
         device: name of the GPU.
@@ -87,7 +87,7 @@ def estimate(
     python: str | None = None,
     **kwargs: Any,
 ) -> Estimate:
-    """Returns what ``model(*args, **kwargs)`` takes of a GPU, for training if there is an
+    """Estimate the GPU memory that ``model(*args, **kwargs)`` takes, for training if there is an
     optimizer.
 
     It runs in a process of its own on the simulated device (docs/simulate.md), which computes
@@ -169,8 +169,8 @@ def estimate(
 
 
 def _search_path() -> str:
-    """Returns where the program's own modules are found; what is installed, that interpreter has
-    itself.
+    """Folders of ``sys.path`` with the program's own modules, as for PYTHONPATH; what is installed,
+    that interpreter has itself.
 
     A project may well lie under ``sys.prefix``: in a container's ``/usr/src/app`` that is ``/usr``.
     """

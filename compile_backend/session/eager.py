@@ -31,7 +31,7 @@ log = logging.getLogger("memprof")
 
 _lock = ForkSafeLock()
 _current: EagerMemory | None = None
-"""Who has the allocator's history, of which a process has one."""
+"""Holder of the allocator's history, of which a process has one."""
 
 
 class EagerMemory:
@@ -83,7 +83,7 @@ class EagerMemory:
             self._watch.fail(e)
 
     def end(self, error: object) -> None:
-        """Say what was there, and leave torch as it was; the program leaves by ``error``."""
+        """Fill the lists and leave torch as it was; the program leaves by ``error``."""
         if not self._wanted or self._process != os.getpid():
             return
         try:

@@ -62,7 +62,7 @@ _LAUNCHERS = (
     ("PMIX_RANK", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("PMIX_LOCAL_RANK",)),
     ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)),
 )
-"""What a launcher sets for each process: its rank, how many there are, its rank on the host; of
+"""Variables that launchers set for each process: rank, number of processes, rank on the host; of
 several variables the first that is set counts.
 
 The innermost first: ``torchrun`` is started by ``srun`` and not the other way round, ``mpirun``

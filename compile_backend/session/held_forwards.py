@@ -44,7 +44,7 @@ def may_wait(graphs: Iterable[GraphRecord]) -> bool:
 
 
 def held_forwards(profile: Profile) -> list[Growth]:
-    """Returns what forwards without backwards hold and grow by, most a forward first.
+    """Growth by graphs whose forwards had no backward and are held, most bytes a step first.
 
     Args:
         profile: of the process, with its call log.
@@ -89,7 +89,7 @@ def _growth(
 
 
 def _parts(graph: GraphRecord, times: int) -> tuple[Held, ...]:
-    """Returns what so many forwards have saved, by the FX node that made it."""
+    """Bytes that ``times`` forwards have saved, by the FX node that made them, most first."""
     found: Counter[str] = Counter()
     for program in graph.programs[:1]:
         for live in program.surviving():

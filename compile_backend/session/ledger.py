@@ -25,7 +25,7 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """Returns how often ``tick`` was called."""
+        """Number of calls of ``tick`` so far."""
         return int(repr(self._count)[len("count(") : -1])
 
 
@@ -85,8 +85,8 @@ class Ledger:
         return self._entries
 
     def fallback(self, graph: int | None, what: str, error: BaseException) -> None:
-        """memprof failed at ``what``, and the user's run goes on with the plain Inductor callable:
-        count it, and log it the first time, in whatever graph, with its traceback."""
+        """Count a failure of memprof at ``what``, after which the user's run goes on with the plain
+        Inductor callable; log it the first time, in whatever graph, with its traceback."""
         self._warn_once(
             LedgerKind.FALLBACK,
             graph,
@@ -97,7 +97,7 @@ class Ledger:
         )
 
     def unknown(self, graph: int | None, what: str, error: BaseException) -> None:
-        """A fact could not be had: count it, and log it the first time, in one line."""
+        """Count a fact that could not be read; log it the first time, in one line."""
         why = f"{type(error).__name__}: {error}"
         self._warn_once(
             LedgerKind.FALLBACK,
@@ -108,8 +108,7 @@ class Ledger:
         )
 
     def not_stored(self, graph: int | None, what: str, why: str) -> None:
-        """``what`` could not be kept beside Inductor's cache: count it, and log it the first
-        time."""
+        """Count that ``what`` could not be kept beside Inductor's cache; log it the first time."""
         reason = f"{what}: {why}"
         self._warn_once(
             LedgerKind.NOT_STORED,
@@ -136,13 +135,13 @@ class Ledger:
         log.warning("%s", text, exc_info=error)
 
     def counts(self) -> dict[LedgerKey, int]:
-        """Returns how often each entry was written so far; ``entries_since`` takes it."""
+        """Count of each entry so far, for ``entries_since``."""
         with self._lock:
             return {key: entry.count for key, entry in self._now().items()}
 
     def entries_since(self, before: Mapping[LedgerKey, int]) -> list[LedgerEntry]:
-        """Returns what was written after ``before`` was taken, in order of first writing, whose
-        time an entry keeps; it counts only the new times."""
+        """Entries written after ``before`` was taken, in order of their first writing, whose time
+        they keep; they count only the new times."""
         with self._lock:
             return [
                 dataclasses.replace(entry, count=entry.count - before.get(key, 0))

@@ -1,7 +1,7 @@
-"""Describes what the backend tells the profiler, which must not import it: the run-time tracker
-whose a tensor is and what was compiled and called; a report of a device out of memory, what
-compiled code asked. ``register()`` and ``report_out_of_memory()`` are called when the backend is
-imported.
+"""Callbacks by which the backend informs the profiler, which must not import it: the run-time
+tracker of a tensor's origin and of what was compiled and called; a report of a device out of memory
+of the compiled code that asked. ``register()`` and ``report_out_of_memory()`` are called when the
+backend is imported.
 
 A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
 observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
@@ -33,7 +33,7 @@ class _Index:
         self._origins: dict[int, TensorOrigin] = {}
 
     def find(self, identity: int) -> TensorOrigin | None:
-        """Returns what an observed program says of the storage with this number."""
+        """Origin of the storage ``identity``; None if no observed program has seen it."""
         with self._lock:
             existing = {g.record.id: g.record for g in RUNTIME.graphs()}
             if not self._seen.keys() <= existing.keys():  # torch._dynamo.reset()
@@ -66,7 +66,7 @@ _INDEX = _Index()
 
 
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:
-    """Returns what compiled graphs know of ``tensor``."""
+    """Origin of ``tensor`` in a compiled graph; None if it is unknown."""
     try:
         storage = tensor.untyped_storage()
     except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
@@ -102,7 +102,7 @@ def register() -> None:
 
 
 def describe(file: str, line: int) -> Compiled | None:
-    """Returns what is known of a line of generated code; None if ``file`` is none of ours."""
+    """Graph and FX node of a line of generated code; None if ``file`` is none of ours."""
     record = next((g.record for g in RUNTIME.graphs() if g.record.code_path == file), None)
     if record is None:
         return None

@@ -353,7 +353,7 @@ def _unless_it_fails(make: Callable[[], _Part], problem: str) -> _Part | None:
 
 
 class _Process(Views):
-    """This process so far."""
+    """Views of the profile of this process so far."""
 
     def profiles(self) -> list[Profile]:
         return [current_profile()]

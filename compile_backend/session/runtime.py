@@ -1,4 +1,4 @@
-"""Describes what this process has compiled, observed and called: the live side of a ``Profile``."""
+"""Compiled graphs, observed programs and calls of this process: the live side of a ``Profile``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CallLog:
 
     @property
     def capacity(self) -> int:
-        """Returns how many calls are kept."""
+        """Most calls that the log keeps."""
         return self._records.maxlen or 0
 
     def resize(self, capacity: int) -> None:
@@ -107,7 +107,7 @@ def columns(
     returned: int | None = None,
     threads: dict[int, int] | None = None,
 ) -> CallColumns:
-    """Those of ``records`` that are calls to ``graphs`` and began at or after ``since_ns``.
+    """Columns of those ``records`` that call one of ``graphs`` and began at ``since_ns`` or later.
 
     Args:
         since_ns: ``time.perf_counter_ns()``.
@@ -201,7 +201,7 @@ class Runtime:
             self._released[identity] = self.returned()
 
     def returned(self) -> int:
-        """Returns how many calls have returned, of all graphs."""
+        """Number of calls that have returned, of all graphs."""
         return sum(g.calls.value for g in list(self._graphs.values()))
 
     def reset(self) -> None:
@@ -240,7 +240,7 @@ class Runtime:
     def profile(
         self, session: Session | None = None, threads: dict[int, int] | None = None
     ) -> Profile:
-        """Returns what is known now; of a session, what belongs to it.
+        """Profile of this process so far, or of what belongs to ``session``.
 
         A graph belongs to a session if it was compiled or called in it. ``threads`` is filled
         with the numbers of threads in ``calls``, by ``threading.get_ident()``.
@@ -254,7 +254,7 @@ class Runtime:
         return found
 
     def snapshot(self, session: Session | None = None) -> Profile:
-        """Returns what ``profile`` returns, without the call log."""
+        """Profile as ``profile`` returns it, without the call log."""
         session = session or Session()
         before = session.calls_before
         graphs = self.graphs()

@@ -81,7 +81,7 @@ def _why_outside(node: torch.fx.Node) -> str:
 
 
 def why_not_graphed(inputs: Sequence[DynamoInput], inductor: Mapping[str, Any] | None) -> str:
-    """Why code that takes these inputs of a Dynamo graph gets no graph: Note [Parameters that are
+    """Reason why code with these inputs of a Dynamo graph gets no graph: Note [Parameters that are
     gathered]; "" if nothing speaks against one. ``inductor`` are options of this compilation."""
     gathered = sum(i.is_gathered for i in inputs)
     if not gathered or TreeOptions.of_this_compilation(inductor).or_error:
@@ -186,7 +186,7 @@ class GraphsStage(CompileStage):
 
 @dataclass(slots=True)
 class Once:
-    """Describes what one thread's next run of a model does; for None it is not the last warm-up."""
+    """Run ``copy`` once in a model's place, in one thread; None makes it not the last warm-up."""
 
     copy: Model | None
     runs: int = 0

@@ -122,7 +122,7 @@ def readers_of_gradient(accumulation: Node) -> set[Node]:
 
 
 def _before_writer(writer: Node, readers: set[Node]) -> list[Node]:
-    """Those of ``readers`` that must run before ``writer``: Note [Readers stand before writers]."""
+    """Readers that must run before ``writer``: Note [Readers stand before writers]."""
     earlier = [r for r in readers if r < writer]
     if writer.users:  # whoever uses its value is behind it, and what else is nobody knows
         return earlier
@@ -131,7 +131,7 @@ def _before_writer(writer: Node, readers: set[Node]) -> list[Node]:
 
 
 def _move_behind(last: Node, moved: Iterable[Node]) -> Node:
-    """Put nodes behind ``last``, in order; the last of them."""
+    """Move nodes behind ``last``, in order; return the node that is last then."""
     for node in moved:
         if last.next is not node:
             last.append(node)

@@ -62,8 +62,8 @@ class TreeManagerContainer:
         static: Sequence[int],
         alignment_checked: Sequence[int],
     ) -> Callable[[list[Input]], list[Output]]:
-        """Returns what calls ``spec.function`` of these in the manager. That stays for as long as
-        the result does, and so does what it has of the function."""
+        """Return a callable that calls ``spec.function`` in the manager. The manager and
+        the function's recordings last as long as the callable does."""
         with capturing():
             manager = self.get_tree_manager()
             function = manager.add(spec, inputs, static, alignment_checked)
@@ -75,7 +75,7 @@ class TreeManagerContainer:
         return wrapped
 
     def _function_died(self, manager: CUDAGraphTreeManager, function: FunctionSpec) -> None:
-        """See Note [What finalizers may wait for]."""
+        """Clean up after a wrapped function that died, see Note [What finalizers may wait for]."""
         self.live_cudagraphify_fns -= 1
         if not self.live_cudagraphify_fns:
             self.shut_down()
@@ -160,8 +160,8 @@ def all_managers() -> list[CUDAGraphTreeManager]:
 
 
 def ask_for_pool(*, budget: int | None, initial: int) -> None:
-    """Code that is compiled now asks for this of its pool, as of ``override``: pools that there are
-    may reserve no more than that, and keep what they began with."""
+    """Set bytes for pools of code that is compiled now, as ``override`` does: existing pools may
+    reserve no more than ``budget``, and keep what they began with."""
     override(pool_budget=budget, pool_initial=initial)
     for manager in all_managers():
         manager.owner.lower_budget(budget)

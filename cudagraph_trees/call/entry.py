@@ -32,7 +32,7 @@ from .manager import CUDAGraphTreeManager, ManagerGone
 Runner = Callable[[list[Input]], "list[Output]"]
 
 _NOT_PREPARED = object()
-"""The key of whatever is called before it is known which inputs are integers."""
+"""Key under which calls go before it is known which inputs are integers."""
 
 
 class ShapeDispatcher:

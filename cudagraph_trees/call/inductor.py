@@ -42,7 +42,7 @@ class InductorTrees:
             _switch()
 
     def undo(self) -> None:
-        """Put torch's trees back. Functions wrapped meanwhile keep these."""
+        """Put torch's trees back. Functions wrapped meanwhile keep memprof's."""
         with _lock:
             if self in _in_use:
                 _in_use.remove(self)
@@ -65,7 +65,7 @@ _theirs_of_the_trees: Names = []
 
 
 def _switch() -> None:
-    """Put ours in the place of torch's names, or theirs back."""
+    """Replace torch's names by ours, or restore torch's."""
     everywhere = any(used.thread is None for used in _in_use)
     for on, theirs, ours in (
         (bool(_in_use), _theirs_of_the_compiler, _names_of_the_compiler),
@@ -81,7 +81,7 @@ def _switch() -> None:
 
 
 def _in_use_here() -> InductorTrees | None:
-    """Returns what the calling thread compiles for, None for torch's trees."""
+    """Trees that the calling thread compiles for, None for torch's."""
     if not compat.triton_option("cudagraph_trees"):
         return None
     here = (None, threading.get_ident())

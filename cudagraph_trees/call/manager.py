@@ -88,8 +88,8 @@ class CUDAGraphTreeManager:
         return function
 
     def function_died(self, function: FunctionSpec) -> None:
-        """Nobody can call ``function`` any more: its model, constants and recordings go. What is on
-        the path that runs stays in the tree, without its graph, until the path ends."""
+        """Drop the model, constants and recordings of ``function``, which nobody can call. What is
+        on the path that runs stays in the tree, without its graph, until the path ends."""
         function.let_go()
         for node in path_to(self.path.node):
             if node.wrapped_function is function and isinstance(node, CUDAGraphNode):

@@ -53,8 +53,8 @@ def generators_among(inputs: Iterable[Input]) -> list[torch.Generator]:
 
 
 class GeneratorStates:
-    """Describes where all generators stood that a call may draw from, see Note [Random numbers]:
-    the default ones of the host and of ``device``, and those in ``inputs``."""
+    """States of all generators that a call may draw from, see Note [Random numbers]: the default
+    ones of the host and of ``device``, and those in ``inputs``."""
 
     def __init__(self, device: torch.device, inputs: Iterable[Input] = ()) -> None:
         found = [torch.default_generator, *generators_among(inputs)]
@@ -74,7 +74,7 @@ class GeneratorStates:
 
 
 def _nothing() -> None:
-    """Returns what a function that launches nothing has to do again."""
+    """Launch nothing: the replay of a function without kernels."""
 
 
 def released() -> None:
@@ -94,7 +94,7 @@ class CudaPool:
     """
 
     def __init__(self, index: int, initial_bytes: int = 0) -> None:
-        """It starts with one free segment of at least ``initial_bytes``, if these are not 0."""
+        """Start with one free segment of at least ``initial_bytes``, if these are not 0."""
         self.index = index
         self.device = torch.device("cuda", index)
 

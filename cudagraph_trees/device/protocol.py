@@ -1,4 +1,4 @@
-"""Describes what the tree manager and its device say to each other.
+"""Interface between the tree manager and its device.
 
 Note [Who does what: manager and device]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

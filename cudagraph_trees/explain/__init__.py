@@ -1,1 +1,1 @@
-"""What was recorded and why, and what a pool's bytes are."""
+"""Explanations: recordings with their reasons, and the bytes of a pool."""

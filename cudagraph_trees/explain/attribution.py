@@ -29,7 +29,7 @@ from .history import Manager
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """Describes what a pool's bytes are, see Note [The four parts of a pool].
+    """Bytes of a pool in four parts, see Note [The four parts of a pool].
 
     Attributes:
         nodes: bytes by number of the recording (negative: warm-up) that made them.
@@ -62,8 +62,8 @@ Live: TypeAlias = tuple["int | str", int, int]
 
 
 def explain_pool(manager: Manager) -> PoolParts:
-    """Returns what the pool's bytes are now, between two calls. Waits for other threads'
-    captures.
+    """Split the reserved bytes of the manager's pool into parts, between two calls. Waits for
+    other threads' captures.
     """
     with capturing():
         segments, node = manager.pool.segments(), manager.path.node
@@ -92,7 +92,7 @@ def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolPa
 def _outputs_among(
     refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode]
 ) -> Iterable[Live]:
-    """These outputs of a path, by address: what several nodes returned is the first one's."""
+    """Outputs ``refs`` of a path, one an address; that of several nodes is the first one's."""
     wanted = set(refs)
     out: dict[int, Live] = {}
     for n in path:

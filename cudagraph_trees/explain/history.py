@@ -34,7 +34,7 @@ _ledgers: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDG
 _lock = ForkSafeLock()
 
 EntryKey = tuple[object, ...]
-"""What makes two entries the same, times, counts and measurements aside."""
+"""Identity of an entry: its fields without times, counts and measurements."""
 
 
 def remember(manager: Manager) -> None:

@@ -92,7 +92,7 @@ class TreeLedger:
         return sorted(out, key=lambda e: e.time_ns)
 
     def _counted(self, node: CUDAGraphNode) -> list[LedgerEntry]:
-        """Returns what the hot path counts in the node instead of writing it down."""
+        """Entries for what the hot path only counts: replays of the node, invalidated outputs."""
         function, at = node.wrapped_function, node.recorded_ns
         where = {"node": node.number, "parent": number_of(node.parent), "step": node.step}
         out = []

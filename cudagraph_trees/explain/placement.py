@@ -1,5 +1,5 @@
-"""Describes where a recording's memory lies, for a profile. Pure data but for what it reads from a
-node."""
+"""Placements, the addresses of a recording's blocks, for a profile. Pure data but for what is read
+from a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .. import _torch_compat as compat
 from ..replay.node import CUDAGraphNode, path_to
 
 MAX_PLACEMENTS = 16
-"""Kept a graph, the latest: a function that is recorded again and again must not fill a file."""
+"""Latest placements kept a graph: a function recorded again and again must not fill a file."""
 
 
 _PLACE = operator.attrgetter("address", "begin")
@@ -102,7 +102,7 @@ def _placement_of(node: CUDAGraphNode, program: AllocationProgram) -> Placement:
 
 
 def _blocks(node: CUDAGraphNode) -> list[PlacedBlock]:
-    """Of a recording alone; none where its program is unknown."""
+    """Placed blocks of one recording alone; none where its program is unknown."""
     function, program = node.wrapped_function, node.program
     if function.record is None or program is None:
         return []

@@ -1,4 +1,4 @@
-"""Why a call is neither warmed up nor recorded, and why one is recorded again.
+"""Policy: reasons to neither warm up nor record a call, and to record one again.
 
 ``RecordPolicy.why_not`` is the place that refuses calls once they are warmed up.
 """
@@ -157,7 +157,7 @@ class RecordPolicy:
         return None
 
     def _keeps_moving(self, call: Call) -> Why | None:
-        """See Note [Inputs that keep moving]: small inputs are copied from now on."""
+        """Copy small inputs that keep moving from now on, see Note [Inputs that keep moving]."""
         function, inputs, owner = call.function, call.inputs, self._owner
         node = self._path.node
         step = self._path.step + (node is None)
@@ -253,7 +253,7 @@ class RecordPolicy:
     # ---- functions
 
     def _stop(self, function: FunctionSpec, why: str) -> None:
-        """Nothing of the compiled graph that ``function`` is of is recorded any more."""
+        """Record no function of ``function``'s compiled graph any more."""
         if function.compile_id is not None:
             self.stopped[function.compile_id] = f"{function.label} runs without a graph"
         for f in self._owner.functions:

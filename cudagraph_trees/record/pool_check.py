@@ -22,10 +22,10 @@ from ..device.protocol import PoolBlock
 from ..replay.errors import UntrackedMemory, is_the_users
 
 SHOWN = 10
-"""So many blocks are described."""
+"""Number of blocks that a report describes."""
 
 CALLS = 4
-"""So many lines of a block's stack are named, the innermost first."""
+"""Lines of a block's stack that a report names, the innermost first."""
 
 
 def check_pool(pool: CudaPool, tracked: Collection[int]) -> None:
@@ -42,8 +42,8 @@ def check_pool(pool: CudaPool, tracked: Collection[int]) -> None:
 
 
 def memory_kept(pool: CudaPool, tracked: Collection[int]) -> str:
-    """Returns what is allocated beside the blocks at ``tracked`` addresses, in sentences; "" if
-    nothing."""
+    """Report of the blocks allocated beside those at ``tracked`` addresses, in sentences; "" if
+    there are none."""
     if pool.live_addresses() <= set(tracked):
         return ""
     # A tensor in a reference cycle is dead, only not collected yet.

@@ -233,6 +233,6 @@ class PoolOwner:
 
 
 def _drop_cached_tensors(node: CUDAGraphNode) -> None:
-    """Those of the path to ``node``: outputs that are handed out from then on are others."""
+    """Drop cached outputs of the path to ``node``; later replays hand out new tensors."""
     for n in path_to(node):
         n.output_cache.clear()

@@ -1,4 +1,4 @@
-"""Describes what happens when a warm-up or a recording fails.
+"""Recovery from a warm-up or a recording that fails.
 
 Note [Calling again after a failure]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -38,7 +38,7 @@ from ..replay.liveness import StorageWeakRefWrapper
 from ..replay.spec import CompilationMode, FunctionSpec
 
 MAX_BACKUP_BYTES = 64 << 20
-"""So much of its inputs is copied before a warm-up, see Note [Calling again after a failure]."""
+"""Most bytes of inputs copied before a warm-up, see Note [Calling again after a failure]."""
 
 _WHAT_TO_DO = (
     "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
@@ -71,7 +71,7 @@ def _let_go_of_frames(error: BaseException) -> None:
 
 
 class InputBackup:
-    """Describes what it takes to make a call again.
+    """Copies and references from which a failed call is made again.
 
     Attributes:
         inputs: what is no tensor; None for tensors.
@@ -153,7 +153,7 @@ class InputBackup:
         self.kept.clear()
 
     def call_again(self, error: Exception) -> list[Input]:
-        """Put all back that the call reads, and give its inputs as they were.
+        """Restore all that the call reads, and return its inputs as they were.
 
         Raises:
             Unrecoverable: that cannot be had, for whatever reason.

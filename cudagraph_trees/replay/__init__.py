@@ -1,1 +1,1 @@
-"""Describes what a recording does when it is called again."""
+"""Replays: calls of a recording that is there."""

@@ -1,6 +1,4 @@
-"""Describes what a user is told who touches memory that was reused, or whose code was not
-recorded.
-"""
+"""Errors for a user who touches memory that was reused, or whose code was not recorded."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ from .spec import CompilationMode, FunctionSpec
 
 
 def output_origin(function: FunctionSpec, index: int) -> str:
-    """Returns where an output comes from, as far as is known: FX node, parameter, source line,
-    module."""
+    """Origin of an output in words, as far as is known: FX node, parameter, source line, module."""
     parts = []
     value = function.output_value(index)
     if value is not None and function.record is not None:
@@ -91,7 +88,7 @@ _MARK = (
 
 
 def _ways_out(function: FunctionSpec, index: int) -> str:
-    """Returns what helps with this torch, for an output that is no gradient."""
+    """Remedies that this torch allows, for a held output that is no gradient."""
     value = function.output_value(index)
     saved = value is not None and value.role is Role.SAVED_FOR_BACKWARD
     if saved or not function.is_visible(index):

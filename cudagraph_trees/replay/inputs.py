@@ -1,4 +1,4 @@
-"""Describes how a recording reads its inputs.
+"""Inputs of a recording: read where they lie, or copied.
 
 Note [Kinds of inputs]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -39,7 +39,7 @@ from .spec import FunctionSpec
 
 
 class InputPlan:
-    """Describes what a recording does with each input, see Note [Kinds of inputs].
+    """Kind of each input of a recording, see Note [Kinds of inputs].
 
     Attributes:
         managed: inputs read where a node of the path put them.
@@ -57,7 +57,7 @@ class InputPlan:
         path: Sequence[StorageWeakRefWrapper],
         demoted: frozenset[int],
     ) -> None:
-        """For a call that is about to be recorded after outputs of ``path``; ``demoted`` inputs are
+        """Plan a call that will be recorded after outputs of ``path``; ``demoted`` inputs are
         copied although they may lie in one."""
         managed_addresses = {r.address for r in path}
         live = live_by_address(path)
@@ -100,7 +100,7 @@ class InputPlan:
         return recording
 
     def moved(self, inputs: Sequence[Input], which: Sequence[int]) -> list[int]:
-        """Those of ``which`` whose address is another one now. Not hot."""
+        """Inputs among ``which`` whose address is no longer the recorded one. Not hot."""
         return [
             i
             for i in which

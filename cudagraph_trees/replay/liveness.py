@@ -89,7 +89,7 @@ class StorageWeakRefWrapper:
         compat.free_weak_ref(old)
 
     def attach_cache(self, cache: list[torch.Tensor | None], slot: int) -> None:
-        """From here on ``cache[slot]``, held by nobody else now, does not count."""
+        """Do not count ``cache[slot]``, held by nobody else now, as a holder from here on."""
         t = cache[slot]
         assert t is not None
         self.rebind(t)
@@ -112,14 +112,14 @@ class StorageWeakRefWrapper:
 
 
 OutputRefs: TypeAlias = list[StorageWeakRefWrapper | None]
-"""One entry an output of a node; None if its memory is none of the pool's business."""
+"""One entry an output of a node; None if its memory is not in the pool."""
 
 FindLive: TypeAlias = Callable[[list[StorageWeakRefWrapper]], Sequence[int]]
-"""Indices of those that somebody holds, if only by a stale autograd graph: see ``held``. Hot."""
+"""Gives the indices of held storages, if only by a stale autograd graph: see ``held``. Hot."""
 
 
 def find_live() -> FindLive:
-    """Such a function, as fast as this machine can: in C++ of our own where that was built."""
+    """The fastest ``FindLive`` of this machine: in C++ of our own where that was built."""
     built = native.load()
     return slowly if built is None else built.Liveness(StorageWeakRefWrapper).live
 
@@ -159,8 +159,8 @@ def held(
     refs: Sequence[StorageWeakRefWrapper],
     siblings: Sequence[StorageWeakRefWrapper] | None = None,
 ) -> list[StorageWeakRefWrapper]:
-    """Those of ``refs`` that are really held, and not by stale autograd graphs of ``siblings`` (of
-    ``refs`` by default)."""
+    """Outputs among ``refs`` that are really held, and not by stale autograd graphs of
+    ``siblings`` (of ``refs`` by default)."""
     live = [r for r in refs if not r.expired()]
     while live and let_go_of_stale_graphs(siblings if siblings is not None else refs):
         live = [r for r in live if not r.expired()]
@@ -168,7 +168,7 @@ def held(
 
 
 def live_by_address(refs: Sequence[StorageWeakRefWrapper]) -> dict[int, StorageWeakRefWrapper]:
-    """Of those that somebody holds, the first at each address."""
+    """The first held storage at each address."""
     out: dict[int, StorageWeakRefWrapper] = {}
     for r in refs:
         if r.address not in out and not r.expired():

@@ -145,7 +145,7 @@ class CUDAGraphNode(Node):
         persistent: dict[int, StorageWeakRefWrapper],
         live_before: list[StorageWeakRefWrapper],
     ) -> None:
-        """Of a capture that has just ended, see Note [What is decided when].
+        """Make the node of a capture that has just ended, see Note [What is decided when].
 
         Args: ``persistent`` is that of ``reference_persistent``.
         """
@@ -244,8 +244,8 @@ class CUDAGraphNode(Node):
         return out
 
     def mismatch(self, inputs: list[Input]) -> tuple[str, list[int]]:
-        """Why it does not fit, in torch's words, and which inputs have moved; "" if it fits, as far
-        as can be seen before it is replayed. Not hot."""
+        """Why this recording cannot serve ``inputs``, in torch's words, and the inputs that moved;
+        "" if it can, as far as is seen before a replay. Not hot."""
         plan, placeholders = self.input_plan, self.wrapped_function.placeholders
         for kind, which in (
             ("cudagraph managed tensor", plan.managed),
@@ -312,7 +312,7 @@ N = TypeVar("N", bound=Node)
 
 
 def path_to(node: N | None) -> list[N]:
-    """The nodes from the root to this one; none if it is None."""
+    """Nodes from the root to ``node``, which is the last; none if it is None."""
     nodes: list[N] = []
     at: Any = node
     while at is not None:
@@ -323,7 +323,7 @@ def path_to(node: N | None) -> list[N]:
 
 
 def number_of(node: Node | None) -> int | None:
-    """Its number, for the ledger and for a place; None if there is no node."""
+    """Number of a node, for the ledger and placements; None if there is no node."""
     return None if node is None else node.number
 
 

@@ -44,8 +44,8 @@ from .liveness import (
 from .spec import CompilationMode, FunctionSpec
 
 Clean: TypeAlias = "Callable[[list[Output], list[int]], Sequence[int]]"
-"""Which of some cached outputs their last holder has left something on; it may clear it from others
-itself. Hot."""
+"""Finds the indices of cached outputs on which their last holder has left something (a hook, a
+``grad``); may clear others itself. Hot."""
 
 
 Replace: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]"
@@ -60,7 +60,7 @@ def replaced(tensor: torch.Tensor, twin: torch.Tensor, message: str) -> torch.Te
 
 
 def marked(tensors: list[Output], which: list[int]) -> Sequence[int]:
-    """All of them."""
+    """``Clean`` in Python: those of ``which`` whose tensors have something left on them."""
     return [i for i in which if _is_marked(tensors[i])]  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def _is_marked(t: torch.Tensor) -> bool:
 
 
 class OutputCache:
-    """Describes what each output of one recording is, and the tensors that replays hand out.
+    """Kinds of the outputs of one recording, and the tensors that replays hand out.
 
     Attributes:
         refs: by output: the reference to one that lies in the pool.
@@ -277,7 +277,7 @@ class OutputCache:
         self.ready = False
 
     def let_go_of_fixed(self) -> None:
-        """Nothing is handed out any more: drop what lies outside the pool. Slots of what may be
+        """Drop outputs outside the pool, since none is handed out any more. Slots of what may be
         held stay, for the end of the path."""
         for i, t in enumerate(self.persistent):
             if t is not None and i < len(self.slots):

@@ -59,7 +59,7 @@ _BACKWARD = CompilationMode.BACKWARD
 
 
 class TreePath:
-    """Describes where one manager is in its tree.
+    """Position of one manager in its tree.
 
     Attributes:
         node: what ran last, None if there is no path.
@@ -165,7 +165,7 @@ class TreePath:
         self.state = ExecutionState.RECORDING
 
     def end(self) -> None:
-        """Nothing of it is held, or a step begins: there is nothing that a backward could need."""
+        """End the path: nothing of it is held, or a step begins, so no backward can need it."""
         self.pending_backward = False
         self.leave()
 

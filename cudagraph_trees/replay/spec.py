@@ -1,4 +1,4 @@
-"""Describes what a compiled function is: built once, in ``entry``, and read by everything else."""
+"""Specifications of compiled functions: built once, in ``entry``, and read by everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..device.protocol import Input, Model
 from ..torch_options import AT_COMPILATION, TreeOptions
 
 NAMED = 5
-"""So many inputs a sentence names."""
+"""Most inputs that a sentence names."""
 
 MAX_FAILURES = 2
 """A function whose warm-up or recording failed so often runs without a graph for good."""
@@ -69,11 +69,11 @@ class GraphSpec:
         return self.user_outputs is None or i in self.user_outputs
 
     def graph_input(self, i: int) -> int | None:
-        """Which input of the graph in the profile is input ``i``; None if none is, or unknown."""
+        """Index of input ``i`` among the profile's graph inputs; None if none or unknown."""
         return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
 
     def graph_output(self, i: int) -> int | None:
-        """Which output of the graph in the profile is output ``i``; None if none is, or unknown."""
+        """Index of output ``i`` among the profile's graph outputs; None if none or unknown."""
         return self._whole(self.graph_outputs, i, self.record.outputs if self.record else ())
 
     def input_value(self, i: int) -> GraphValue | None:
@@ -151,7 +151,7 @@ class GraphSpec:
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
-        """For the integers among ``inputs``, which are those of its first call."""
+        """Specialize to the integers among ``inputs``, which are those of the first call."""
         mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
         makes_state = self.mode is CompilationMode.INFERENCE and any(
             isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
@@ -300,7 +300,7 @@ class FunctionSpec(GraphSpec):
         self.loose = tuple(sorted({*self.loose, *which}))
 
     def let_go(self) -> None:
-        """Nobody can call it any more: what it holds of the program goes."""
+        """Drop the model and constants: nobody can call the function any more."""
         self.model = _gone
         self.constants = ()
 

@@ -1,4 +1,4 @@
-"""Describes what becomes of live outputs when their step is over.
+"""Live outputs at the end of their step.
 
 Note [The end of a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~

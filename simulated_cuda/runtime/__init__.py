@@ -1,2 +1,2 @@
-"""Describes what a simulated process has on PYTHONPATH: Python imports ``sitecustomize`` as it
+"""Folder on the PYTHONPATH of a simulated process: Python imports ``sitecustomize`` as it
 starts."""

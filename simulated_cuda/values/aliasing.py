@@ -11,7 +11,7 @@ import torch
 
 CPU = torch.device("cpu")
 _empty = torch.empty
-"""As it was before a program put one of its own in its place, to make tensors elsewhere."""
+"""torch's own function: a program may replace ``torch.empty`` to make tensors elsewhere."""
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def say_missing(what: str) -> None:
 
 
 _ttir_of_image: dict[int, Callable[[], str]] = {}
-"""By the hash of an image."""
+"""Functions that give a kernel's TTIR, by the hash of its image."""
 _compiled: list[ctypes.CDLL] = []
 """Kept: the device has the addresses of their functions."""
 
@@ -82,7 +82,7 @@ def _ttir(name: bytes, image: int) -> str:
 
 _Resolver = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64)
 resolve = _Resolver(_resolve)
-"""For the device."""
+"""``_resolve`` as a C function, for the simulated device."""
 _writes = _Resolver(_tell_writes)
 
 

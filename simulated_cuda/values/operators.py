@@ -66,7 +66,7 @@ _INTEGERS = {
     "Long": torch.int64,
     "Bool": torch.bool,
 }
-"""By their names in such messages."""
+"""Integer dtypes by their names in messages that match ``_NO_KERNEL``."""
 _NUMBERS = (int, float, complex)
 _ASSERT = 710  # cudaErrorAssert
 
@@ -111,7 +111,7 @@ def _submit(device: int, function: Callable[[], None]) -> None:
 
 
 def tensor_places(schema: Any) -> list[int]:
-    """Which of an operator's positional arguments are tensors."""
+    """Positions of an operator's arguments that are tensors."""
     return [
         i
         for i, a in enumerate(schema.arguments)
@@ -150,7 +150,7 @@ class _Operator:
         self.writes = writes(schema)
         self.is_random = "generator" in self.arguments
         self.fresh = [not r.alias_info for r in schema.returns]
-        """Of each result: whether it is no argument that was written to."""
+        """Whether each result is new, not an argument that was written to."""
         self.kernel = kernel_of("aten::" + name)
         self.own_kernel = OWN_KERNELS.get(name)
         self.on_cpu = REPLACEMENTS.get(name, self.op)
@@ -222,7 +222,7 @@ class _Operator:
             _device.simgpu_inside(0)
 
     def _targets(self, result: Any) -> list[Any]:
-        """Returns what is computed is assigned to these, as aliases; None for an argument."""
+        """CPU aliases of the results, to which values are assigned; None for an argument."""
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return [
             tree_map(to_cpu, x) if i >= len(self.fresh) or self.fresh[i] else None
@@ -238,7 +238,7 @@ class _Operator:
         targets: Sequence[Any],
         single: bool,
     ) -> Callable[[], None]:
-        """Returns what computes the result, on aliases.
+        """Return a function that computes the result, on aliases.
 
         It must hold no tensor of the device: a graph node does not keep memory alive.
         """
@@ -328,7 +328,7 @@ def run_on_cpu(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _say_unknown(targets: Sequence[Any]) -> None:
-    """Make them NaN: what lay there before differs from run to run, and looks like a result."""
+    """Fill ``targets`` with NaN: old content differs from run to run, and looks like a result."""
     with Quiet():
         for target in tree_leaves(targets):
             if isinstance(target, torch.Tensor) and target.is_floating_point():

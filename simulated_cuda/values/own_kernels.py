@@ -98,7 +98,7 @@ OWN_KERNELS: Mapping[str, OwnKernel] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "native_dropout": _native_dropout,
 }
-"""By operator of aten."""
+"""Kernels of our own by aten operator."""
 
 
 def _cudnn_convolution(
@@ -167,4 +167,4 @@ REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
     "cudnn_convolution": _cudnn_convolution,
     "mm.dtype": functools.partial(_product, torch.mm),
 }
-"""By operator of aten: what computes the same on the CPU."""
+"""Functions that compute the same on the CPU, by aten operator."""

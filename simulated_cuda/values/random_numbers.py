@@ -27,7 +27,7 @@ from ..control import library
 
 _device = library()
 _increments: dict[object, int] = {}
-"""By operator and shapes: how far it moves the offset."""
+"""Amount by which an operator moves the offset, by operator and shapes."""
 
 
 class _Drawn:
@@ -36,15 +36,15 @@ class _Drawn:
     def __init__(self, generator: torch.Generator) -> None:
         self.state = generator.graphsafe_get_state()
         self.offset = 0
-        """How far the operators so far move it."""
+        """Sum by which the operators so far move the state's offset."""
         self.unknown = 0
-        """How many operators so far move it nobody knows how far."""
+        """Number of operators so far that move the offset by an unknown amount."""
         self.base: int | None = None
         """The state's offset as the replay under way began."""
 
 
 _drawn: dict[int, dict[int, _Drawn]] = {}
-"""By capture, then by the address of the state: what was drawn from."""
+"""States that were drawn from, by capture and then by address of the state."""
 
 
 def source(
@@ -111,7 +111,7 @@ def _implementation(generator: torch.Generator) -> int:
 
 @functools.cache
 def _state_place() -> int:
-    """Returns where in a CUDAGeneratorImpl the pointer to its state is, in bytes.
+    """Offset in bytes of the pointer to the state within a CUDAGeneratorImpl.
 
     It is what a generator and a view of its state share, and two generators do not. Several are
     looked at, since what lies between their fields is chance.
@@ -131,7 +131,7 @@ def _state_place() -> int:
 
 
 def hook_graphs() -> None:
-    """See Note [Random numbers of the simulated device]."""
+    """Hook CUDA graphs, see Note [Random numbers of the simulated device]."""
     graph: Any = torch.cuda.CUDAGraph
     begin, end, replay = graph.capture_begin, graph.capture_end, graph.replay
 

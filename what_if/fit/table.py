@@ -31,13 +31,13 @@ from .tries import Tried, Tries
 from .variables import Variable
 
 _BACK = 1 / 12
-"""How far below a value that failed the next try is, as a share of it."""
+"""Step from a value that failed down to the next try, as a share of that value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Says whether a value fits, bytes of the device that it could not do without where it does,
-    and bytes that the request which failed was short of, 0 if nobody knows."""
+    """Result of a value: whether it fits, bytes of the device that it needs where it does, and
+    bytes that the request which failed was short of, 0 if nobody knows."""
 
     fits: bool
     needed: int = 0
@@ -129,7 +129,7 @@ ENOUGH = 0.01
 
 @dataclass(slots=True)
 class Row:
-    """Describes what was found on one GPU with one combination of listed values.
+    """Tries on one GPU with one combination of listed values, and the best of them.
 
     Attributes:
         best: the try with the largest value of the range that fits, or without a range the only
@@ -144,7 +144,7 @@ class Row:
     tries: list[Tried] = field(default_factory=list)
 
     def attempt(self, values: dict[str, str], tries: Tries, on_try: OnTry) -> Tried:
-        """Run one, and tell of it."""
+        """Run a try with ``values``, and pass it to ``on_try``."""
         tried = tries.run(self.gpu, values)
         self.tries.append(tried)
         on_try(self, tried)
@@ -152,7 +152,7 @@ class Row:
 
     @property
     def curve(self) -> list[Tried]:
-        """Of a budget every try, from the smallest to the largest."""
+        """All tries of a budget row, from the smallest budget to the largest."""
         return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
 
     @property
@@ -170,7 +170,7 @@ class Row:
 
 
 OnTry = Callable[[Row, Tried], None]
-"""Is told of each try as it ends."""
+"""Called with each try as it ends."""
 
 
 def rows(
@@ -261,7 +261,7 @@ def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, on_try: OnTry) ->
 
 
 _PARTS = 5
-"""Rows of what the best is made of."""
+"""Most rows that say what the best try's memory is made of."""
 
 
 def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:

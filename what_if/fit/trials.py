@@ -40,7 +40,7 @@ class Trial:
         return self.tried is not None and set(self.changes) <= set(self.tried.idle)
 
     def run(self, gpu: Gpu, tries: Tries, before: Tried) -> None:
-        """Try it, where the program as it is has taken what it took ``before``."""
+        """Run the program with the changes, and compare with ``before``, the run without any."""
         try:
             tried = self.tried = tries.run(gpu, {}, self.changes)
         except ScriptFailed as e:  # With this change alone: the others are still worth a try.
@@ -132,7 +132,7 @@ def render_trials(
 
 
 def _sentence(trial: Trial) -> str:
-    """Returns what was changed and how to have it, or why there is no row."""
+    """Sentence on a trial: its change and how to have it, or why it is of no use."""
     (text,) = trial.changes
     if trial.tried is None:
         return f"{text}: the program failed with it: {trial.problem}"

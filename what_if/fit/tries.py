@@ -35,7 +35,7 @@ class BadStore(ValueError):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes what came out of a try, with values of the variables, on the GPU of that key.
+    """Result of a try, with values of the variables, on the GPU of that key.
 
     Attributes:
         fits: whether the script ran, as far as it was run, and never ran out of memory, caught or
@@ -125,7 +125,7 @@ def _read(path: str) -> dict[str, Tried]:
 
 
 _READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-"""Begin variables that torch, CUDA and memprof read, as ``PYTORCH_ALLOC_CONF``."""
+"""Prefixes of environment variables that torch, CUDA and memprof read."""
 
 
 class ScriptFailed(Exception):
@@ -143,7 +143,7 @@ class Undecided(ScriptFailed):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Describes what is run; every text may have ``{NAME}`` of a variable in it.
+    """Command and settings of the tries; every text may have ``{NAME}`` of a variable in it.
 
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def texts(self) -> list[str]:
-        """Returns where a variable may stand."""
+        """All texts in which a variable may stand."""
         return [*self.words, *self.env.values(), *self.torch_config.values(), self.world_size]
 
 

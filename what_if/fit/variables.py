@@ -1,5 +1,4 @@
-"""Describes what ``memprof fit`` varies: ranges and lists of values, and the places where they
-stand."""
+"""Variables of ``memprof fit``: ranges and lists of values, and the places where they stand."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from decimal import Decimal, InvalidOperation
 from memprof.what_if.simulate.command_line import BadInput
 
 MOST_VALUES = 1_000_000
-"""Values of one range."""
+"""Most values of one range."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _RANGE = re.compile(r"(?P<low>[-+]?[0-9][^:,]*?)\.\.(?P<high>[^:,]+)(?::(?P<by>[^:,]+))?")
-"""Only what begins with a digit: a list may have ``../data``."""
+"""Pattern of a range, which begins with a digit: a list may have ``../data``."""
 _MEANT_RANGE = re.compile(r"(?=.*[0-9])[-+.:0-9]*\.\.[-+.:0-9]*")
-"""What nobody means as a text: ``1..``, ``..8``, ``1..8:2:3``."""
+"""Pattern of anything meant as a range, malformed too: ``1..``, ``..8``, ``1..8:2:3``."""
 
 
 @dataclass(frozen=True, slots=True)

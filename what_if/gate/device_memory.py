@@ -11,8 +11,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Describes what something took in bytes: the most that torch's allocator had from the device
-    meanwhile, the most of blocks meanwhile, and those of blocks when it began."""
+    """Peaks of device memory within a span, in bytes: the most reserved, the most allocated in
+    blocks, and those allocated when it began."""
 
     reserved: int
     allocated: int

@@ -54,7 +54,7 @@ def add_row(path: str, cells: Sequence[str]) -> None:
 def _cells(
     nodeid: str, gate: Gate, simulation: Simulation, old: int | None, passed: bool
 ) -> tuple[str, ...]:
-    """Of a test that allocated ``old`` bytes before."""
+    """Cells of the table row of a test that allocated ``old`` bytes before."""
     account = simulation.account
     reserved, allocated = (account.reserved, account.most_allocated) if account else (0, 0)
     return (
@@ -70,7 +70,7 @@ def _cells(
 
 
 FOLDER = "memprof-baselines"
-"""Beside the test's file."""
+"""Folder of baselines, beside the test's file."""
 
 _LONGEST = 180
 """Bytes of a test's name in that of its baseline: file systems take 255, and a writer adds some."""
@@ -84,8 +84,8 @@ class BadGate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Describes what a test may take: bytes, None for no limit; of which GPU, None for the usual
-    one; and growth as a part of the baseline, None if it is not compared."""
+    """Limits of a test: bytes of device memory, None for no limit; the GPU, None for the usual one;
+    growth as a share of the baseline, None if it is not compared."""
 
     limit: int | None
     gpu: str | None
@@ -93,7 +93,7 @@ class Gate:
 
 
 def read_mark(mark: pytest.Mark) -> Gate:
-    """Returns what a mark asks for.
+    """Gate that a mark asks for.
 
     Raises:
         BadGate: its arguments are none that it has.
@@ -135,7 +135,7 @@ def _share(growth: object) -> Fraction | None:
 
 
 def baseline_path(nodeid: str, test_file: Path) -> Path:
-    """Returns where the baseline of a test lies: a profile, which other commands read too."""
+    """Path of a test's baseline: a profile, which other commands read too."""
     name = nodeid.partition("::")[2].replace("::", ".")
     safe = re.sub(r"[^\w.,=+\[\]-]", "_", name)
     if safe != name or len(safe.encode()) > _LONGEST:  # and another name may look the same
@@ -147,8 +147,8 @@ def baseline_path(nodeid: str, test_file: Path) -> Path:
 def judge(
     nodeid: str, test_file: Path, gate: Gate, simulation: Simulation, *, update: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Returns what is wrong with what a test took, in words, empty if nothing is; and its row of a
-    table. With ``update`` what it took becomes its baseline.
+    """Judge the memory of a test: the problem in words, empty if there is none, and the test's row
+    of a table. With ``update`` its memory becomes its baseline.
 
     Raises:
         BadGate: the baseline cannot be written.
@@ -211,7 +211,7 @@ def _problem(
 
 
 def _what_grew(before: Profile | None, after: Profile) -> list[str]:
-    """Against the baseline; without one, what there is most of."""
+    """Lines on what grew since the baseline; without one, what there is most of."""
     lines = []
     found = account_changes(before, after)[0] if before is not None else []
     if before is not None and before.torch != after.torch:

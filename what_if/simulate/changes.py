@@ -146,7 +146,7 @@ CHANGES: Mapping[str, Change] = {
         ),
     )
 }
-"""What is tried where nobody names changes, by name."""
+"""Changes that are tried where nobody names any, by name."""
 
 
 def change_of(text: str) -> Change:
@@ -195,9 +195,9 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
 def environment_again(
     changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """Returns what ``environment_of`` has put into the environment as it was ``given``, where the
-    program has since set it otherwise: the variable that it has set, and the variables with the
-    changes again; an empty text and no variables where it has set none."""
+    """Apply ``changes`` again where the program has since set a variable of the allocator otherwise
+    than ``given``: the name of that variable, and the variables with the changes; an empty text and
+    no variables where it has set none."""
     name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
     return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
 

@@ -36,7 +36,7 @@ class Checkpointed:
         self._made: WeakSet[Any] = WeakSet()
         self._seen: WeakSet[Any] = WeakSet()
         self._changes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        """Of each block that is recomputed the change that it is of."""
+        """Change that has each block recomputed, by block."""
 
     def install(self) -> None:
         """See modules and optimizers from now on; before torch is imported."""

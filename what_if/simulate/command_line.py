@@ -1,5 +1,4 @@
-"""Describes what stands after ``memprof simulate … --``, taken apart, and the job of which it is a
-rank."""
+"""Parser of the command after ``memprof simulate … --``, and the job of which it is a rank."""
 
 from __future__ import annotations
 
@@ -109,7 +108,7 @@ class Job:
         return self.rank % self.ranks_per_host
 
     def environment(self) -> dict[str, str]:
-        """Returns what torchrun would have set."""
+        """Environment variables that torchrun would set for this rank."""
         hosts = -(-self.world_size // self.ranks_per_host)
         return {
             "RANK": str(self.rank),

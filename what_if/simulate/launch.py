@@ -153,7 +153,7 @@ class _Run:
         threading.Thread(target=self._look, name="memprof-simulate", daemon=True).start()
 
     def _make_changes(self) -> None:
-        """Make those that are none of torch's settings, which ``put_settings`` makes."""
+        """Make the changes that are no settings of torch; ``put_settings`` makes those."""
         classes = {}
         for text in self._request.changes:
             change = change_of(text)
@@ -258,7 +258,7 @@ class _Run:
         say(args)
 
     def _terminated(self, number: int, frame: object) -> None:
-        """``memprof simulate`` has waited long enough."""
+        """Handle SIGTERM: end the run, as ``memprof simulate`` has waited long enough."""
         if self.is_child:
             sys.exit(128 + number)
         self._finish_once("it was ended")

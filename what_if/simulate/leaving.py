@@ -40,16 +40,16 @@ MANY = 16
 """Backwards a step from which on gradients are said to accumulate."""
 
 STILL = "the peak stood still"
-"""What is said of a run that was left with nothing new, at the beginning."""
+"""Beginning of the text for a run that was left since nothing new came."""
 
 BY_ITSELF = "the script ended"
-"""What is said of a run that was not left."""
+"""Text for a run that was not left."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """Says when to leave, by Note [When a run is left], after ``wanted`` steps; None if nobody said
-    how many.
+    """Decides when to leave a run: Note [When a run is left]. ``wanted`` is a number of steps, None
+    if nobody said one.
 
     Attributes:
         asked: blocks that had been asked for when something was new.
@@ -73,7 +73,7 @@ class Leaving:
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
     def growth(self) -> list[str]:
-        """Says that a job may grow out of the device: the peak rose in both of the last steps, from
+        """Warnings that a job may outgrow the device: the peak rose in both of the last steps, from
         the third on, by when what a step takes is there."""
         if len(self._peaks) < STEPS + 2:
             return []
@@ -98,7 +98,7 @@ class Leaving:
 
 
 def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optimizer: bool) -> str:
-    """Why a run that ``ended`` so does not tell whether its program fits; empty if it does.
+    """Reason why a run that ``ended`` so leaves open if its program fits; empty if it does not.
     ``fewest`` as for ``Leaving.after_step``, ``steps`` of the optimizer that has made most."""
     if fewest < ENOUGH <= steps and ended != BY_ITSELF:
         return (
@@ -122,8 +122,8 @@ def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optim
 
 
 def of_accumulation(steps: int, backwards: int, seconds: float) -> list[str]:
-    """Say what a long accumulation of gradients costs, and what shortens it, where there is one and
-    a step takes 10 s."""
+    """Sentences on the cost of a long accumulation of gradients and what shortens it; none if there
+    is no such accumulation or a step takes less than 10 s."""
     done = max(steps, 1)
     if backwards < MANY * done or seconds < 10 * done:
         return []

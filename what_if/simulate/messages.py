@@ -28,7 +28,7 @@ from memprof.profiler.sources.allocator.where import line_of_caller
 from .pretend import named
 
 MAX_NUMBERS = 128
-"""More integers than that are data."""
+"""Most integers of a message: more are data."""
 _BRING = (
     "_reduce_scatter_base_",
     "alltoall_",
@@ -49,14 +49,14 @@ class Announced(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """Describes what one rank has sent to another; ``objects`` are pickled lists."""
+    """Tensors and objects that one rank has sent to another; ``objects`` are pickled lists."""
 
     tensors: list[Announced] = []
     objects: list[bytes] = []
 
 
 class Messages:
-    """Describes what this rank sends to others, and answers for what it receives.
+    """Log of the messages that this rank sends; it also serves those that it receives.
 
     Args:
         heard: by rank, what those that were simulated before have sent to this one.
@@ -87,10 +87,10 @@ class Messages:
         self._to(rank).objects.append(pickle.dumps(objects))
 
     def receive_objects(self, objects: list[Any], rank: int) -> None:
-        """Put into a list what another rank would send.
+        """Fill ``objects`` with the list that ``rank`` would send.
 
         Raises:
-            RuntimeError: nobody knows.
+            RuntimeError: that list is unknown.
         """
         if rank not in self._heard or not self._heard[rank].objects:
             raise RuntimeError(

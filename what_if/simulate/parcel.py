@@ -151,8 +151,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def unpack(data: bytes, device: str) -> Any:
-    """Returns what ``pack`` has packed, with every tensor on ``device``. Only for what it has
-    packed."""
+    """Unpack ``data``, with every tensor on ``device``. Only for what ``pack`` has packed."""
     return _Unpacker(data, device).load()
 
 

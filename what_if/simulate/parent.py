@@ -38,11 +38,11 @@ from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
-"""Between two looks whether the run has ended, while nothing comes in."""
+"""Seconds between two looks whether the run has ended, while nothing comes in."""
 
 
 class StandardInput:
-    """Of this process, for one run after the other.
+    """Standard input of this process, for one run after the other.
 
     A file is read from where it stood each time. What comes in through a pipe is read ahead of the
     script and kept for the next run. Anything else is handed on as it is.
@@ -114,8 +114,8 @@ _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
 
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
-"""Which end this process; the script's, in a session of its own, would go on: a closed terminal
-tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
+"""Signals that end this process. The script's, in a session of its own, would go on: a closed
+terminal tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
 
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
@@ -123,7 +123,7 @@ AMPLE = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Settings(Run):
-    """Describes how to simulate.
+    """Settings of a simulation.
 
     Attributes:
         job: None for a process alone.
@@ -148,7 +148,7 @@ class Settings(Run):
 
 @dataclass(slots=True)
 class Simulation:
-    """Describes what a script takes on a device, of a job or alone.
+    """Memory that a script takes on a device, of a job or alone.
 
     Attributes:
         fits: whether the script ran without running out of memory, and what is outside of the
@@ -176,12 +176,12 @@ class Simulation:
 
     @property
     def rank(self) -> int:
-        """Of the job; 0 alone."""
+        """Rank in the job; 0 without a job."""
         return self.job.rank if self.job is not None else 0
 
     @property
     def account(self) -> DeviceAccount | None:
-        """Of the device with most reserved."""
+        """Account of the device with most reserved."""
         return self.outcome.accounts[0] if self.outcome.accounts else None
 
     @property
@@ -218,7 +218,7 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """As ``simulate``, but once; ``fits`` is None where it ran out of memory."""
+    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
     if found.account is not None and outcome.failure is None and outcome.status == 0:
@@ -268,8 +268,8 @@ def _run(
     environment: Mapping[str, str],
     total: int | None = None,
 ) -> Outcome:
-    """Returns what became of a script; its accounts are of a device with ``total`` bytes, by
-    default its own."""
+    """Run a script and return its outcome, on a device with ``total`` bytes, by default those of
+    the GPU."""
     torch = find_torch(command.interpreter)
     base = {**environment, **environment_of(settings.changes, environment)}
     variables = simulated_environment(

@@ -1,4 +1,4 @@
-"""Describes where a program looks at values that nobody knows, and what it is to find there.
+"""Looks of a program at values that nobody knows, and the pretended values that it finds.
 
 What the program itself put on the device is known (Note [What the host knows]), and a look at that
 is none at all here.
@@ -72,7 +72,7 @@ class Pretence:
         return line == self.line and f"/{file}".endswith(f"/{self.file}")
 
     def value(self, look: int) -> Value:
-        """Of a look, the first of which is 0."""
+        """Value that a look finds; the first look is 0."""
         once = len(self.values) - self.cycle
         return self.values[look if look < once else once + (look - once) % self.cycle]
 
@@ -142,8 +142,8 @@ class HostReads:
         return read
 
     def note(self, nbytes: int, address: int, known: bool) -> bool:
-        """One copy to ``address``, asked for by whoever called; returns whether what is there is
-        known."""
+        """Overwrite a copy of ``nbytes`` to ``address`` if the calling line is pretended; count it
+        if its value is unknown. Return whether it is known."""
         line = line_of_caller()
         if line is not None:
             known = self.apply(line.file, line.line, nbytes, address) or known
@@ -174,7 +174,7 @@ class HostReads:
         return notes
 
     def rows(self) -> list[HostRead]:
-        """By line, most often first."""
+        """Counted reads by line, most frequent first."""
         rows = [HostRead(line, *counted) for line, counted in list(self._found.items())]
         return sorted(rows, key=lambda r: -r.count)
 
@@ -206,7 +206,7 @@ class HostReads:
 
 
 def _encode(value: Value, dtype: str | None, nbytes: int) -> bytes:
-    """One element, little-endian."""
+    """Bytes of one element, little-endian."""
     if dtype == "torch.bfloat16":
         # The upper half of a float32, rounded to the nearest.
         bits = int.from_bytes(struct.pack("<f", value), "little")

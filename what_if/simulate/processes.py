@@ -54,7 +54,7 @@ COLLECT_S = 60.0
 
 
 class ProcessOutcome(msgspec.Struct, kw_only=True):
-    """Describes what a process took that the script had started.
+    """Outcome of a process that the script had started.
 
     Attributes:
         process: its number.
@@ -106,7 +106,7 @@ def follow_forks(folder: str) -> None:
 
 
 class _Followed:
-    """This process, from the time that torch has been imported."""
+    """Follows this process from the time that torch has been imported."""
 
     def __init__(self, folder: Path) -> None:
         from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
@@ -253,8 +253,8 @@ def _lives(pid: int) -> bool:
 
 
 def outcomes(folder: str) -> list[ProcessOutcome]:
-    """Returns what the processes of a run have answered, in order of their numbers; of one that was
-    killed, that it is ``lost``."""
+    """Outcomes of the processes of a run, in order of their numbers; one that was killed is
+    ``lost``."""
     found = []
     for pid in _started(Path(folder)):
         answer = _answer_of(Path(folder), pid)

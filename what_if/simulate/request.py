@@ -1,4 +1,4 @@
-"""Describes what the process that runs the script is asked to do, and what it answers."""
+"""Request to the process that runs the script, and its answer."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
-    """Describes how to run a script, as its process is told: the ``folder`` in which its
-    ``Outcome`` goes to ``outcome``, and whether to print progress. Without a ``world_size`` process
-    groups are left as they are; with one the job's other ranks are not there."""
+    """Request to run a script, read by its process: the ``folder`` in which its ``Outcome`` goes to
+    ``outcome``, and whether to print progress. Without a ``world_size`` process groups are left as
+    they are; with one the job's other ranks are not there."""
 
     folder: str
     outcome: str
@@ -51,7 +51,7 @@ class Request(Run):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Describes what became of a script.
+    """Outcome of a script's run.
 
     Attributes:
         accounts: one a device that was used, the one with most reserved first.

@@ -21,8 +21,8 @@ from .vllm import Serving
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
-    """Returns what ``memprof simulate --json`` prints of one simulation a rank, in bytes and ns;
-    ``limit`` is that of ``--fail-above``."""
+    """Output of ``memprof simulate --json`` for one simulation a rank, in bytes and ns; ``limit``
+    is that of ``--fail-above``."""
     worst = max(simulations, key=lambda s: s.needed)
     fits = [s.fits for s in simulations]
     return {

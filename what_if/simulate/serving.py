@@ -14,7 +14,7 @@ READY = {
     "vllm": "Application startup complete",
     "sglang": "The server is fired up and ready to roll",
 }
-"""By the program, or the first part of its module's name, what it prints when it serves."""
+"""Text that a server prints when it serves, by program or first part of its module's name."""
 
 _SERVERS = {"vllm": ("serve", "api_server"), "sglang": ("serve", "launch_server")}
 """Subcommands and modules that serve; all else of these packages ends by itself."""

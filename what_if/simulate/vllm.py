@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class Serving(msgspec.Struct, kw_only=True):
-    """Describes a worker of a serving engine, in bytes; None for what it does not say.
+    """Memory of a worker of a serving engine, in bytes; None for what it does not say.
 
     Attributes:
         engine: its name and version.
@@ -49,7 +49,7 @@ class Serving(msgspec.Struct, kw_only=True):
 
 _workers: list[Any] = []
 _graphs: dict[int, int] = {}
-"""By worker, bytes of its CUDA graphs."""
+"""Bytes of CUDA graphs, by worker."""
 
 
 def follow_workers() -> None:
@@ -87,7 +87,7 @@ def _keep_graphs(worker: Any) -> None:
 
 
 def serving() -> Serving | None:
-    """What the last worker of this process has; None where there is none."""
+    """Memory of the last vLLM worker of this process; None where there is none."""
     if not _workers:
         return None
     worker = _workers[-1]

@@ -49,9 +49,7 @@ class MutationType(str, Enum):
 
 
 class OutputType(str, Enum):
-    """Describes how a user output relates to memory that somebody else holds. AOTAutograd's
-    names.
-    """
+    """Kinds of user outputs, by whose memory they share. AOTAutograd's names."""
 
     NON_ALIAS = "non_alias"
     """Memory of its own."""
@@ -84,7 +82,7 @@ class OutputType(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputAliasInfo:
-    """One user output."""
+    """Aliasing of one user output, as AOTAutograd knows it."""
 
     output_type: OutputType
     base_idx: int | None  # what it is a view of, as ``output_type`` says
@@ -95,7 +93,7 @@ class OutputAliasInfo:
 
     @property
     def aliased_input(self) -> int | None:
-        """The input whose memory it is."""
+        """Index of the input whose memory the output is; None if of none."""
         of_input = self.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
         return self.base_idx if of_input else None
 

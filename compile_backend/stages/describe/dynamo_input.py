@@ -1,4 +1,4 @@
-"""Describes what Dynamo knows of the values that it hands to a graph.
+"""Dynamo's knowledge of the values that it hands to a graph.
 
 Note [Where an input's role comes from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

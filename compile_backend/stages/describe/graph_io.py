@@ -67,7 +67,7 @@ class GraphIO:
 
 
 def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
-    """As many inputs and outputs as the graph has, of which nothing else is known."""
+    """Inputs and outputs of a graph of which only the number is known, and static inputs."""
     nodes = list(gm.graph.nodes)
     outputs = nodes[-1].args[0]
     count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
@@ -167,7 +167,7 @@ class _Graph:
     # --- forward and inference ------------------------------------------------------------
 
     def written(self, *how: MutationType) -> set[int]:
-        """Inputs of a forward that are written to in one of these ways."""
+        """Indices of a forward's inputs that are written to in one of the ways ``how``."""
         return {i for i, m in zip(self.traced, self.metadata.input_info, strict=False) if m in how}
 
     def forward_inputs(self) -> list[GraphValue]:
@@ -189,7 +189,7 @@ class _Graph:
         return info if other is None else other._replace(fqn=info.fqn)
 
     def _user_value(self, desc: Descriptor) -> RoleInfo:
-        """Returns what a value of the user's function is, parts of it included."""
+        """Role and name of a value of the user's function, or of a part of one."""
         whole = desc.whole
         while whole.kind in (_K.VIEW_BASE, _K.SYNTHETIC_BASE) and whole.of is not None:
             whole = whole.of.whole
@@ -293,8 +293,8 @@ class _Graph:
         return values
 
     def _saved_as_forward_outputs(self) -> list[int | None]:
-        """For each leading input that the forward saved, the forward output it is; the order of
-        both stands in ``aot_metadata``."""
+        """Index of the forward's output that each leading, saved input is, None if unknown; the
+        order of both stands in ``aot_metadata``."""
         count = 0
         for node, desc in self.inputs:
             is_state = compat.is_backward_state(node.meta.get("val"))
@@ -368,7 +368,7 @@ class _Graph:
 
 
 def _as_state(value: GraphValue) -> GraphValue:
-    """An input that is written to: state, if it is known to stay."""
+    """Turn an input that is written to into persistent state, if it is known to stay."""
     is_state = value.role is Role.BUFFER or (value.role is Role.USER_INPUT and value.static)
     by_value = value.category in (Category.PARAMETER, Category.INPUT)
     return replace(value, category=Category.PERSISTENT_STATE) if is_state and by_value else value

@@ -16,7 +16,7 @@ from .aot_metadata import Descriptor, DescriptorKind
 
 
 class RoleInfo(NamedTuple):
-    """Describes what a value is: its role, the category of its memory, its qualified name."""
+    """Role of a value, the category of its memory, and its qualified name."""
 
     role: Role
     category: Category
@@ -38,7 +38,7 @@ def has_memory(node: torch.fx.Node) -> bool:
 
 
 def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) -> RoleInfo | None:
-    """Returns what a number, generator, token or opaque object is; None for a tensor.
+    """Role of a number, generator, token or opaque object; None for a tensor or no value.
 
     Args:
         category: of numbers and opaque objects.
@@ -56,7 +56,7 @@ def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) ->
 
 
 def absent_value(at: int) -> GraphValue:
-    """Returns what stands for an output where the graph returns None."""
+    """Description of output ``at``, where the graph returns None."""
     return GraphValue(at, "", *UNKNOWN)
 
 

@@ -96,7 +96,7 @@ class ObservedStorage:
 
 @dataclass(slots=True)
 class CallTrace:
-    """Describes what was seen during one call.
+    """Trace of one observed call: its storages and statements.
 
     Attributes:
         key: the graph's symbolic sizes.
@@ -329,7 +329,7 @@ def _made_for(value: GraphValue) -> Category:
 
 
 def categorizer(inputs: Sequence[GraphValue], outputs: Sequence[GraphValue]) -> Categorize:
-    """The rule for one graph, in the form that ``build_program`` takes."""
+    """Rule for the categories of one graph's storages, as ``build_program`` takes it."""
 
     from_inputs = [v.category for v in inputs]
     from_outputs = [_made_for(v) for v in outputs]

@@ -1,5 +1,5 @@
-"""Describes what happens to memory during one call: a copy of the generated wrapper that reports
-it, and the hooks that it reports to.
+"""Observation of memory during one call: a copy of the generated wrapper that reports allocations
+and frees, and the hooks that it reports to.
 
 The copy runs in the *same* module globals, with the same kernels, constants and streams,
 and keeps the original line numbers, so it computes the same values and its tracebacks
@@ -37,7 +37,7 @@ _HOOKS = "__memprof_hooks__"
 
 
 InstrumentedCall = Callable[[Any], Clone]
-"""From hooks to a copy that calls them."""
+"""Takes hooks and returns a copy of the generated ``call`` that calls them."""
 
 
 def instrument(source: str, module_globals: dict[str, Any]) -> InstrumentedCall | None:
@@ -82,7 +82,7 @@ def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
 
 
 _EXCLUDED = -1
-"""Mark of what is not the graph's."""
+"""Mark of allocations that are not the graph's."""
 
 
 class CallRecorder:
@@ -98,7 +98,7 @@ class CallRecorder:
     # --- hooks ----------------------------------------------------------------------------
 
     def at(self, line: int) -> None:
-        """Execution reached ``line``."""
+        """Begin the statement at ``line``."""
         if self.error is None:
             with self._keeping_errors():
                 self.trace.statements.append(StatementTrace(line))
@@ -112,7 +112,7 @@ class CallRecorder:
                 self._allocator.mark(_EXCLUDED)
 
     def bound(self, name: str, value: object) -> None:
-        """``name`` was assigned ``value``: a tensor, a sequence of them, or anything else."""
+        """Note that ``name`` was assigned ``value``: a tensor, a sequence of these, or anything."""
         if self.error is None:
             with self._keeping_errors():
                 for storage in _storages(value):
@@ -121,7 +121,7 @@ class CallRecorder:
                     self.trace.statements[-1].bound.append(bound)
 
     def dropped(self, names: tuple[str, ...]) -> None:
-        """``names`` were deleted."""
+        """Note that ``names`` were deleted."""
         self.trace.statements[-1].dropped.extend(names)
 
     def _freed(self, storage: int) -> None:

@@ -46,7 +46,7 @@ _WHY_FRUITLESS = (
     "its graphs were replayed, or a warm-up failed, in each call that was to be observed"
 )
 MAX_FRUITLESS_CALLS = 3
-"""So many calls of a graph in the trees may show nothing before it is not observed any more."""
+"""Calls of a graph in the trees that may show nothing before it is given up."""
 
 
 @dataclass(eq=False, repr=False)
@@ -94,8 +94,8 @@ class ObserveStage(CompileStage):
 
 
 def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Which inputs are sizes; and (input, dimension) of sizes that no such input gives. The ragged
-    size of a jagged tensor is no number: it is another one for each tensor, of whatever sizes."""
+    """Indices of inputs that are sizes; (input, dimension) of sizes that none of them gives. The
+    ragged size of a jagged tensor is no number: it differs for each tensor, of whatever sizes."""
     sizes = tuple(
         i
         for i, a in enumerate(args)
@@ -207,8 +207,8 @@ class _ObservedCall:
             self._observing.release()
 
     def _call_beyond(self, inputs: list[Any]) -> Any:
-        """A call with a combination of sizes too many. Nothing is kept for it: of sizes that
-        never come again there is no end."""
+        """Run a call whose combination of sizes is one too many. Nothing is kept for it: of sizes
+        that never come again there is no end."""
         if self._beyond is None:
             self._beyond = Ticks()
             why = f"more than {self.options.max_programs} combinations of sizes"
@@ -264,7 +264,7 @@ class _ObservedCall:
         return index
 
     def _settle(self, key: tuple[int, ...], program: int) -> None:
-        """Calls with ``key`` are observed no more; they do what ``program`` says."""
+        """Stop observing calls with ``key``: each is recorded with the index ``program``."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
         self._clone = self._clone if self.dynamic else None
@@ -279,8 +279,8 @@ class _ObservedCall:
         self._settle(key, UNOBSERVED)
 
     def _models_of(self, models: Sequence[ObservableModel]) -> list[ObservableModel]:
-        """Those among ``models`` that run: a graph compiled again, past a cache, was handed to the
-        trees twice."""
+        """Those of ``models`` that run: a graph compiled again, past a cache, was handed to
+        the trees twice."""
         own = partition_functions(self.module_globals)
         return [m for m in models if m.model in own] or list(models[-1:])
 

@@ -1,4 +1,4 @@
-"""Describes what each node of the graph that AOTAutograd hands to Inductor knows of its origin.
+"""Provenance of each node of the graph that AOTAutograd hands to Inductor.
 
 Note [Two levels of nodes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -62,8 +62,8 @@ def target_name(target: Any) -> str:
 
 
 def own_provenance(node: Node, *, backward: bool) -> NodeProvenance:
-    """Returns what the node itself carries, without looking at its surroundings, in the graph of a
-    backward or another one."""
+    """Provenance from the node's own ``meta``, without its neighbours; ``backward`` says whether
+    its graph is a backward's."""
     meta = node.meta
     own = innermost_module(meta.get("nn_module_stack"))
     module = own or innermost_module(meta.get("fwd_nn_module_stack"))
@@ -170,7 +170,7 @@ def captured_snapshot(
 
 
 def computing(graph: Graph) -> list[Node]:
-    """Nodes that make something."""
+    """Nodes that make a value: neither placeholders nor the output."""
     return [n for n in graph.nodes if n.op not in ("placeholder", "output")]
 
 

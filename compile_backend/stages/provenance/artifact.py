@@ -46,7 +46,7 @@ class Artifact:
 
 
 def path_for(cache_dir: str, key: str) -> Path:
-    """Returns where the artifact of the FX graph cache entry ``key`` is stored."""
+    """Path of the artifact that belongs to the FX graph cache entry ``key``."""
     return Path(cache_dir) / "memprof" / f"provenance-{VERSION}" / key[1:3] / f"{key}.json"
 
 

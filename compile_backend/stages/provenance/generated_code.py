@@ -37,7 +37,7 @@ def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]
 
 
 def call_function(tree: ast.Module) -> ast.FunctionDef | None:
-    """Returns what a generated module runs at each call, None if it has no Python wrapper."""
+    """Function that a generated module runs at each call, None if it has no Python wrapper."""
     functions = dict(wrapper_functions(tree))
     return functions.get("Runner.call", functions.get("call"))
 
@@ -156,7 +156,7 @@ class Clone(NamedTuple):
 def clone_factory(
     tree: ast.Module, parameters: Sequence[str], module_globals: dict[str, Any]
 ) -> Callable[..., Clone]:
-    """From the values of ``parameters`` to a copy.
+    """Return a function that makes a copy of the module's ``call`` from values of ``parameters``.
 
     Args:
         tree: a generated module, its wrapper functions changed as wanted.

@@ -1,4 +1,4 @@
-"""Which of Inductor's ``GraphLowering`` objects a compilation schedules."""
+"""Tap of Inductor's lowering: the ``GraphLowering`` objects that a compilation schedules."""
 
 from __future__ import annotations
 

@@ -156,6 +156,6 @@ _UNBACKED = re.compile(r"\bu\d+\b")
 
 
 def first_lines(statements: Sequence[Statement]) -> dict[str, int]:
-    """For each name, the line that first assigns it."""
+    """Line that first assigns each name, by name."""
     assigned = [s for s in statements if s.kind is not StatementKind.DELETE]
     return {name: s.line for s in reversed(assigned) for name in s.targets}

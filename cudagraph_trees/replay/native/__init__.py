@@ -42,7 +42,7 @@ _ABANDONED_S = 600.0
 
 @functools.cache
 def library() -> Path:
-    """Returns where the library for this torch lies, or will: an absolute path."""
+    """Absolute path of the library for this torch, which may not be built yet."""
     # What is cheap to know: a process that finds the library needs no headers.
     what = (
         _SOURCE.read_text(),
@@ -96,7 +96,7 @@ def build(timeout_s: float = 300.0) -> ModuleType:
 
 
 def state() -> str:
-    """Returns what there is, in a few words. Never raises."""
+    """State of the library in a few words: built, failed, switched off. Never raises."""
     if os.environ.get("MEMPROF_NATIVE") == "0":
         return "switched off by MEMPROF_NATIVE=0"
     try:

@@ -23,7 +23,7 @@ def _carried(t: Translator, text: str) -> list[CValue]:
 
 
 def _assign(t: Translator, variables: Sequence[CValue], values: Sequence[CValue]) -> None:
-    """Assign all at once: a variable may be part of another one's value."""
+    """Assign all values at once: a variable may be part of another one's value."""
     names = {variable.name for variable in variables}
     kept: list[CValue] = []
     for variable, value in zip(variables, values, strict=False):
@@ -64,7 +64,7 @@ def _if(t: Translator, line: str) -> list[CValue]:
 
 
 def _while(t: Translator, line: str) -> list[CValue]:
-    """Two blocks: one that ends with the condition, and one that runs while it holds."""
+    """Write a loop: a block that ends with the condition, and one that runs while it holds."""
     match = matched(r"scf\.while(?: \((.*?)\))? : (\(.*?\)) -> (.*?) \{$", line)
     variables = _carried(t, match.group(1) or "")
     results = [t.variable(result) for result in parse_types(match.group(3))]
@@ -84,7 +84,7 @@ def _while(t: Translator, line: str) -> list[CValue]:
 
 
 class _Combination:
-    """Describes what a reduction and a scan share: tensors, an axis, and a region that combines two
+    """Common part of a reduction and a scan: tensors, an axis, and a region that combines two
     elements.
 
     The region is written once, for elements of copies of the tensors; it gives the combined one.
@@ -98,7 +98,7 @@ class _Combination:
             raise UnsupportedError(line[:80])
         self.axis = int(axis.group(1))
         self.names = re.findall(r"(%[\w$.\-]+):", t.next_line())
-        """Of the region's arguments: one element of each tensor, then the other one of each."""
+        """Names of the region's arguments: an element of each tensor, then the other of each."""
         self.shape = operands[0].shape
         self.length = self.shape[self.axis]
         self.copies = []
@@ -137,7 +137,7 @@ class _Combination:
 
 
 def _reduce(t: Translator, line: str) -> list[CValue]:
-    """By halves, as a device does it: the first half is combined with the second one."""
+    """Write a reduction by halves, as a device does it: the first is combined with the second."""
     tensors = _Combination(t, line)
     length, axis = tensors.length, tensors.axis
     width, j = t.new_name("w"), t.new_name("i")

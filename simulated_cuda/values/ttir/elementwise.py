@@ -157,7 +157,7 @@ def _shape(op: Operation) -> tuple[int, ...] | None:
 
 
 def _expression(op: Operation) -> Callable[..., str] | None:
-    """Returns what gives the result from the operands, where it has their type."""
+    """Return a function from operands in C to a result of their type in C; None if unknown."""
     name = op.short_name
     kind = op.operands[0].type if op.operands else ""
     width = BITS.get(kind, 0)
@@ -266,7 +266,7 @@ def _convert(t: Translator, op: Operation) -> CValue:
 
 
 def _conversion(name: str, source: str, target: str) -> Callable[[str], str]:
-    """C's own conversions are what is left to do where an expression is only the operand."""
+    """Function from an operand in C to its conversion; just the operand where C converts itself."""
     if name == "bitcast" and not is_pointer(source) and source != target:
         return lambda a: _from_bits(target, _bits(source, a))
     if name in ("extui", "uitofp", "index_castui"):

@@ -50,7 +50,7 @@ _EXPRESSIONS = {
     "powi": "pow({0},{1})",
     "normcdf": "0.5*erfc(-({0})*0.70710678118654752)",
 }
-"""What is no call of one function."""
+"""C expressions of functions that are no call of one C function."""
 _OTHER_NAMES = {
     "rsqrt": "rsqrt_",
     "rint": "nearbyint",

@@ -20,7 +20,7 @@ from .view import CValue
 
 
 def _operand(op: Operation, i: int) -> CValue | None:
-    """One that an operation may have or not: a mask, or what stands in for masked elements."""
+    """Operand ``i`` or None: a mask, or a value for masked elements, which are optional."""
     return op.operands[i] if len(op.operands) > i else None
 
 
@@ -65,7 +65,7 @@ def _read(kind: str, address: str) -> str:
 
 
 def _write(kind: str, address: str, value: str) -> str:
-    """A statement."""
+    """C statement that writes ``value`` to ``address``."""
     if kind in NARROW_FLOATS:
         return f"*(uint{BITS[kind]}_t*){address} = st_{NARROW_FLOATS[kind]}({value});"
     return f"*({c_type(kind)}*){address} = {value};"
@@ -77,7 +77,7 @@ def _no_block(pointers: CValue) -> None:
 
 
 def _add_pointer(t: Translator, op: Operation) -> CValue:
-    """Offsets count elements."""
+    """Add offsets, which count elements, to pointers."""
     pointers = op.operands[0]
     size = memory_size(pointee(pointers.type))
     return t.elementwise(
@@ -135,11 +135,11 @@ _UPDATES = {
     "umin": "({u})o<({u})x?o:x",
     "xor": "o^x",
 }
-"""What an atomic makes of the old value ``o`` and the operand ``x``; ``u`` is the unsigned type."""
+"""C expressions of atomics by the old value ``o`` and operand ``x``; ``u`` is the unsigned type."""
 
 
 def _atomic_update(t: Translator, op: Operation) -> CValue:
-    """Programs run one after the other, so that nothing needs to be atomic."""
+    """Write an update that is not atomic, as programs run one after the other."""
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
     _check(t, pointers, mask, "an atomic")
@@ -177,7 +177,7 @@ def _compare_and_swap(t: Translator, op: Operation) -> CValue:
 
 
 def _assert(t: Translator, op: Operation) -> list[CValue]:
-    """The kernel ends with cudaErrorAssert, 710."""
+    """Write an assertion, which ends the kernel with cudaErrorAssert, 710."""
     condition = op.operands[0]
     match = re.search(r'"((?:[^"\\]|\\.)*)"', op.line)
     message = match.group(1) if match else ""

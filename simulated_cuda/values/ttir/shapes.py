@@ -51,7 +51,7 @@ def _constant(t: Translator, op: Operation) -> CValue:
 
 
 def _poison(t: Translator, op: Operation) -> CValue:
-    """A value that nothing looks at."""
+    """Any value: nothing looks at that of a ``poison``."""
     shape, kind = parse_type(op.type)
     return CValue.same("NULL" if is_pointer(kind) else "0", shape, kind)
 

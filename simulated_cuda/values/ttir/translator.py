@@ -15,7 +15,7 @@ _LOCATION = re.compile(
     rf'\s*loc\((?:[^()"]|{_QUOTED}|'
     rf'\((?:[^()"]|{_QUOTED}|\((?:[^()]|\([^()]*\))*\))*\))*\)'
 )
-"""Where in the source an operation is from, with up to three levels of parentheses within."""
+"""Source location of an operation, with up to three levels of parentheses within."""
 _TERMINATOR = re.compile(r"(scf\.yield|tt\.\w+\.return|tt\.return|scf\.condition)\b")
 
 
@@ -26,9 +26,9 @@ class Operation:
     name: str
     operands: Sequence[CValue]
     text: str
-    """What stands behind the name: operands and attributes."""
+    """The line behind the name: operands and attributes."""
     type: str
-    """What stands behind the colon: types of operands, of the result, or both."""
+    """The line behind the colon: types of operands, of the result, or both."""
     line: str
     """The whole line."""
 
@@ -46,8 +46,8 @@ class Operation:
 Handler = Callable[["Translator", Operation], "CValue | list[CValue]"]
 """Writes the C for an operation, and gives its results."""
 Region = Callable[["Translator", str], "list[CValue]"]
-"""The same for an operation with regions, whose lines it reads itself: it is given the first one,
-without the name of the result."""
+"""Writes the C for an operation with regions, whose lines it reads itself; it is given the first
+one, without the name of the result, and gives the results."""
 
 
 class Translator(Emitter):

@@ -46,7 +46,7 @@ BITS = {
     "f8E4M3FN": 8,
     "f8E5M2": 8,
 }
-"""Of an element in the memory of the device."""
+"""Bits of an element in the memory of the device, by type."""
 NARROW_FLOATS = {"f16": "f16", "bf16": "bf16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 """Types that C computes as float and rounds whenever one is made: the names of their ``ld_`` and
 ``st_`` in prelude.h."""
@@ -63,7 +63,7 @@ def is_float(kind: str) -> bool:
 
 
 def pointee(kind: str) -> str:
-    """Returns what a pointer's type points to, without its address space."""
+    """Type to which a pointer type points, without its address space."""
     return split_commas(kind[kind.index("<") + 1 : -1])[0]
 
 
@@ -170,7 +170,7 @@ def _integer(value: int, kind: str) -> str:
 
 
 def _float_of_bits(bits: int, kind: str) -> str:
-    """Numbers that decimals cannot name: MLIR prints their bits."""
+    """C literal of a number given by its bits, as MLIR prints those that decimals cannot name."""
     if kind in NARROW_FLOATS:
         return f"ld_{NARROW_FLOATS[kind]}({bits})"
     if kind == "f32":

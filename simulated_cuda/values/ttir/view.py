@@ -1,4 +1,4 @@
-"""Describes what a value of TTIR is in C."""
+"""Values of TTIR in C."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class CValue:
     name: str
     """An expression of C: that of the value itself, or of an array."""
     shape: Shape | None
-    """None for a scalar."""
+    """Size of each dimension; None for a scalar."""
     type: str
-    """Of an element, in TTIR's words."""
+    """TTIR's type of an element."""
     strides: tuple[int, ...] = ()
     """In elements, for each dimension; 0 where all elements along it are the same."""
     store: int | None = None
-    """Where the array lies among a program's arrays, in bytes; None if there is no array."""
+    """Offset of the array among a program's arrays, in bytes; None if there is no array."""
 
     @staticmethod
     def same(name: str, shape: Shape | None, kind: str) -> CValue:

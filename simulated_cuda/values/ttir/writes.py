@@ -9,7 +9,7 @@ from .translator import lines_of
 
 _NAME = r"%[\w$.\-]+"
 _CARRIES = re.compile(r"scf\.|\} (else|do) |\^bb")
-"""Begins what hands values on to names that it does not tell from one another."""
+"""Beginnings of lines that hand values on to names not told from one another."""
 _CARRIED, _WRITTEN = "what loops carry", "what is written through"
 _OF_FIRST = re.compile(r"tt\.(addptr|advance|make_tensor_ptr|store|atomic_\w+|descriptor_\w+)\b")
 _READS = re.compile(r"tt\.(load|gather|descriptor_(load|gather))\b")

@@ -48,6 +48,9 @@ _refs = sys.getrefcount
 COST = 8
 """Replays that pay for one recording."""
 LIMIT = 3 * COST - COST // 2
+MAX_PLACES = 512
+"""Places kept a function: as many modules can share code and each have a recording. Memory that
+somebody holds after a parameter has left it never counts as gone."""
 SMALL_BYTES = 1 << 20
 SMALL_SHARE = 1 / 64
 
@@ -145,6 +148,8 @@ class Moves:
         if before is not None:
             return [], []
         gone = self._take_gone(moves, step, recordings)
+        while len(moves.places) > MAX_PLACES:
+            gone.append(moves.places.pop(next(iter(moves.places))))
         if gone:
             paid = sum(place.replays() for place in gone) / len(gone)
             moves.debt = max(0, moves.debt + COST - paid)

@@ -28,7 +28,7 @@ import torch
 def work(number, holds):
     tensor = torch.empty(100 * (number + 1) << 20, dtype=torch.uint8, device="cuda")
     holds.wait()
-    os.write(2, b"free %d\n" % (torch.cuda.mem_get_info()[0] >> 20))
+    os.write(2, b"free %d\\n" % (torch.cuda.mem_get_info()[0] >> 20))
     holds.wait()
     if number == 0 and "serves" in sys.argv:
         print("it is", "ready", flush=True)

@@ -17,12 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount, Profile
+from memprof.profiler.model import Profile
 from memprof.profiler.support.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
@@ -37,11 +38,12 @@ from .changes import (
 )
 from .checkpointed import Checkpointed
 from .failures import Failure, failure_of
-from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, why_undecided
+from .followed import Followed
+from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import END, collect, follow_forks
+from .processes import END, collect, follow_forks, leave
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
@@ -111,9 +113,8 @@ class _Run:
         self._request = request
         self._process = os.getpid()
         self._began = time.monotonic()
-        self._watch: Any = None
+        self._followed: Followed | None = None
         self._session: Any = None
-        self._out_of_memory: DeviceAccount | None = None
         self._reads = HostReads(list(map(parse_pretence, request.pretend)))
         self._messages = Messages(request.heard)
         self._settings = list(map(parse_setting, request.torch_config))
@@ -183,37 +184,26 @@ class _Run:
                 message="memprof could not make the account of this run",
                 trace=traceback.format_exc(),
             )
-        path = self._request.outcome
-        with open(path + ".part", "wb") as f:
-            f.write(msgspec.json.encode(outcome))
-        os.replace(path + ".part", path)
+        leave(Path(self._request.outcome), msgspec.json.encode(outcome))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(0)
 
     def _describe(self, outcome: Outcome) -> None:
-        if self._watch is None:
+        followed = self._followed
+        if followed is None:
             return
-        outcome.out_of_memory = self._out_of_memory
+        outcome.out_of_memory = followed.out_of_memory
         distributed: Any = sys.modules.get("torch.distributed")
         outcome.grouped = distributed is not None and distributed.is_initialized()
         from memprof.profiler.sources.allocator.totals import counters
 
         found = counters()
-        elapsed = time.monotonic() - self._began
-        outcome.accounts = self._watch.accounts(cut_off=outcome.ended != BY_ITSELF)
-        steps, backwards = self._watch.steps, self._watch.backwards
+        elapsed = followed.elapsed_s
+        outcome.accounts = followed.accounts(outcome.ended, failed=False)
         if outcome.failure is None:
-            has_optimizer = self._watch.objects.has_optimizer
-            fewest = self._watch.fewest_steps
-            outcome.undecided = why_undecided(
-                outcome.ended, fewest, steps, backwards, has_optimizer
-            )
-        for account in outcome.accounts:
-            account.simulated = True
-            account.elapsed_ns = int(elapsed * 1e9)
-            account.ended = outcome.ended
+            outcome.undecided = followed.why_undecided(outcome.ended)
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
@@ -227,7 +217,7 @@ class _Run:
             *self._messages.notes,
             *self._reads.hangs_on(),
             *unused,
-            *of_accumulation(steps, backwards, elapsed),
+            *of_accumulation(followed.session.steps, followed.session.backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
         outcome.serving = serving()
@@ -264,16 +254,10 @@ class _Run:
         self._finish_once("it was ended")
 
     def _torch_is_there(self, torch: ModuleType) -> None:
-        from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
-        from memprof.profiler.sources.allocator.out_of_memory import REPORTS
-
-        self._watch = AllocatorSession(on_step=self._after_step)
-        self._watch.install()
+        self._followed = Followed(self._after_step, self._began)
+        self._followed.begin()
         follow_forks(self._request.folder)
         follow_workers()
-        REPORTS.follow(self._watch)
-        REPORTS.keep_with(self._keep)
-        REPORTS.start()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
 
@@ -284,10 +268,6 @@ class _Run:
             if self._request.world_size is not None:
                 self._messages.install()
             control.on_host_read(self._reads.note)
-
-    def _keep(self, account: DeviceAccount) -> str:
-        self._out_of_memory = account
-        return ""
 
     def _after_step(self, fewest: int, steps: int) -> None:
         if not self.is_child and self._leaving.after_step(fewest, steps, _peaks()[0]):
@@ -303,21 +283,22 @@ class _Run:
             if os.path.exists(end):
                 with open(end) as f:
                     self._leave(f.read())
-            if self._watch is None or not _has_cuda():
+            if self._followed is None or not _has_cuda():
                 continue
-            peaks, asked, steps = _peaks(), self._watch.requests, self._watch.steps
+            session = self._followed.session
+            peaks, asked, steps = _peaks(), session.requests, session.steps
             news, now = (steps, peaks[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{self._watch.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
+                    f"{session.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
             if self._request.until_still and self._leaving.stands_still(
-                (steps, *peaks), asked, self._watch.trains
+                (steps, *peaks), asked, session.trains
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

@@ -33,7 +33,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
 from .failures import Failure
-from .processes import COLLECT_S, END, FOLDER, collect, leave_text, outcomes
+from .processes import COLLECT_S, END, FOLDER, collect, leave, outcomes
 from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
@@ -405,7 +405,7 @@ def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folde
     def end() -> None:
         ended = f"it was ready: {until!r}"
         collect(folder, ended)
-        leave_text(Path(folder, END), ended)
+        leave(Path(folder, END), ended.encode())
         time.sleep(_GRACE_S)  # for the script's own account
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

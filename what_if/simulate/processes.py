@@ -22,16 +22,15 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 
 from memprof.profiler.model import DeviceAccount
-from memprof.simulated_cuda.after_import import after_import
 from memprof.what_if._torch_compat import cuda_may_start_after_fork, on_cuda_start
 
 from .failures import Failure, uncaught
-from .leaving import BY_ITSELF, why_undecided
+from .followed import Followed
+from .leaving import BY_ITSELF
 from .vllm import Serving, follow_workers, serving
 
 log = logging.getLogger("memprof")
@@ -78,20 +77,17 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
 
 
 def follow(folder: str) -> None:
-    """Follow this process once torch is imported, and answer in ``folder`` if CUDA starts in it."""
+    """Follow this process, where torch has just been imported, and answer in ``folder`` if CUDA
+    starts in it."""
+    from memprof.simulated_cuda import control
 
-    def torch_is_there(torch: ModuleType) -> None:
-        from memprof.simulated_cuda import control
+    if control.simulated():
+        from memprof.simulated_cuda.integers import compute_known
 
-        if control.simulated():
-            from memprof.simulated_cuda.integers import compute_known
-
-            compute_known()
-        _Followed(Path(folder)).begin()
-        follow_forks(folder)
-        follow_workers()
-
-    after_import("torch", torch_is_there)
+        compute_known()
+    _Process(Path(folder)).begin()
+    follow_forks(folder)
+    follow_workers()
 
 
 def follow_forks(folder: str) -> None:
@@ -100,32 +96,23 @@ def follow_forks(folder: str) -> None:
 
     def forked() -> None:
         if cuda_may_start_after_fork():
-            _Followed(Path(folder)).begin()
+            _Process(Path(folder)).begin()
 
     os.register_at_fork(after_in_child=forked)
 
 
-class _Followed:
-    """Follows this process from the time that torch has been imported."""
+class _Process:
+    """This process, which answers once: as it ends, or when it is asked to."""
 
     def __init__(self, folder: Path) -> None:
-        from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
-
         self._folder = folder
         self._process = os.getpid()
-        self._began = time.monotonic()
-        self._out_of_memory: DeviceAccount | None = None
-        self._watch = AllocatorSession(on_step=lambda fewest, most: None)
+        self._followed = Followed(lambda fewest, most: None, time.monotonic())
         self._started = self._answered = False
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        from memprof.profiler.sources.allocator.out_of_memory import REPORTS
-
-        self._watch.install()
-        REPORTS.follow(self._watch)
-        REPORTS.keep_with(self._keep)
-        REPORTS.start()
+        self._followed.begin()
         on_cuda_start(self._cuda_starts)
 
     def _cuda_starts(self) -> None:
@@ -137,10 +124,6 @@ class _Followed:
         multiprocessing.util.Finalize(None, self._answer, (BY_ITSELF,), exitpriority=100)
         (self._folder / f"{self._process}.started").touch()
         threading.Thread(target=self._wait, name="memprof-simulate", daemon=True).start()
-
-    def _keep(self, account: DeviceAccount) -> str:
-        self._out_of_memory = account
-        return ""
 
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
@@ -162,7 +145,8 @@ class _Followed:
         try:
             if not self._answered:
                 self._answered = True
-                self._write(self._outcome(ended))
+                answer = msgspec.json.encode(self._outcome(ended))
+                leave(_answer_path(self._folder, self._process), answer)
         finally:
             self._lock.release()
 
@@ -170,35 +154,18 @@ class _Followed:
         outcome = ProcessOutcome(
             process=self._process,
             name=_name(),
-            out_of_memory=self._out_of_memory,
+            out_of_memory=self._followed.out_of_memory,
             failure=uncaught() if ended == BY_ITSELF else None,
+            undecided=self._followed.why_undecided(ended),
             serving=serving(),
         )
-        watch = self._watch
-        outcome.undecided = why_undecided(
-            ended,
-            watch.fewest_steps,
-            watch.steps,
-            watch.backwards,
-            watch.objects.has_optimizer,
-        )
         try:
-            cut_off = ended != BY_ITSELF or outcome.failure is not None
-            outcome.accounts = watch.accounts(cut_off=cut_off)
+            failed = outcome.failure is not None
+            outcome.accounts = self._followed.accounts(ended, failed=failed)
         except Exception:
             log.exception("memprof could not make the account of process %d", self._process)
             outcome.lost = True
-        for account in outcome.accounts:
-            account.simulated = True
-            account.elapsed_ns = int((time.monotonic() - self._began) * 1e9)
-            account.ended = ended
         return outcome
-
-    def _write(self, outcome: ProcessOutcome) -> None:
-        path = self._folder / f"{self._process}.process"
-        unfinished = path.with_suffix(".part")
-        unfinished.write_bytes(msgspec.json.encode(outcome))
-        unfinished.replace(path)
 
 
 def _name() -> str:
@@ -215,32 +182,32 @@ def collect(folder: str, ended: str) -> None:
     ``ended`` says in words why they are asked. Who asks again waits no longer than the first."""
     place = Path(folder)
     if not (place / COLLECT).exists():
-        leave_text(place / COLLECT, ended)
+        leave(place / COLLECT, ended.encode())
     until = (place / COLLECT).stat().st_mtime + COLLECT_S
     while _silent(place) and time.time() < until:
         time.sleep(_PERIOD_S / 2)
 
 
-def leave_text(path: Path, text: str) -> None:
-    """Make a file that is whole when it appears."""
+def leave(path: Path, content: bytes) -> None:
+    """Make a file that is whole when it appears. Without the disk's word: it is read once, and gone
+    with the run."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    unfinished.write_text(text)
+    unfinished.write_bytes(content)
     unfinished.replace(path)
 
 
 def _silent(folder: Path) -> list[int]:
     """Processes that live and have not answered."""
-    return [pid for pid in _started(folder) if not _answer_of(folder, pid) and _lives(pid)]
+    silent = (pid for pid in _started(folder) if not _answer_path(folder, pid).exists())
+    return [pid for pid in silent if _lives(pid)]
 
 
 def _started(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.started"))
 
 
-def _answer_of(folder: Path, pid: int) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / f"{pid}.process").read_bytes()
-    return b""
+def _answer_path(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.process"
 
 
 def _lives(pid: int) -> bool:
@@ -257,9 +224,10 @@ def outcomes(folder: str) -> list[ProcessOutcome]:
     ``lost``."""
     found = []
     for pid in _started(Path(folder)):
-        answer = _answer_of(Path(folder), pid)
-        if answer:
-            found.append(msgspec.json.decode(answer, type=ProcessOutcome))
-        else:
+        try:
+            answer = _answer_path(Path(folder), pid).read_bytes()
+        except FileNotFoundError:
             found.append(ProcessOutcome(process=pid, lost=True))
+        else:
+            found.append(msgspec.json.decode(answer, type=ProcessOutcome))
     return found

@@ -91,7 +91,7 @@ def serving() -> Serving | None:
     if not _workers:
         return None
     worker = _workers[-1]
-    found = Serving(engine=f"vLLM {_read(lambda: _version(), '')}".strip())
+    found = Serving(engine=f"vLLM {_read(_version, '')}".strip())
     runner = _read(lambda: worker.model_runner)
     found.weights = _read(lambda: int(runner.model_memory_usage))
     found.activations = _read(lambda: int(worker.peak_activation_memory))

@@ -10,9 +10,15 @@ import sys
 def _follow() -> None:
     folder = os.environ.get("MEMPROF_SIMULATE_FOLDER")
     if folder and "MEMPROF_SIMULATE" not in os.environ:  # The script's own process has a Request.
-        from memprof.what_if.simulate.processes import follow
+        from memprof.simulated_cuda.after_import import after_import
 
-        follow(folder)
+        def torch_is_there(_: object) -> None:
+            # Not sooner: most processes of a job are shells and helpers without torch.
+            from memprof.what_if.simulate.processes import follow
+
+            follow(folder)
+
+        after_import("torch", torch_is_there)
 
 
 def _run_the_next() -> None:

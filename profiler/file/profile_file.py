@@ -184,7 +184,12 @@ def read_profiles(path: StrPath) -> list[Profile]:
     Raises:
         ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
     """
-    profiles = decode_profiles(read_file(path), path)
+    return profiles_of(read_file(path), path)
+
+
+def profiles_of(data: bytes, path: StrPath) -> list[Profile]:
+    """``read_profiles`` of a file whose content has been read."""
+    profiles = decode_profiles(data, path)
     for profile in profiles:
         for line in profile.left_out[:_LOGGED]:
             log.warning("%s", visible(f"{os.fspath(path)}: not read: {line}"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from memprof.profiler.file.profile_file import read_profiles
+from memprof.profiler.file.profile_file import profiles_of
 from memprof.profiler.file.reading import StrPath, read_file
 from memprof.profiler.model import Profile
 from memprof.profiler.support.errors import ProfileForeignError
@@ -27,7 +27,7 @@ def read_profiles_or_snapshot(path: StrPath) -> list[Profile]:
     data, name = read_file(path), os.fspath(path)
     if is_pickle(data):
         return [profile_of(decode_snapshot(data, name), name)]
-    return read_profiles(path)
+    return profiles_of(data, path)
 
 
 def read_named_snapshot(path: StrPath, by: Sequence[StrPath]) -> Profile:
@@ -54,11 +54,12 @@ def read_names(paths: Sequence[StrPath]) -> list[Profile]:
     """
     found: list[Profile] = []
     for path in paths:
-        if is_pickle(read_file(path)):
+        data = read_file(path)
+        if is_pickle(data):
             raise ProfileForeignError(
                 path,
                 "a snapshot, which names nothing: give the profile of a run of the same code by "
                 "torch.compile(backend='memprof')",
             )
-        found += read_profiles(path)
+        found += profiles_of(data, path)
     return found

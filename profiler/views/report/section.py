@@ -67,7 +67,6 @@ class Table:
     empty: str = ""  # said where there are no rows
     lines: bool = False  # each row is a line or a list item, not a row under headings
     folded: bool = False  # on a page, shown when it is asked for
-    filtered: int | None = None  # rows can be chosen by the value of this column, by its index
     only: str = ""  # ``text`` or ``page`` where the other has the same in another form, else ""
     detail: bool = False  # left out of a short text
     brief: int = EVERY  # so many rows at most in a short text
@@ -82,7 +81,7 @@ class Table:
     def plain(self) -> dict[str, Any]:
         """The table as JSON values; see ``html/assets/table.js``."""
         of_column = ("title", "unit", "help", "whole", "below", "fold")
-        same = ("caption", "rest", "empty", "lines", "folded", "filtered")
+        same = ("caption", "rest", "empty", "lines", "folded")
         return {
             "columns": [{name: getattr(c, name) for name in of_column} for c in self.columns],
             "rows": [[_plain(cell) for cell in row] for row in self.rows],

@@ -33,7 +33,7 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
         col.Text("why", fold=True),
     )
     empty = "The ledger is empty: nothing was compiled."
-    table = Table(columns, rows, least=EVERY, empty=empty, filtered=1)
+    table = Table(columns, rows, least=EVERY, empty=empty)
     left = len(profile.ledger) - len(rows)
     note = f"{left:,} earlier entries are left out here; --section ledger prints them."
     return Section("ledger", "Ledger", (Note(note),) if left else (), (table,))

@@ -52,10 +52,7 @@ bool ended(int process) {
   return state == 'Z' || state == 'X';
 }
 
-bool alive(const UseOfProcess& use) {
-  if (!use.process || use.process == getpid()) return use.process;
-  return !kill(use.process, 0) && !ended(use.process);
-}
+bool alive(const UseOfProcess& use) { return use.process && process_lives(use.process); }
 
 // This process's own entry, or one of a process that has died; a forked process gets its own. With
 // no entry left it is not seen by others.
@@ -79,6 +76,10 @@ size_t of_others(int physical) {
   return bytes;
 }
 }  // namespace
+
+bool process_lives(int process) {
+  return process == getpid() || (!kill(process, 0) && !ended(process));
+}
 
 size_t used_by_others(int physical) {
   table();

@@ -92,6 +92,7 @@ struct UseTable {
   uint64_t most[MAX_DEVICES];
   UseOfProcess processes[128];
 };
+bool process_lives(int process);  // in core_users.cpp; not one that has ended as a zombie
 bool primary_active(int device);
 // Devices that exist. A device of CUDA is one of those that CUDA_VISIBLE_DEVICES shows.
 int physical_devices();

@@ -56,14 +56,60 @@ def run_compile_fx(
     example_inputs: Sequence[Any],
     inner_compile: Callable[..., Any],
     config_patches: dict[str, Any],
+    *,
+    autograd_cache: bool,
 ) -> Callable[..., Any]:
-    """Runs Inductor's ``compile_fx`` with our inner compile."""
+    """Runs Inductor's ``compile_fx`` with our inner compile, and with AOTAutograd's cache if
+    wanted."""
     cfx: Any = importlib.import_module("torch._inductor.compile_fx")
-    with _without_autograd_cache(cfx):
+    with contextlib.nullcontext() if autograd_cache else _without_autograd_cache(cfx):
         compiled: Callable[..., Any] = cfx.compile_fx(
             gm, list(example_inputs), inner_compile=inner_compile, config_patches=config_patches
         )
     return compiled
+
+
+# --- AOTAutograd's cache: Note [Warm starts] ----------------------------------------------
+
+
+def aot_loadables() -> list[Any]:
+    """Classes whose ``load`` and ``post_compile`` make a compiled graph of a part of an entry; none
+    where a torch that is not known has no such classes."""
+    try:
+        results: Any = importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")
+        found = [results.FxGraphCacheLoadable, results.BundledOutputCodeLoadable]
+    except (ImportError, AttributeError):
+        return []
+    return [c for c in found if hasattr(c, "load") and hasattr(c, "post_compile")]
+
+
+def key_of_loadable(loadable: Any) -> str | None:
+    """Key in Inductor's cache of the graph that a part of an entry is."""
+    if hasattr(loadable, "fx_graph_cache_info"):
+        return str(loadable.fx_graph_cache_info[0])
+    return cache_key(loadable.result)
+
+
+def aot_cache_miss(why: str) -> Exception:
+    """The exception by which ``load`` says that an entry cannot be used."""
+    caches: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
+    miss: Exception = caches.FXGraphCacheMiss(why)
+    return miss
+
+
+def misses_are_errors() -> bool:
+    """Tells whether AOTAutograd hands a miss of an entry's part on to the user."""
+    dynamo_config: Any = importlib.import_module("torch._dynamo.config")
+    strict = getattr(functorch_config, "strict_autograd_cache", False)
+    return bool(strict or getattr(dynamo_config, "strict_precompile", False))
+
+
+@contextlib.contextmanager
+def tagged_keys(tag: str) -> Iterator[None]:
+    """Gives keys of caches a tag more."""
+    keys: Any = torch.compiler.config
+    with keys.patch(cache_key_tag=f"{keys.cache_key_tag}{tag}"):
+        yield
 
 
 def subscribe_to_reset(backend: Callable[..., Any]) -> None:
@@ -83,15 +129,11 @@ def compile_fx_inner() -> Callable[..., Any]:
 
 def cache_keyed_by_donation(backward: bool) -> contextlib.AbstractContextManager[object]:
     """Keeps code that writes to saved tensors apart, in Inductor's cache, from code that must not:
-    a backward that is compiled while its graph is retained donates nothing. Only AOTAutograd's
-    cache, which is not used here, tells the two apart."""
+    a backward that is compiled while its graph is retained donates nothing. AOTAutograd's cache
+    tells the two apart, Inductor's does not."""
     if not backward:
         return contextlib.nullcontext()
-    keys: Any = torch.compiler.config
-    patched: contextlib.AbstractContextManager[object] = keys.patch(
-        cache_key_tag=f"{keys.cache_key_tag}donated={utils.get_donated_idxs()}"
-    )
-    return patched
+    return tagged_keys(f"donated={utils.get_donated_idxs()}")
 
 
 def no_cudagraphs() -> Any:
@@ -148,11 +190,68 @@ def cache_key(compiled: Any) -> str | None:
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
+def share_cache_key(compiled: Any, cached: Any) -> None:
+    """Has a graph that was compiled past Inductor's cache count as the one that was found there."""
+    for name in ("_fx_graph_cache_key", "_fx_graph_cache_debug_lines"):
+        if hasattr(cached, name) and hasattr(compiled, name):
+            setattr(compiled, name, getattr(cached, name))
+
+
+def kind_of_cached(compiled: Any) -> str:
+    """``forward``, ``backward`` or ``inference``: what a graph from a cache was compiled as."""
+    how = getattr(compiled, "fx_kwargs", None) or {}
+    if how.get("is_backward"):
+        return "backward"
+    return "inference" if how.get("is_inference") else "forward"
+
+
+def source_code(compiled: Any) -> str:
+    """Source of the generated code of a ``CompiledFxGraph``; "" if it has none."""
+    return getattr(compiled, "source_code", "") or ""
+
+
 def inductor_cache_dir() -> str:
     """Folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``)."""
     from torch._inductor.runtime import cache_dir_utils
 
     return str(cache_dir_utils.cache_dir())
+
+
+def _autograd_cache() -> Any:
+    caches: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
+    return caches.AOTAutogradCache
+
+
+def write_to_cache(key: str, content: bytes) -> None:
+    """Writes an entry of AOTAutograd's cache, whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    _autograd_cache()._write_to_local_cache(key, content)
+    record_for_saving(key, content)
+
+
+def why_not_stored(error: OSError) -> str:
+    """Reason why ``write_to_cache`` failed, the same for each graph: the error's own text names a
+    temporary file."""
+    return f"{inductor_cache_dir()}: {error.strerror or error}"
+
+
+def read_from_cache(key: str) -> Iterator[bytes]:
+    """The contents of the entries ``key`` of AOTAutograd's cache that can be read."""
+    folder = _autograd_cache()._get_tmp_dir_for_key(key)
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            if not name.startswith("."):  # one that is being written
+                with open(os.path.join(folder, name), "rb") as file:
+                    yield file.read()
+
+
+def record_for_saving(key: str, content: bytes) -> None:
+    """Has ``torch.compiler.save_cache_artifacts()`` carry an entry of AOTAutograd's cache."""
+    caches: Any = importlib.import_module("torch.compiler._cache")
+    caches.CacheArtifactManager.record_artifact("aot_autograd", key, content)
 
 
 # --- the lowering -------------------------------------------------------------------------

@@ -26,7 +26,9 @@ from .session.runtime import RUNTIME
 from .stages.describe.dynamo_input import DynamoInput, dynamo_inputs
 from .stages.describe.graph_value import RoleInfo
 from .stages.graphs import runs_on_cuda, why_not_graphed
+from .stages.provenance.dynamo_lines import DynamoLines
 from .straight_calls import straight_calls
+from .warm_start import serving_hits
 
 profiler_callbacks.register()
 report_out_of_memory()
@@ -80,11 +82,13 @@ def _compile(
     sources: Sequence[DynamoInput] = ()
     captured_outputs: Mapping[int, RoleInfo] | None = None
     note_names_of: Callable[[Sequence[Any]], None] = lambda args: None  # noqa: E731
+    lines: DynamoLines | None = None
     try:
         sources = dynamo_inputs(gm, example_inputs)
         if captured is not None:
             sources = captured.inputs(gm, sources)
             captured_outputs = captured.outputs(gm, sources)
+        lines = DynamoLines(gm, sources)
         if graphs and own.graphs is None:
             not_graphed = why_not_graphed(sources, inductor)
         if own.compiled_autograd:
@@ -93,6 +97,10 @@ def _compile(
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
+    # Where backwards are captured each process needs the graph of the backward, which a hit in
+    # AOTAutograd's cache does not trace.
+    capturing = own.compiled_autograd or captured is not None
+    warm = lines is not None and not capturing and bool(_torch_compat.aot_loadables())
     inner = InnerCompile(
         options=own,
         dynamo_inputs=sources,
@@ -101,10 +109,17 @@ def _compile(
         captured_outputs=captured_outputs,
         inductor=inductor,
         not_graphed=not_graphed,
+        lines=lines,
+        stores=warm,
     )
-    ledger = RUNTIME.ledger
-    with straight_calls(ledger, example_inputs) if own.straight_calls else contextlib.nullcontext():
-        compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
+    with contextlib.ExitStack() as stack:
+        if own.straight_calls:
+            stack.enter_context(straight_calls(RUNTIME.ledger, example_inputs))
+        if warm:
+            stack.enter_context(serving_hits(inner))
+        compiled = _torch_compat.run_compile_fx(
+            gm, example_inputs, inner, inductor, autograd_cache=warm
+        )
     if own.compiled_autograd:
         rest = without_own_option(options)
 

@@ -23,16 +23,19 @@ from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProve
 
 from . import _torch_compat
 from .captured_backward_io import FORWARDS
+from .companion import Known, restored
+from .companion import store as store_companion
 from .options import Options
 from .session.runtime import RUNTIME, LiveGraph
 from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .stages.describe.dynamo_input import DynamoInput
 from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
 from .stages.describe.graph_value import RoleInfo
-from .stages.graphs import GraphsStage, ObservableModel, operator_outside_of_graphs
-from .stages.observe.stage import ObserveStage
+from .stages.graphs import GraphsStage, ObservableModel, Outside, operator_outside_of_graphs
+from .stages.observe.stage import ObserveStage, SizeInputs, size_inputs
 from .stages.pipeline import CompileStage, compile_through
-from .stages.provenance.stage import AttributeStage
+from .stages.provenance.dynamo_lines import DynamoLines
+from .stages.provenance.stage import AttributeStage, attribute
 
 T = TypeVar("T")
 
@@ -73,6 +76,8 @@ class InnerCompile:
         captured_outputs: the gradients that it returns, by position.
         inductor: options of Inductor that were given to this compilation.
         not_graphed: why there will be no graph, though the settings want one.
+        lines: of the Dynamo graph; None where they could not be read.
+        stores: whether what is learned is stored for later processes: Note [Warm starts].
     """
 
     options: Options
@@ -82,9 +87,12 @@ class InnerCompile:
     captured_outputs: Mapping[int, RoleInfo] | None
     inductor: Mapping[str, Any]
     not_graphed: str
+    lines: DynamoLines | None
+    stores: bool
     _forward: GraphIO | None = field(default=None, init=False)
     _forward_graph: LiveGraph | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
+    _hits: list[LiveGraph] = field(default_factory=list, init=False)
 
     def __call__(
         self, gm: GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any
@@ -103,28 +111,31 @@ class InnerCompile:
         kind = GraphKind.INFERENCE if kwargs.get("is_inference") else GraphKind.FORWARD
         if kwargs.get("is_backward"):
             kind = GraphKind.BACKWARD
+        self._forget_hits()
         try:
             graph = LiveGraph(self._new_record(gm, kind, kwargs))
             forward = self._forward_graph if kind is GraphKind.BACKWARD else None
-            attribute = AttributeStage(
-                graph.record,
+            provenance = AttributeStage(
+                gm,
+                graph,
                 forward.aot_nodes if forward is not None else None,
+                self.lines.caller if self.lines is not None else None,
                 compile_plainly,
                 self.captured_nodes,
             )
-            models: list[ObservableModel] = []
-            trees = self._in_trees(graph.record, gm, kwargs.get("cudagraphs"), given, models)
-            # The attribute stage may compile a second time: it is the innermost.
-            observe = ObserveStage(
-                graph, self.options, tuple(example_inputs), models if self.graphs else None
+            outside = self._read(
+                graph.record.id,
+                "what no CUDA graph can have",
+                lambda: operator_outside_of_graphs(gm) if self.graphs else None,
+                None,
             )
-            stages = [observe, trees, RecordStage(graph.record), attribute]
+            sizes = size_inputs(example_inputs)
+            stages = self._stages(graph, sizes, outside, kwargs.get("cudagraphs"), given)
+            # It may compile a second time: it is the innermost.
+            stages.append(provenance)
         except Exception as error:
             RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
-
-        def failed(stage: CompileStage, half: str, error: Exception) -> None:
-            RUNTIME.ledger.fallback(graph.record.id, f"{half} of stage {stage.name}", error)
 
         def compile_timed() -> Any:
             begin = time.perf_counter_ns()
@@ -133,61 +144,173 @@ class InnerCompile:
             finally:
                 graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        present = [stage for stage in stages if stage is not None]
-        compiled = compile_through(present, compile_timed, gm, failed)
-        if kind is GraphKind.FORWARD:
-            graph.aot_nodes = attribute.aot_nodes
-            self._forward_graph = graph
-            if self.options.compiled_autograd:
-                what = "the number of a graph whose backward is captured"
-                aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
-                if aot_id is not None:
-                    FORWARDS[aot_id] = graph
-        # Complete now: other threads make profiles, and write them, at any time.
-        RUNTIME.add(graph)
-        if self.not_graphed:
-            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
+        compiled = compile_through(stages, compile_timed, self._on_failure(graph.record))
+        if kind is GraphKind.FORWARD and self.options.compiled_autograd:
+            what = "the number of a graph whose backward is captured"
+            aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
+            if aot_id is not None:
+                FORWARDS[aot_id] = graph
+        key = _torch_compat.cache_key(compiled)
+        if self.stores and key is not None and self.lines is not None:
+            self._store(graph, sizes, outside, self.lines, key)
+        self._add(graph, stages)
         RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
-        impossible = trees.impossible if trees is not None else ""
+        self._check_graphed(graph.record, stages)
+        return compiled
+
+    def wrap_hit(
+        self,
+        known: Known | None,
+        compiled: Any,
+        fx_config: Mapping[str, Any],
+        post_compile: Callable[[Mapping[str, Any]], Any],
+    ) -> Any:
+        """Wrap a graph from AOTAutograd's cache as a compiled one: Note [Warm starts].
+
+        Args:
+            known: what was learned when it was traced and compiled; None if that is lost.
+            compiled: Inductor's object for the graph, as it comes from the cache.
+            fx_config: what torch finishes it with.
+            post_compile: finishes ``compiled`` with such a configuration.
+        """
+        given = {**fx_config, "cudagraphs": _torch_compat.no_cudagraphs()}
+        try:
+            graph = self._restored(known, compiled)
+            sizes = known.companion.sizes if known is not None else SizeInputs()
+            outside = known.companion.outside if known is not None else None
+            stages = self._stages(graph, sizes, outside, fx_config.get("cudagraphs"), given)
+        except Exception as error:
+            RUNTIME.ledger.fallback(None, "a graph from AOTAutograd's cache", error)
+            return post_compile(given)
+        finished = compile_through(
+            stages, lambda: post_compile(given), self._on_failure(graph.record)
+        )
+        self._hits.append(graph)
+        self._add(graph, stages)
+        found = "found in AOTAutograd's cache"
+        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, found)
+        self._check_graphed(graph.record, stages)
+        return finished
+
+    def _restored(self, known: Known | None, compiled: Any) -> LiveGraph:
+        """The graph of a hit, with its nodes and buffers."""
+        id_ = RUNTIME.new_graph_id()
+        compile_id = self._read(id_, "Dynamo's id of a frame", _torch_compat.compile_id, None)
+        if known is None:
+            why = "it came from a cache, and what describes it was not beside it"
+            RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, id_, why)
+            kind = GraphKind(_torch_compat.kind_of_cached(compiled))
+            record = GraphRecord(id_, kind, compile_id, fx_cache="hit", unobservable=why)
+            return LiveGraph(record)
+        graph = restored(known.companion, id_, compile_id)
+        attribute(graph, known.artifact.with_texts(_torch_compat.source_code(compiled)))
+        return graph
+
+    def _forget_hits(self) -> None:
+        """Drop the graphs of hits that were none: torch compiles, since another part of the entry
+        was missing."""
+        for graph in self._hits:
+            RUNTIME.discard(graph)
+        self._hits.clear()
+
+    def _stages(
+        self,
+        graph: LiveGraph,
+        sizes: SizeInputs,
+        outside: Outside | None,
+        box: Any,
+        given: dict[str, Any],
+    ) -> list[CompileStage]:
+        """The stages around a graph, the first outermost.
+
+        Args:
+            box: Inductor's own, which says whether it may capture.
+            given: what Inductor finishes the graph with, which gets that box in graph trees.
+        """
+        record = graph.record
+        first = self._forward_graph if record.kind is GraphKind.BACKWARD else None
+        record.graph_id = first.record.id if first is not None else record.id
+        if record.kind is GraphKind.FORWARD:
+            self._forward_graph = graph
+        models: list[ObservableModel] = []
+        observe = ObserveStage(graph, self.options, sizes, models if self.graphs else None)
+        trees = self._in_trees(record, outside, box, given, models)
+        return [observe, *trees, RecordStage(record)]
+
+    def _add(self, graph: LiveGraph, stages: Sequence[CompileStage]) -> None:
+        # Complete now: other threads make profiles, and write them, at any time.
+        RUNTIME.add(graph)
+        if self.not_graphed:
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
+
+    def _check_graphed(self, record: GraphRecord, stages: Sequence[CompileStage]) -> None:
+        """Raises ``RuntimeError`` if nothing of a graph can be captured where that is an error."""
+        found = (s.impossible for s in stages if isinstance(s, GraphsStage))
+        impossible = next(found, "")
         if impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
             raise RuntimeError(
-                f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
+                f"{record.label} would run without a CUDA graph, and cudagraph_or_error "
                 f"is on: {impossible}"
             )
-        return compiled
+
+    def _on_failure(self, record: GraphRecord) -> Callable[[CompileStage, str, Exception], None]:
+        def failed(stage: CompileStage, half: str, error: Exception) -> None:
+            RUNTIME.ledger.fallback(record.id, f"{half} of stage {stage.name}", error)
+
+        return failed
+
+    def _store(
+        self,
+        graph: LiveGraph,
+        sizes: SizeInputs,
+        outside: Outside | None,
+        lines: DynamoLines,
+        key: str,
+    ) -> None:
+        """Store what is known of a graph for processes that will not trace it. Without it they
+        do."""
+        what = "its description beside the cache"
+        try:
+            store_companion(graph, sizes, outside, lines, key)
+        except OSError as error:
+            why = _torch_compat.why_not_stored(error)
+            RUNTIME.ledger.not_stored(graph.record.id, what, why)
+        except KeyError as error:
+            why = f"a line of it is none of the traced program's: {error.args[0]}"
+            RUNTIME.ledger.not_stored(graph.record.id, what, why)
+        except Exception as error:
+            RUNTIME.ledger.fallback(graph.record.id, f"storing {what}", error)
 
     def _in_trees(
         self,
         record: GraphRecord,
-        gm: GraphModule,
+        outside: Outside | None,
         box: Any,
         given: dict[str, Any],
         models: list[ObservableModel],
-    ) -> GraphsStage | None:
-        """The stage of the graph trees, if code is to run there; ``box`` is Inductor's own, which
-        says whether it may capture."""
+    ) -> list[GraphsStage]:
+        """The stage of the graph trees, if code is to run there."""
         if not self.graphs:
-            return None
+            return []
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
-        why = self._read(
-            record.id, "what no CUDA graph can have", lambda: operator_outside_of_graphs(gm), ""
-        )
-        return GraphsStage(
-            record,
-            box,
-            given,
-            models,
-            clone_outputs=self.options.outputs == "clone",
-            inductor=self.inductor,
-            of_forward=of_forward and box is self._forward_box,
-            outside=why,
-        )
+        return [
+            GraphsStage(
+                record,
+                box,
+                given,
+                models,
+                clone_outputs=self.options.outputs == "clone",
+                inductor=self.inductor,
+                of_forward=of_forward and box is self._forward_box,
+                outside=outside,
+            )
+        ]
 
     def _read(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
         """Read a private part of torch with ``read``; ``neutral`` where that fails:
@@ -231,7 +354,6 @@ class InnerCompile:
             # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
             kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
             compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
-            graph_id=kwargs.get("graph_id"),
             inputs=io.inputs,
             outputs=io.outputs,
         )

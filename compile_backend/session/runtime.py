@@ -146,12 +146,15 @@ class LiveGraph:
     """A compiled graph; profiles hold copies of ``record``, whose ``calls`` is theirs alone.
 
     Attributes:
-        aot_nodes: of a forward, the nodes of its AOT graph by name, which its backward needs.
+        aot_nodes: the nodes of its AOT graph by name, which a forward's backward needs.
+        instrumented: the code of an instrumented copy of its generated code
+            (``WrapperCode.copy``), until its calls are observed.
     """
 
     record: GraphRecord
     calls: Counter = field(default_factory=Counter)
     aot_nodes: Mapping[str, NodeProvenance] = field(default_factory=dict)
+    instrumented: bytes | None = None
 
 
 class Runtime:
@@ -178,6 +181,11 @@ class Runtime:
         """Make a compiled graph part of the profile."""
         with self._lock:
             self._graphs[graph.record.id] = graph
+
+    def discard(self, graph: LiveGraph) -> None:
+        """Take a graph that was never called out of the profile."""
+        with self._lock:
+            self._graphs.pop(graph.record.id, None)
 
     def graphs(self) -> list[LiveGraph]:
         """All graphs, ordered by id."""

@@ -33,7 +33,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule
@@ -59,13 +59,24 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
-def operator_outside_of_graphs(gm: GraphModule) -> str:
-    """The first operator that no CUDA graph can have, with its line; "" if there is none."""
+class Outside(NamedTuple):
+    """An operator that no CUDA graph can have: name of its node, reason, and ``file:line`` of the
+    program that calls it, None where that is not known."""
+
+    node: str
+    why: str
+    frame: str | None
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.why} ({self.frame or 'no line is known'})"
+
+
+def operator_outside_of_graphs(gm: GraphModule) -> Outside | None:
+    """The first operator of a graph that no CUDA graph can have; None if there is none."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and (why := _why_outside(node)):
-            frame = user_frame(node.meta.get("stack_trace"))
-            return f"{node.name}: {why} ({frame or 'no line is known'})"
-    return ""
+            return Outside(node.name, why, user_frame(node.meta.get("stack_trace")))
+    return None
 
 
 def _why_outside(node: torch.fx.Node) -> str:
@@ -104,7 +115,7 @@ class GraphsStage(CompileStage):
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
         inductor: options of Inductor that were given to this compilation.
-        outside: the first operator of the graph that no CUDA graph can have, "" if there is none.
+        outside: the first operator of the graph that no CUDA graph can have.
 
     Attributes:
         impossible: why nothing of the compiled graph can be captured, "" if something can.
@@ -118,7 +129,7 @@ class GraphsStage(CompileStage):
     clone_outputs: bool
     inductor: Mapping[str, Any]
     of_forward: bool = False
-    outside: str = ""
+    outside: Outside | None = None
     impossible: str = field(default="", init=False)
     _wrapped: list[dict[str, Any]] = field(default_factory=list, init=False)
     name = "graphs"
@@ -127,7 +138,7 @@ class GraphsStage(CompileStage):
         # Asked now: compiling may switch it off for reasons of the code's own.
         self._switched_off = self.box is not None and not self.box
 
-    def pre_compile(self, gm: GraphModule, cleanup: contextlib.ExitStack) -> None:
+    def pre_compile(self, cleanup: contextlib.ExitStack) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
         cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
         self.given["cudagraphs"] = self.box

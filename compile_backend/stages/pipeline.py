@@ -1,8 +1,8 @@
 """Composable wrapper stages around the compilation of one graph.
 
-A stage has two halves: ``pre_compile`` sees the graph before the compiler does,
-``post_compile`` wraps what the compiler returned. Stages compose like parentheses: the
-first to see the graph is the last to wrap, so it stands outermost at run time.
+A stage has two halves: ``pre_compile`` comes before the compiler, ``post_compile`` wraps what
+the compiler returned. Stages compose like parentheses: the first to prepare is the last to
+wrap, so it stands outermost at run time. The compiler may be a cache that has the graph.
 
 Note [A failing stage]
 ~~~~~~~~~~~~~~~~~~~~~~
@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch.fx import GraphModule
-
 
 class CompileStage:
     """One stage of one compilation, which keeps what its first half learns for its second; each
@@ -27,9 +25,8 @@ class CompileStage:
 
     name: str = "stage"
 
-    def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
-        """Look at the graph, or prepare it, before it is compiled; ``cleanup`` is closed when the
-        compilation has ended."""
+    def pre_compile(self, cleanup: ExitStack) -> None:
+        """Prepare the compilation; ``cleanup`` is closed when it has ended."""
 
     def post_compile(self, compiled: Any) -> Any:
         """Wrap what the compiler and the inner stages returned: a callable, or what holds one."""
@@ -39,14 +36,13 @@ class CompileStage:
 def compile_through(
     stages: Sequence[CompileStage],
     compiler: Callable[[], Any],
-    gm: GraphModule,
     on_failure: Callable[[CompileStage, str, Exception], None],
 ) -> Any:
     """Compile a graph with ``stages`` around it, the first outermost.
 
     Args:
         stages: all first halves run in this order, all second halves in reverse.
-        compiler: compiles ``gm``; called once.
+        compiler: compiles the graph; called once.
         on_failure: called with the stage, ``pre_compile`` or ``post_compile``, and the exception:
             Note [A failing stage].
     """
@@ -54,7 +50,7 @@ def compile_through(
         entered: list[CompileStage] = []
         for stage in stages:
             try:
-                stage.pre_compile(gm, cleanup)
+                stage.pre_compile(cleanup)
             except Exception as e:
                 on_failure(stage, "pre_compile", e)
             else:

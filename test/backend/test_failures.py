@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.compile_backend import inner_compile
+from memprof.compile_backend import _torch_compat, inner_compile
 from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.compile_backend.stages.observe import recorder, stage
-from memprof.compile_backend.stages.provenance import artifact as artifacts
 from memprof.compile_backend.stages.provenance import stage as provenance_stage
 from memprof.profiler.model import LedgerKind, Profile
 
@@ -36,9 +35,9 @@ PLACES = [
     (provenance_stage, "snapshot"),
     (provenance_stage, "tag_nodes"),
     (provenance_stage, "describe_lowerings"),
-    (provenance_stage, "statements"),
+    (provenance_stage, "read_wrapper"),
     (provenance_stage, "first_lines"),
-    (stage, "instrument"),
+    (stage, "clone_factory"),
     (stage, "CallRecorder"),
     (stage, "build_program"),
     (stage, "categorizer"),
@@ -156,10 +155,10 @@ def test_an_error_of_the_compiler_is_the_compilers() -> None:
 def test_a_cache_folder_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(artifact: artifacts.Artifact, path: Path) -> None:
-        raise OSError(28, "No space left on device", f"{path}.tmp")
+    def full(key: str, content: bytes) -> None:
+        raise OSError(28, "No space left on device", f"{key}.tmp")
 
-    monkeypatch.setattr(provenance_stage.artifacts, "store", full)
+    monkeypatch.setattr(_torch_compat, "write_to_cache", full)
     with memprof.profile() as session:
         for factor in (3, 4):
             torch._dynamo.reset()
@@ -171,10 +170,11 @@ def test_a_cache_folder_that_cannot_be_written(
     # AND what is said is just that, for each graph in the ledger and once in the log
     assert not [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
     stored = [e for e in profile.ledger if e.kind is LedgerKind.NOT_STORED]
-    assert [e.graph for e in stored] == [g.id for g in profile.graphs]
+    assert [e.graph for e in stored] == [g.id for g in profile.graphs for _ in range(2)]
     assert "No space left on device" in stored[0].reason
-    (said,) = [r.getMessage() for r in caplog.records if r.name == "memprof"]
+    said, also_said = [r.getMessage() for r in caplog.records if r.name == "memprof"]
     assert "cannot store provenance beside the cache" in said
+    assert "cannot store its description beside the cache" in also_said
     assert "compile them again" in said
 
 
@@ -186,16 +186,16 @@ def _profile_of(function: Any, *args: torch.Tensor) -> Profile:
 
 
 def test_a_cached_graph_whose_provenance_is_gone_is_compiled_again() -> None:
-    # GIVEN a graph in Inductor's cache whose artifact file was deleted, or damaged
+    # GIVEN a graph in Inductor's cache whose artifact was damaged
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x * 5).cos()
 
     first = _profile_of(f, torch.ones(6))
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "memprof"
-    stored = sorted(folder.rglob("*.json"))
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    stored = [path for path in folder.rglob("*-memprof-provenance-*/*") if path.is_file()]
     assert stored
     for path in stored:
-        path.write_text("{")
+        path.write_bytes(path.read_bytes()[:-1])
     # WHEN it is compiled again
     again = _profile_of(f, torch.ones(6))
     # THEN it is compiled for real, once, with the same provenance, and stored anew

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memprof.compile_backend.stages.observe.recorder import instrument
-from memprof.compile_backend.stages.provenance.generated_code import statements
+from memprof.compile_backend.stages.provenance.generated_code import clone_factory, read_wrapper
 from memprof.profiler.live.stack_text import clean_module_path, innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame, StatementKind
 
@@ -53,7 +52,7 @@ def get_args():
 
 
 def test_statements_are_classified() -> None:
-    found = [(s.line, s.kind.value, s.targets, s.reads) for s in statements(WRAPPER)]
+    found = [(s.line, s.kind.value, s.targets, s.reads) for s in read_wrapper(WRAPPER).statements]
     assert found == [
         (11, "other", ("arg0_1", "arg1_1"), ("args",)),
         (12, "other", (), ()),
@@ -83,12 +82,12 @@ def test_allocations_are_recognised_on_every_device() -> None:
         "empty_strided((2,), (1,), device='cpu')",
     ]
     source += "".join(f"    buf{i} = {c}\n" for i, c in enumerate(calls))
-    assert {s.kind for s in statements(source)} == {StatementKind.ALLOC}
+    assert {s.kind for s in read_wrapper(source).statements} == {StatementKind.ALLOC}
 
 
 def test_code_that_is_not_python_is_refused() -> None:
     with pytest.raises(SyntaxError):
-        statements("int main() { return 0; }")
+        read_wrapper("int main() { return 0; }")
 
 
 class _Hooks:
@@ -131,8 +130,9 @@ call = runner.call
     exec(compile(source, "generated.py", "exec"), module)
     before = set(module)
     # WHEN its clone runs
-    clone = instrument(source, module)
-    assert clone is not None
+    copy = read_wrapper(source).copy
+    assert copy is not None
+    clone = clone_factory(copy, module)
     hooks = _Hooks()
     result = clone(hooks).call([4])
     # THEN it has worked on the module's own globals and left nothing else there
@@ -152,8 +152,9 @@ def test_a_traceback_of_the_clone_points_into_the_generated_file() -> None:
     source = "def call(args):\n    x = 1\n    raise ValueError(x)\n"
     module: dict[str, object] = {"__file__": "generated.py"}
     exec(compile(source, "generated.py", "exec"), module)
-    clone = instrument(source, module)
-    assert clone is not None
+    copy = read_wrapper(source).copy
+    assert copy is not None
+    clone = clone_factory(copy, module)
     with pytest.raises(ValueError, match="1") as caught:
         clone(_Hooks()).call([])
     last = caught.traceback[-1]
@@ -161,7 +162,7 @@ def test_a_traceback_of_the_clone_points_into_the_generated_file() -> None:
 
 
 def test_a_module_without_a_python_wrapper_has_no_clone() -> None:
-    assert instrument("call = load_binary()", {}) is None
+    assert read_wrapper("call = load_binary()").copy is None
 
 
 def test_stack_traces_of_every_python_version() -> None:

@@ -57,7 +57,7 @@ def test_who_asks_for_no_cuda_graphs_gets_none(
     monkeypatch.setattr(backend, "runs_on_cuda", lambda gm, inputs: True)
     given: list[tuple[bool, dict[str, object]]] = []
 
-    def compile_fx(gm: object, inputs: object, inner: InnerCompile, config: Any) -> None:
+    def compile_fx(gm: object, inputs: object, inner: InnerCompile, config: Any, **_: Any) -> None:
         given.append((inner.graphs, config))
 
     monkeypatch.setattr(_torch_compat, "run_compile_fx", compile_fx)

@@ -7,14 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import torch
 
 from memprof.compile_backend.stages.pipeline import CompileStage, compile_through
 
 Compiled = Callable[[list[str]], list[str]]
-
-
-GRAPH = torch.fx.symbolic_trace(lambda x: x)
 
 
 class Recorder(CompileStage):
@@ -25,7 +21,7 @@ class Recorder(CompileStage):
         self.log = log
         self.fails = fails
 
-    def pre_compile(self, gm: torch.fx.GraphModule, cleanup: ExitStack) -> None:
+    def pre_compile(self, cleanup: ExitStack) -> None:
         cleanup.callback(self.log.append, f"end {self.name}")
         self.log.append(f"pre {self.name}")
         if self.fails == "pre":
@@ -54,7 +50,7 @@ def run(
     def failed(stage: CompileStage, half: str, error: Exception) -> None:
         failures.append((stage.name, half, type(error).__name__))
 
-    return compile_through(stages, compiler, GRAPH, failed)([])
+    return compile_through(stages, compiler, failed)([])
 
 
 def test_first_to_see_the_graph_is_outermost_at_run_time() -> None:
@@ -90,6 +86,6 @@ def test_what_the_compiler_raises_is_the_users() -> None:
         raise KeyError("user")
 
     with pytest.raises(KeyError, match="user"):
-        compile_through([Recorder("a", log)], compiler, GRAPH, lambda *a: failures.append(a))
+        compile_through([Recorder("a", log)], compiler, lambda *a: failures.append(a))
     assert log == ["pre a", "end a"]
     assert failures == []

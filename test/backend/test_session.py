@@ -104,7 +104,8 @@ def test_a_profile_is_written_when_the_training_fails(tmp_path: Path) -> None:
         _, compiled = _compiled()
         compiled(torch.ones(2, 8))
         raise ZeroDivisionError
-    assert len(read_profile(path).graphs) == 1
+    # The backward is there too where it was in a cache.
+    assert [g.calls for g in read_profile(path).graphs] in ([1], [1, 0])
 
 
 def test_a_session_is_used_once() -> None:
@@ -154,7 +155,7 @@ def test_a_reset_inside_a_session_keeps_the_sessions_graphs() -> None:
         compiled(torch.ones(2, 8))
         torch._dynamo.reset()
         compiled(torch.ones(2, 8))
-    assert [g.calls for g in session.profile().graphs] == [1, 1]
+    assert [g.calls for g in session.profile().graphs if g.calls] == [1, 1]
 
 
 def test_each_combination_of_sizes_has_its_program() -> None:

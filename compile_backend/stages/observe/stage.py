@@ -33,9 +33,9 @@ from ...session.ledger import Counter as Ticks
 from ...session.runtime import RUNTIME, LiveGraph
 from ..graphs import ObservableModel, running
 from ..pipeline import CompileStage
-from ..provenance.generated_code import partition_functions
+from ..provenance.generated_code import Clone, clone_factory, partition_functions
 from .program_builder import build_program, categorizer
-from .recorder import CallRecorder, InstrumentedCall, instrument
+from .recorder import CallRecorder
 
 BoxedCall = Callable[[list[Any]], Any]
 
@@ -49,6 +49,40 @@ MAX_FRUITLESS_CALLS = 3
 """Calls of a graph in the trees that may show nothing before it is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class SizeInputs:
+    """Inputs of a graph that the symbolic sizes of a call can be read off.
+
+    Attributes:
+        integers: indices of inputs that are sizes themselves.
+        dims: (input, dimension) of sizes that no such input gives.
+    """
+
+    integers: tuple[int, ...] = ()
+    dims: tuple[tuple[int, int], ...] = ()
+
+
+def size_inputs(args: Sequence[Any]) -> SizeInputs:
+    """The inputs to read sizes off, among the fake tensors and symbolic integers that a graph is
+    traced with. The ragged size of a jagged tensor is no number: it differs for each tensor, of
+    whatever sizes."""
+    sizes = tuple(
+        i
+        for i, a in enumerate(args)
+        if isinstance(a, int) or (isinstance(a, torch.SymInt) and not compat.is_nested_size(a))
+    )
+    given_symbols = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
+    dims = []
+    for i, a in enumerate(args):
+        if isinstance(a, torch.Tensor):
+            for d, size in enumerate(a.shape):
+                symbols = compat.size_symbols(size)
+                if not symbols <= given_symbols:
+                    given_symbols |= symbols
+                    dims.append((i, d))
+    return SizeInputs(sizes, tuple(dims))
+
+
 @dataclass(eq=False, repr=False)
 class ObserveStage(CompileStage):
     """Wraps the callable of one compiled graph.
@@ -56,7 +90,7 @@ class ObserveStage(CompileStage):
     Args:
         graph: whose calls are counted and whose record gets the programs.
         options: how many calls to observe.
-        args: fake tensors and symbolic integers that the graph was traced with.
+        sizes: which of its inputs the sizes of a call can be read off.
         models: where the callable may run in graph trees: what they run, complete when it is
             compiled. Its first call, which is their warm-up and tunes the kernels, goes by
             unobserved; one clean observation follows it. None where there are no trees.
@@ -64,7 +98,7 @@ class ObserveStage(CompileStage):
 
     graph: LiveGraph
     options: Options
-    args: Sequence[Any]
+    sizes: SizeInputs
     models: list[ObservableModel] | None = None
     name = "observe"
 
@@ -93,26 +127,6 @@ class ObserveStage(CompileStage):
         return call
 
 
-def _size_inputs(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Indices of inputs that are sizes; (input, dimension) of sizes that none of them gives. The
-    ragged size of a jagged tensor is no number: it differs for each tensor, of whatever sizes."""
-    sizes = tuple(
-        i
-        for i, a in enumerate(args)
-        if isinstance(a, int) or (isinstance(a, torch.SymInt) and not compat.is_nested_size(a))
-    )
-    given_symbols = {symbol for i in sizes for symbol in compat.size_symbols(args[i])}
-    dims = []
-    for i, a in enumerate(args):
-        if isinstance(a, torch.Tensor):
-            for d, size in enumerate(a.shape):
-                symbols = compat.size_symbols(size)
-                if not symbols <= given_symbols:
-                    given_symbols |= symbols
-                    dims.append((i, d))
-    return sizes, tuple(dims)
-
-
 class _ObservedCall:
     """The changing callable of one graph, see Note [Three lives of a callable]; ``install`` gets
     the first one and, as it changes, later ones."""
@@ -130,7 +144,8 @@ class _ObservedCall:
         self.plain = plain
         self.compiled = compiled
         self.module_globals = compat.generated_globals(compiled) or {}
-        self.sizes, self.dims = _size_inputs(stage.args)
+        self.sizes = stage.sizes.integers
+        self.dims = stage.sizes.dims
         self.dynamic = bool(self.sizes or self.dims)
         # By key, what calls that are observed no more run.
         self.settled: dict[tuple[int, ...], BoxedCall] = {}
@@ -146,7 +161,8 @@ class _ObservedCall:
         self._models = [] if self.dims else self._models_of(stage.models or ())
         self._unobserved = self._steady(UNOBSERVED)
         self._beyond: Ticks | None = None
-        self._clone: InstrumentedCall | None = None
+        self._graph = stage.graph
+        self._clone: Callable[[Any], Clone] | None = None
         self._observing = threading.Lock()
         self._install = install
         for option in ("observe_runs", "max_programs"):
@@ -267,7 +283,9 @@ class _ObservedCall:
         """Stop observing calls with ``key``: each is recorded with the index ``program``."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
-        self._clone = self._clone if self.dynamic else None
+        if not self.dynamic:
+            self._clone = None
+            self._graph.instrumented = None
         self.settled[key] = steady = self._steady(program)
         if not self.dynamic:
             self._install(steady)
@@ -287,8 +305,9 @@ class _ObservedCall:
     def _observable(self, recorder: CallRecorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python
         wrapper there is nothing to instrument: the allocator's events alone give the bytes."""
-        if self._clone is None and self.module_globals:
-            self._clone = instrument(self.compiled.source_code, self.module_globals)
+        code = self._graph.instrumented
+        if self._clone is None and self.module_globals and code is not None:
+            self._clone = clone_factory(code, self.module_globals)
 
         # What the trees allocate around the copy of a partition is not the graph's.
         def inside(run: BoxedCall, inputs: list[Any]) -> Any:

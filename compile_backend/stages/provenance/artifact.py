@@ -1,29 +1,27 @@
 """The part of a graph's provenance that depends only on the compiled artifact.
 
-It is stored in Inductor's cache directory beside the FX graph cache, under the same key,
-so that a cache hit, in this process or a later one, still knows its buffers. It holds
-no user source: see Note [Two levels of nodes] in ``aot_nodes``.
+It is stored beside the artifact in Inductor's cache, so that a cache hit, in this process or a
+later one, still knows its buffers, and parses nothing. It holds no user source: see Note [Two
+levels of nodes] in ``aot_nodes``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 from torch.fx import Node
 
 from memprof.profiler.model import BufferProvenance, Evidence
 
+from ...stored import Stored
 from .aot_nodes import nearest, tag_of, target_name
+from .generated_code import WrapperCode
 
-VERSION = "2"
-"""Version of the stored form; part of its path, and of Inductor's cache key by ``LoweringTap``."""
+VERSION = "3"
+"""Version of the stored form; part of its key, and of Inductor's cache key by ``LoweringTap``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +37,35 @@ class ArtifactNode:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Nodes and buffers of one compiled graph, by name; a buffer's ``line`` is not known yet."""
+    """Nodes and buffers of one compiled graph, by name, and its generated code; a buffer's ``line``
+    is not known yet."""
 
     nodes: dict[str, ArtifactNode] = field(default_factory=dict)
     buffers: dict[str, BufferProvenance] = field(default_factory=dict)
+    code: WrapperCode = field(default_factory=WrapperCode)
+
+    def with_texts(self, source: str) -> Artifact:
+        """A stored artifact with the texts of its statements, taken from the code's ``source``."""
+        return replace(self, code=self.code.with_texts(source))
 
 
-def path_for(cache_dir: str, key: str) -> Path:
-    """Path of the artifact that belongs to the FX graph cache entry ``key``."""
-    return Path(cache_dir) / "memprof" / f"provenance-{VERSION}" / key[1:3] / f"{key}.json"
+STORED = Stored(f"provenance-{VERSION}", Artifact)
 
 
-def store(artifact: Artifact, path: Path) -> None:
-    """Write atomically: readers see the old file, none, or the whole new one.
+def store(artifact: Artifact, key: str) -> None:
+    """Keeps the artifact beside the entry ``key`` of Inductor's cache.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(artifact))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    STORED.write(replace(artifact, code=artifact.code.without_texts()), key)
 
 
-def load(path: Path) -> Artifact | None:
-    """The stored artifact; None if there is none, or a damaged one: the graph is compiled again and
-    stored anew."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Artifact)
-    except (OSError, msgspec.MsgspecError):
-        return None
+def load(key: str, source: str) -> Artifact | None:
+    """The artifact of the entry ``key``, whose generated code is ``source``; None if there is none,
+    or a damaged one: the graph is compiled again and stored anew."""
+    found = STORED.read(key)
+    return found and found.with_texts(source)
 
 
 # --- made from Inductor's GraphLowering: layouts, and the FX nodes behind each buffer -------

@@ -1,19 +1,33 @@
-"""Inductor's generated wrapper: what each statement does to buffers, and changed copies of it.
+"""Inductor's generated wrapper: what each statement does to buffers, and instrumented copies of it.
 
 The wrapper is Python: a ``call(args)`` (a method of ``Runner`` in current versions), and
 functions beside it for graph partitions and for the branches of control flow.
 
-A changed copy is built inside a factory function: what it needs beyond the module's own globals are
-the factory's parameters, so nothing is written to the module, and two threads can have two copies.
-Line numbers stay, so tracebacks point into the generated file.
+An instrumented copy is built inside a factory function whose parameter is the object that the copy
+reports to, so nothing is written to the module, and two threads can have two copies. It uses the
+module's own globals, with the same kernels, constants and streams, and keeps the line numbers, so
+it computes the same values and its tracebacks still point into the generated file. Only calls to
+hooks, which never raise, are added:
+
+    hooks.at(line)                    before each statement
+    hooks.bound(name, value)          after ``name = …``
+    hooks.dropped(names)              after ``del names``
+
+Reading the code is what costs: a graph of GPT-2 with 6 layers takes 80 ms, and the objects of its
+syntax tree set off collections of all that torch holds. So it is read once, by whoever compiled it,
+and what was read is stored beside the code (``artifact.py``).
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
+import marshal
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any, NamedTuple
 
 from memprof.profiler.model import Statement, StatementKind
@@ -36,21 +50,54 @@ def wrapper_functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]
                     yield f"Runner.{member.name}", member
 
 
-def call_function(tree: ast.Module) -> ast.FunctionDef | None:
-    """Function that a generated module runs at each call, None if it has no Python wrapper."""
-    functions = dict(wrapper_functions(tree))
-    return functions.get("Runner.call", functions.get("call"))
+@dataclass(frozen=True, slots=True)
+class WrapperCode:
+    """What is read off the source of a generated module.
+
+    Attributes:
+        statements: of all wrapper functions, in line order; without their texts where stored.
+        copy: code object of the instrumented copy's factory, marshalled; None where the module has
+            no Python wrapper (C++ wrapper code), so that no copy can be made.
+    """
+
+    statements: tuple[Statement, ...] = ()
+    copy: bytes | None = None
+
+    def without_texts(self) -> WrapperCode:
+        """The same without the texts of the statements, which the source has."""
+        return replace(self, statements=tuple(replace(s, text="") for s in self.statements))
+
+    def with_texts(self, source: str) -> WrapperCode:
+        """The same with the texts of the statements, taken from ``source``."""
+        lines = source.splitlines()
+        found = (replace(s, text=lines[s.line - 1].strip()) for s in self.statements)
+        return replace(self, statements=tuple(found))
 
 
-def statements(source: str) -> tuple[Statement, ...]:
-    """The statements of all wrapper functions of ``source``, in line order.
+def read_wrapper(source: str) -> WrapperCode:
+    """Reads the source of a generated module, which is parsed once.
 
     Raises:
-        SyntaxError: ``source`` is not Python, for example C++ wrapper code.
+        SyntaxError: ``source`` is not Python.
     """
-    lines = source.splitlines()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        tree = ast.parse(source)
+        functions = list(wrapper_functions(tree))
+        found = statements(functions, source.splitlines())
+        return WrapperCode(found, _instrumented_copy(tree) if functions else None)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def statements(
+    functions: Sequence[tuple[str, ast.FunctionDef]], lines: Sequence[str]
+) -> tuple[Statement, ...]:
+    """The statements of ``functions``, in line order; ``lines`` are those of their source."""
     found: list[Statement] = []
-    for name, function in wrapper_functions(ast.parse(source)):
+    for name, function in functions:
         for st in _flatten(function.body):
             kind, targets, reads = _classify(st)
             text = lines[st.lineno - 1].strip()
@@ -133,15 +180,66 @@ def _names(expression: ast.expr) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.id for n in found if n.id not in ("torch", "self")))
 
 
-# --- copies of the wrapper -------------------------------------------------------------------
+# --- instrumented copies ---------------------------------------------------------------------
 
 _FACTORY = "__memprof_factory__"
+_HOOKS = "__memprof_hooks__"
 
 Boxed = Callable[..., Any]
 
 
+def _instrumented_copy(tree: ast.Module) -> bytes | None:
+    """Code of a factory of instrumented copies, marshalled; ``tree`` is changed. None where nothing
+    in it is called at each call of the graph."""
+    functions = dict(wrapper_functions(tree))
+    if not functions.keys() & {"Runner.call", "call"}:
+        return None
+    for function in functions.values():
+        function.body = _instrumented(function.body)
+    body: list[ast.stmt] = [
+        top
+        for top in tree.body
+        if isinstance(top, (ast.ClassDef, ast.FunctionDef)) and top.name in {"Runner", *functions}
+    ]
+    factory = ast.parse(f"def {_FACTORY}({_HOOKS}): pass").body[0]
+    assert isinstance(factory, ast.FunctionDef)
+    factory.body = [*body, *ast.parse("return locals()").body]
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    return marshal.dumps(compile(module, "<generated>", "exec"))
+
+
+def _instrumented(body: list[ast.stmt]) -> list[ast.stmt]:
+    out: list[ast.stmt] = []
+    for st in body:
+        for part in ("body", "orelse"):
+            if isinstance(inner := getattr(st, part, None), list):
+                setattr(st, part, _instrumented(inner))
+        if not isinstance(st, ast.FunctionDef):
+            out.append(_hook(st, "at", ast.Constant(st.lineno)))
+        out.append(st)
+        # A list of arguments for a partition makes nothing and owns nothing.
+        if isinstance(st, ast.Assign) and not isinstance(st.value, (ast.List, ast.Tuple)):
+            names = [n for t in st.targets for n in target_names(t)]
+            out.extend(_hook(st, "bound", ast.Constant(n), ast.Name(n, ast.Load())) for n in names)
+        elif isinstance(st, ast.Delete):
+            names = [n for t in st.targets for n in target_names(t)]
+            if names:
+                constants: list[ast.expr] = [ast.Constant(n) for n in names]
+                out.append(_hook(st, "dropped", ast.Tuple(constants, ast.Load())))
+    return out
+
+
+def _hook(at: ast.stmt, name: str, *arguments: ast.expr) -> ast.stmt:
+    # Built, not parsed: a large graph has thousands of statements.
+    function = ast.Attribute(ast.Name(_HOOKS, ast.Load()), name, ast.Load())
+    statement = ast.Expr(ast.Call(function, list(arguments), []))
+    for node in ast.walk(statement):
+        ast.copy_location(node, at)
+    return statement
+
+
 class Clone(NamedTuple):
-    """A copy whose parameters have values: its partition functions, in order; ``bind`` gives its
+    """A copy that reports to its hooks: its partition functions, in order; ``bind`` gives its
     ``call`` which runs others for them."""
 
     partitions: tuple[Boxed, ...]
@@ -153,39 +251,32 @@ class Clone(NamedTuple):
         return self.bind(self.partitions)
 
 
-def clone_factory(
-    tree: ast.Module, parameters: Sequence[str], module_globals: dict[str, Any]
-) -> Callable[..., Clone]:
-    """Return a function that makes a copy of the module's ``call`` from values of ``parameters``.
+def clone_factory(copy: bytes, module_globals: dict[str, Any]) -> Callable[[Any], Clone]:
+    """Returns a function that takes hooks and makes a copy of the module's ``call``.
 
     Args:
-        tree: a generated module, its wrapper functions changed as wanted.
-        parameters: names that the changed functions use beside ``module_globals``.
+        copy: of the module's ``WrapperCode``.
+        module_globals: of the generated module; they are used as they are and not changed.
     """
-    functions = dict(wrapper_functions(tree))
-    method = "Runner.call" in functions
-    body: list[ast.stmt] = [
-        top
-        for top in tree.body
-        if isinstance(top, (ast.ClassDef, ast.FunctionDef)) and top.name in {"Runner", *functions}
-    ]
-    factory = ast.parse(f"def {_FACTORY}({', '.join(parameters)}): pass").body[0]
-    assert isinstance(factory, ast.FunctionDef)
-    factory.body = [*body, *ast.parse("return locals()").body]
-    module = ast.fix_missing_locations(ast.Module([factory], []))
+    code: CodeType = marshal.loads(copy)
     local: dict[str, Any] = {}
-    path = module_globals.get("__file__", "<generated>")
-    exec(compile(module, path, "exec"), module_globals, local)
+    exec(_in_file(code, module_globals.get("__file__", "<generated>")), module_globals, local)
     build = local[_FACTORY]
 
-    def make(*arguments: Any) -> Clone:
-        made = build(*arguments)
-        if not method:
+    def make(hooks: Any) -> Clone:
+        made = build(hooks)
+        if "Runner" not in made:
             return Clone((), lambda _: made["call"])
         partitions = tuple(made[p.__name__] for p in partition_functions(module_globals))
         return Clone(partitions, lambda functions: made["Runner"](list(functions)).call)
 
     return make
+
+
+def _in_file(code: CodeType, path: str) -> CodeType:
+    """``code`` as compiled from the file at ``path``, which another process may have elsewhere."""
+    inner = (_in_file(c, path) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=path, co_consts=tuple(inner))
 
 
 def partition_functions(module_globals: dict[str, Any]) -> list[Any]:

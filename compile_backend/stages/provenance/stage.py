@@ -14,22 +14,20 @@ from torch.fx import GraphModule
 from memprof.profiler.model import (
     Evidence,
     GraphKind,
-    GraphRecord,
     LedgerKind,
     NodeProvenance,
+    SourceFrame,
     Statement,
     StatementKind,
 )
-from memprof.profiler.sources.allocator.account import source_of
-from memprof.profiler.sources.allocator.where import line_of_caller
 
 from ... import _torch_compat
-from ...session.runtime import RUNTIME
+from ...session.runtime import RUNTIME, LiveGraph
 from ..pipeline import CompileStage
 from . import artifact as artifacts
 from .aot_nodes import captured_snapshot, draws_random_numbers, snapshot, tag_nodes
 from .artifact import Artifact, ArtifactNode, describe_lowerings
-from .generated_code import statements
+from .generated_code import read_wrapper
 from .lowering_tap import tap_lowering
 
 
@@ -38,102 +36,120 @@ class AttributeStage(CompileStage):
     """Finds out where each buffer of one compiled graph comes from.
 
     Args:
-        record: filled in by ``post_compile``.
+        gm: AOTAutograd's graph.
+        graph: its record is filled in by ``post_compile``.
         forward_nodes: for a backward graph, the AOT nodes of its forward.
+        caller: line that called the compiled function.
         compile_again: compiles the same graph once more, past the cache.
         captured_nodes: for a captured backward, the captured graph's nodes.
     """
 
-    record: GraphRecord
+    gm: GraphModule
+    graph: LiveGraph
     forward_nodes: Mapping[str, NodeProvenance] | None
+    caller: SourceFrame | None
     compile_again: Callable[[], Any]
     captured_nodes: Mapping[str, NodeProvenance] | None = None
-    aot_nodes: dict[str, NodeProvenance] = field(default_factory=dict, init=False)
     _lowerings: list[Any] = field(default_factory=list, init=False)
     name = "attribute"
 
-    def pre_compile(self, gm: GraphModule, cleanup: ExitStack) -> None:
+    def pre_compile(self, cleanup: ExitStack) -> None:
         """Read the AOT nodes, tag them, and tap the lowering to come."""
         # A backward is compiled where autograd first comes to it, which says nothing of its nodes.
-        backward = self.record.kind is GraphKind.BACKWARD
-        caller = None if backward else source_of(line_of_caller())
-        self.aot_nodes = (
-            snapshot(gm.graph, self.forward_nodes, caller)
+        backward = self.graph.record.kind is GraphKind.BACKWARD
+        self.graph.aot_nodes = (
+            snapshot(self.gm.graph, self.forward_nodes, None if backward else self.caller)
             if self.captured_nodes is None
-            else captured_snapshot(gm.graph, self.captured_nodes)
+            else captured_snapshot(self.gm.graph, self.captured_nodes)
         )
-        tag_nodes(gm.graph)
-        self.record.random = any(map(draws_random_numbers, gm.graph.nodes))
+        tag_nodes(self.gm.graph)
+        self.graph.record.random = any(map(draws_random_numbers, self.gm.graph.nodes))
         self._lowerings = cleanup.enter_context(tap_lowering(artifacts.VERSION))
 
     def post_compile(self, compiled: Any) -> Any:
         """Describe the buffers: from the lowering, or from the artifact of a cache hit."""
         if not hasattr(compiled, "current_callable"):
             # A graph without calls is not compiled: it makes nothing, so it has no buffers.
-            self.record.fx_cache = "bypass"
+            self.graph.record.fx_cache = "bypass"
             return compiled
         key = _torch_compat.cache_key(compiled)
         if self._lowerings:
-            self.record.fx_cache = "miss" if key else "bypass"
-            artifact = self._describe(key)
+            self.graph.record.fx_cache = "miss" if key else "bypass"
+            artifact = self._describe(compiled, key)
         else:
             compiled, artifact = self._from_cache(compiled, key)
-        self.record.statements = statements(getattr(compiled, "source_code", "") or "")
-        self.record.nodes = {
-            name: _resolve(name, node, self.aot_nodes) for name, node in artifact.nodes.items()
-        }
-        # A graph with buffers of such sizes can allocate something else at every call.
-        sizes = (b.nbytes_expr for b in artifact.buffers.values())
-        symbols = sorted({s for size in sizes for s in _UNBACKED.findall(size)})
-        if symbols:
-            self.record.data_dependent = f"sizes depend on data: {', '.join(symbols)}"
-        lines = first_lines(self.record.statements)
-        self.record.buffers = {
-            name: dataclasses.replace(buffer, line=lines.get(name))
-            for name, buffer in artifact.buffers.items()
-        }
+        attribute(self.graph, artifact)
         return compiled
 
-    def _describe(self, key: str | None) -> Artifact:
-        artifact = describe_lowerings(self._lowerings, self.aot_nodes)
+    def _describe(self, compiled: Any, key: str | None) -> Artifact:
+        artifact = describe_lowerings(self._lowerings, self.graph.aot_nodes)
+        code = read_wrapper(_torch_compat.source_code(compiled))
+        artifact = dataclasses.replace(artifact, code=code)
         if key is not None:
             try:
-                artifacts.store(artifact, self._path(key))
+                artifacts.store(artifact, key)
             except OSError as error:
-                # Its own text names a temporary file, another one for each graph.
-                why = f"{_torch_compat.inductor_cache_dir()}: {error.strerror or error}"
-                RUNTIME.ledger.not_stored(self.record.id, "provenance beside the cache", why)
+                RUNTIME.ledger.not_stored(
+                    self.graph.record.id,
+                    "provenance beside the cache",
+                    _torch_compat.why_not_stored(error),
+                )
         return artifact
 
     def _from_cache(self, compiled: Any, key: str | None) -> tuple[Any, Artifact]:
-        self.record.fx_cache = "hit"
-        artifact = artifacts.load(self._path(key)) if key is not None else None
+        record = self.graph.record
+        record.fx_cache = "hit"
+        source = _torch_compat.source_code(compiled)
+        artifact = artifacts.load(key, source) if key is not None else None
         if artifact is not None:
-            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, self.record.id, "found in Inductor's cache")
+            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, record.id, "found in Inductor's cache")
             return compiled, artifact
         RUNTIME.ledger.add(
             LedgerKind.RECOMPILED,
-            self.record.id,
+            record.id,
             "found in Inductor's cache, but its provenance was not beside it",
         )
+        cached = compiled
         with _torch_compat.compiling_again():
             compiled = self.compile_again()
+        _torch_compat.share_cache_key(compiled, cached)
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.
             RUNTIME.ledger.add(
                 LedgerKind.NOT_OBSERVED,
-                self.record.id,
+                record.id,
                 "the compiler did not show its buffers to this process",
             )
-            return compiled, Artifact()
-        return compiled, self._describe(key)
-
-    @staticmethod
-    def _path(key: str) -> Any:
-        return artifacts.path_for(_torch_compat.inductor_cache_dir(), key)
+            return compiled, Artifact(code=read_wrapper(_torch_compat.source_code(compiled)))
+        return compiled, self._describe(compiled, key)
 
 
 # --- artifact + AOT nodes of this process → what a profile holds --------------------------
+
+
+def attribute(graph: LiveGraph, artifact: Artifact) -> None:
+    """Give a graph's record its nodes, buffers and statements.
+
+    Args:
+        graph: its ``aot_nodes`` are those of this process.
+        artifact: of its compiled code.
+    """
+    record = graph.record
+    graph.instrumented = artifact.code.copy
+    record.statements = artifact.code.statements
+    record.nodes = {
+        name: _resolve(name, node, graph.aot_nodes) for name, node in artifact.nodes.items()
+    }
+    # A graph with buffers of such sizes can allocate something else at every call.
+    sizes = (b.nbytes_expr for b in artifact.buffers.values())
+    symbols = sorted({s for size in sizes for s in _UNBACKED.findall(size)})
+    if symbols:
+        record.data_dependent = f"sizes depend on data: {', '.join(symbols)}"
+    lines = first_lines(record.statements)
+    record.buffers = {
+        name: dataclasses.replace(buffer, line=lines.get(name))
+        for name, buffer in artifact.buffers.items()
+    }
 
 
 def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -> NodeProvenance:

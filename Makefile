@@ -55,7 +55,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench bench-autograd doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -143,11 +143,11 @@ bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside red
 bench-trees: $(SIMGPU_STAMP) ## the same of inference alone, results held and dropped
 	$(SIMGPU_PY) benchmarks/call_budget.py --trees $(ARGS)
 
+bench-start: $(ENVIRONMENT) ## CPU time of fresh processes until they train, caches cold and warm, beside torch's backend
+	$(PY) benchmarks/start.py $(ARGS)
+
 bench: $(ENVIRONMENT) ## measure memprof beside inductor on the CPU: one operator, training steps
 	$(PY) benchmarks/backend_overhead.py $(ARGS)
-
-bench-autograd: $(ENVIRONMENT) ## measure compiled autograd beside torch's own: capture, steady state
-	$(PY) benchmarks/autograd_overhead.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

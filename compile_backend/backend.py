@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees.call.container import ask_for_pool
 from memprof.profiler.support import process_hooks
 
 from . import _torch_compat
-from .captured_backward import BackwardCompiler, without_own_option
-from .captured_backward_io import CapturedBackwardIO, note_names
 from .inner_compile import InnerCompile
 from .options import split_options
 from .session import profiler_callbacks
-from .session.profiler_callbacks import report_out_of_memory
 from .session.runtime import RUNTIME
 from .stages.describe.dynamo_input import DynamoInput, dynamo_inputs
 from .stages.describe.graph_value import RoleInfo
@@ -30,8 +26,10 @@ from .stages.provenance.dynamo_lines import DynamoLines
 from .straight_calls import straight_calls
 from .warm_start import serving_hits
 
+if TYPE_CHECKING:
+    from .captured_backward_io import CapturedBackwardIO
+
 profiler_callbacks.register()
-report_out_of_memory()
 
 
 def memprof(
@@ -74,10 +72,15 @@ def _compile(
     RUNTIME.options.update(own.non_default())
     pool = own.tree_settings()
     if pool.pool_budget is not None or pool.pool_initial:
+        from memprof.cudagraph_trees.call.container import ask_for_pool
+
         ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
     # Graph trees are memprof's own: Note [Whose decision it is to wrap] in stages/graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
-    graphs = wanted and runs_on_cuda(gm, example_inputs)
+    on_cuda = runs_on_cuda(gm, example_inputs)
+    if on_cuda:
+        profiler_callbacks.report_out_of_memory()
+    graphs = wanted and on_cuda
     not_graphed = "nothing of it is on a CUDA device" if own.graphs and not graphs else ""
     sources: Sequence[DynamoInput] = ()
     captured_outputs: Mapping[int, RoleInfo] | None = None
@@ -92,6 +95,8 @@ def _compile(
         if graphs and own.graphs is None:
             not_graphed = why_not_graphed(sources, inductor)
         if own.compiled_autograd:
+            from .captured_backward_io import note_names
+
             note_names_of = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
@@ -121,6 +126,8 @@ def _compile(
             gm, example_inputs, inner, inductor, autograd_cache=warm
         )
     if own.compiled_autograd:
+        from .captured_backward import BackwardCompiler, without_own_option
+
         rest = without_own_option(options)
 
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedBackwardIO) -> Any:
@@ -137,9 +144,8 @@ def _compile(
     return compiled
 
 
-# Here, where the graph trees have registered, and not where it is made, since a session may be
-# imported before them: it drops ledgers of managers that are gone, and those that go in this reset
+# First: it drops ledgers of managers of graph trees that are gone, and those that go in this reset
 # are reported until the next one.
-process_hooks.on_reset(RUNTIME.reset)
+process_hooks.on_reset_first(RUNTIME.reset)
 # Called by torch._dynamo.reset(): forget graphs, recordings, and what options set.
 memprof.reset = process_hooks.reset  # type: ignore[attr-defined]

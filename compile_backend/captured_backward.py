@@ -25,8 +25,8 @@ from memprof.compiled_autograd.nodes import LAYOUT, NAMES
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.support.process_hooks import on_reset
 
-from .captured_backward_io import FORWARDS, CapturedBackwardIO
-from .session.runtime import RUNTIME
+from .captured_backward_io import CapturedBackwardIO
+from .session.runtime import FORWARDS, RUNTIME
 
 Backend = Callable[[GraphModule, Sequence[Any], CapturedBackwardIO], Callable[..., Any]]
 

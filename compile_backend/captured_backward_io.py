@@ -42,14 +42,10 @@ from memprof.compiled_autograd.nodes import (
 from memprof.profiler.model import NodeProvenance, Role
 
 from . import _torch_compat
-from .session.runtime import LiveGraph
+from .session.runtime import FORWARDS
 from .stages.describe.dynamo_input import CATEGORIES, DynamoInput
 from .stages.describe.graph_value import RoleInfo
 from .stages.provenance import aot_nodes
-
-FORWARDS: dict[int, LiveGraph] = {}
-"""The forwards of this process that were compiled with the option, by AOTAutograd's id; the latest
-of an id counts."""
 
 
 def note_names(

@@ -22,11 +22,10 @@ from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
 
 from . import _torch_compat
-from .captured_backward_io import FORWARDS
 from .companion import Known, restored
 from .companion import store as store_companion
 from .options import Options
-from .session.runtime import RUNTIME, LiveGraph
+from .session.runtime import FORWARDS, RUNTIME, LiveGraph
 from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
 from .stages.describe.dynamo_input import DynamoInput
 from .stages.describe.graph_io import GraphIO, describe_graph, undescribed

@@ -8,17 +8,23 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from memprof.profiler.model import Machine, Process, Profile
 from memprof.profiler.support.host import installed_version, physical_memory
+
+# Who makes a profile imports its classes, which takes longer than to import all that compiles.
+if TYPE_CHECKING:
+    from memprof.profiler.model import Machine, Process, Profile
 
 
 @functools.cache
 def machine() -> Machine:
     """This machine, as far as it can be told without initialising a device."""
+    from memprof.profiler.model import Machine
+
     names: tuple[str, ...] = ()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
@@ -34,6 +40,8 @@ def machine() -> Machine:
 
 def new_profile() -> Profile:
     """A profile of this process, here and now, with nothing in it yet."""
+    from memprof.profiler.model import Profile
+
     return Profile(
         created_ns=time.time_ns(),
         memprof=installed_version(),
@@ -77,6 +85,8 @@ def process(environment: Mapping[str, str] = os.environ) -> Process:
     by the rank, so a launcher that says no number of processes, or one too small, is believed in
     it.
     """
+    from memprof.profiler.model import Process
+
     rank, world, local = _launched(environment)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()

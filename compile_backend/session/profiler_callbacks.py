@@ -1,7 +1,7 @@
 """Callbacks by which the backend informs the profiler, which must not import it: the run-time
 tracker of a tensor's origin and of what was compiled and called; a report of a device out of memory
-of the compiled code that asked. ``register()`` and ``report_out_of_memory()`` are called when the
-backend is imported.
+of the compiled code that asked. ``register()`` is called when the backend is imported,
+``report_out_of_memory()`` when it first compiles for a CUDA device.
 
 A tensor is found by its storage where an observed call has seen it (inputs, and outputs of
 observed calls), else by its ``grad_fn``: the output of any call of a compiled forward carries the
@@ -10,10 +10,11 @@ autograd function of that graph and its position among the outputs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from memprof.profiler.model import DeviceAccount, GraphRecord, LedgerKind, Profile, Role, Storage
-from memprof.profiler.sources.allocator.out_of_memory import REPORTS
+from memprof.profiler.model import GraphRecord, LedgerKind, Role, Storage
 from memprof.profiler.sources.allocator.where import Compiled, describe_with
 from memprof.profiler.sources.process.naming import TensorOrigin
 from memprof.profiler.sources.process.naming import register as register_with_tracker
@@ -21,6 +22,9 @@ from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from .. import _torch_compat
 from .runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import DeviceAccount, Profile
 
 
 class _Index:
@@ -134,6 +138,8 @@ def _line(account: DeviceAccount, kept: list[str]) -> str:
 
 def report_out_of_memory() -> None:
     """Log a line for each failed allocation from now on, and note it in the ledger."""
+    from memprof.profiler.sources.allocator.out_of_memory import REPORTS
+
     if REPORTS.start(_line):
         describe_with(describe)
         REPORTS.keep_with(_add_to_ledger)

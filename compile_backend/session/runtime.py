@@ -9,19 +9,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memprof.cudagraph_trees.explain import history
 from memprof.profiler.model import (
     AllocationProgram,
-    CallColumns,
     Category,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
     NodeProvenance,
-    Process,
-    Profile,
     Role,
 )
 from memprof.profiler.support.process_hooks import ForkSafeLock
@@ -29,6 +25,10 @@ from memprof.profiler.support.process_hooks import ForkSafeLock
 from .environment import new_profile, perf_origin_ns, process
 from .ledger import Counter, Ledger, LedgerKey
 from .storage_identities import StorageIdentities
+
+# Who makes a profile imports its classes, which takes longer than to import all that compiles.
+if TYPE_CHECKING:
+    from memprof.profiler.model import CallColumns, Process, Profile
 
 _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 
@@ -114,6 +114,8 @@ def columns(
         returned: how many such calls there were; what is missing is ``dropped``.
         threads: filled with the number that each thread gets, by its identifier.
     """
+    from memprof.profiler.model import CallColumns
+
     wanted = set(graphs)
     threads = {} if threads is None else threads
     found = CallColumns()
@@ -155,6 +157,11 @@ class LiveGraph:
     calls: Counter = field(default_factory=Counter)
     aot_nodes: Mapping[str, NodeProvenance] = field(default_factory=dict)
     instrumented: bytes | None = None
+
+
+FORWARDS: dict[int, LiveGraph] = {}
+"""The forwards of this process whose backwards are captured, by AOTAutograd's id; the latest of an
+id counts."""
 
 
 class Runtime:
@@ -222,7 +229,7 @@ class Runtime:
                 self._persistent.clear()
                 self._released.clear()
                 self.options.clear()
-                history.forget_the_dead()
+                _trees_history().forget_the_dead()
         self.ledger.add(LedgerKind.RESET, None, "torch._dynamo.reset()")
 
     def open_session(self, max_calls: int) -> Session:
@@ -234,7 +241,7 @@ class Runtime:
         return Session(
             time.perf_counter_ns(),
             ledger_before=self.ledger.counts(),
-            trees_before={key: e.count for key, e in history.ledger_entries().items()},
+            trees_before={key: e.count for key, e in _trees_history().ledger_entries().items()},
             calls_before={g.record.id: g.calls.value for g in self.graphs()},
         )
 
@@ -282,7 +289,7 @@ class Runtime:
     def _entries(self, session: Session, graphs: set[int]) -> list[LedgerEntry]:
         """Ledger entries; one about a graph that is not in the profile names no graph."""
         entries = self.ledger.entries_since(session.ledger_before)
-        for key, entry in history.ledger_entries().items():
+        for key, entry in _trees_history().ledger_entries().items():
             count = entry.count - session.trees_before.get(key, 0)
             if count:
                 entries.append(replace(entry, count=count))
@@ -293,6 +300,13 @@ class Runtime:
         """After how many of the ``made`` calls, of which other threads make more meanwhile."""
         start = sum(session.calls_before.values())
         return {i: min(max(0, n - start), made) for i, n in list(self._released.items())}
+
+
+def _trees_history() -> Any:
+    """The module in which graph trees keep what they did, for processes that may have none."""
+    from memprof.cudagraph_trees.explain import history
+
+    return history
 
 
 RUNTIME = Runtime()

@@ -38,8 +38,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule
 
-from memprof.cudagraph_trees import mark_warmup_incomplete
-from memprof.cudagraph_trees.call.inductor import use_in_inductor
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind
 
@@ -140,6 +138,8 @@ class GraphsStage(CompileStage):
 
     def pre_compile(self, cleanup: contextlib.ExitStack) -> None:
         """Stand in the place of Inductor's own trees while it compiles this graph."""
+        from memprof.cudagraph_trees.call.inductor import use_in_inductor
+
         cleanup.enter_context(use_in_inductor(self._on_wrap, this_thread=True))
         self.given["cudagraphs"] = self.box
 
@@ -219,6 +219,8 @@ class ObservableModel:
             return self.model(inputs)
         once.runs += 1
         if once.copy is None or once.runs > 1:
+            from memprof.cudagraph_trees import mark_warmup_incomplete
+
             mark_warmup_incomplete()
             return self.model(inputs)
         return once.copy(inputs)

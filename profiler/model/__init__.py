@@ -1,14 +1,49 @@
-"""memprof's data model: plain data, no torch, no I/O."""
+"""memprof's data model: plain data, no torch, no I/O.
+
+A name's module is imported when the name is first used. Making the classes of all takes 60 ms, and
+a process that compiles needs those of graphs and programs alone.
+"""
 # ruff: noqa: F403
 
-from .captures import *
-from .category import *
-from .dataflow import *
-from .device import *
-from .graph import *
-from .held import *
-from .ledger import *
-from .profile import *
-from .program import *
-from .provenance import *
-from .tracker import *
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .captures import *
+    from .category import *
+    from .dataflow import *
+    from .device import *
+    from .graph import *
+    from .held import *
+    from .ledger import *
+    from .profile import *
+    from .program import *
+    from .provenance import *
+    from .tracker import *
+
+# Each only if none before has the name: a module also has the names that it imports.
+_HOMES = (
+    "category",
+    "provenance",
+    "program",
+    "graph",
+    "ledger",
+    "held",
+    "captures",
+    "dataflow",
+    "device",
+    "tracker",
+    "profile",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_"):
+        for home in _HOMES:
+            found = getattr(import_module(f"{__name__}.{home}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,10 +14,12 @@ from typing import Any
 Action = Callable[[], object]
 
 _on_reset: list[Action] = []
+_first_on_reset: list[Action] = []
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
+    """No collection of Python's begins inside."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -40,9 +42,15 @@ def on_reset(action: Action) -> Action:
     return action
 
 
+def on_reset_first(action: Action) -> Action:
+    """Call ``action`` before all that ``on_reset`` registers, at whatever time it does."""
+    _first_on_reset.append(action)
+    return action
+
+
 def reset() -> None:
     """Undo and forget, the last registered first: what stands on others before these."""
-    for action in reversed(_on_reset):
+    for action in [*_first_on_reset, *reversed(_on_reset)]:
         action()
 
 

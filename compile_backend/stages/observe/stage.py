@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from memprof.cudagraph_trees import tell_what_is_given
 from memprof.profiler.model import GraphRecord, LedgerKind
 
 from ... import _torch_compat as compat
@@ -106,6 +105,8 @@ class ObserveStage(CompileStage):
         """Replace the callable inside ``compiled``, or wrap it if it is a bare function."""
         if hasattr(compiled, "current_callable"):
             in_parts = self.models is not None and compat.runs_in_parts(compiled)
+            if in_parts:
+                from memprof.cudagraph_trees import tell_what_is_given
 
             def install(call: BoxedCall) -> None:
                 compiled.current_callable = tell_what_is_given(call) if in_parts else call

@@ -24,8 +24,7 @@ from torch.fx import GraphModule
 
 from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame
-from memprof.profiler.sources.allocator.account import source_of
-from memprof.profiler.sources.allocator.where import line_of_caller
+from memprof.profiler.sources.allocator.where import line_of_caller, source_of
 
 from ..describe.graph_io import user_frame
 

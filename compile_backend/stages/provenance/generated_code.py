@@ -21,7 +21,6 @@ and what was read is stored beside the code (``artifact.py``).
 from __future__ import annotations
 
 import ast
-import gc
 import itertools
 import marshal
 import re
@@ -31,6 +30,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from memprof.profiler.model import Statement, StatementKind
+from memprof.profiler.support.process_hooks import collector_paused
 
 _ALLOCATORS = re.compile(r"^(empty_strided(_\w+)?|tracked_empty_strided|async_.*empty.*)$")
 _VIEWS = {"reinterpret_tensor", "alloc_from_pool"}
@@ -80,16 +80,11 @@ def read_wrapper(source: str) -> WrapperCode:
     Raises:
         SyntaxError: ``source`` is not Python.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         tree = ast.parse(source)
         functions = list(wrapper_functions(tree))
         found = statements(functions, source.splitlines())
         return WrapperCode(found, _instrumented_copy(tree) if functions else None)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def statements(

@@ -62,7 +62,7 @@ from memprof.profiler.model import (
 
 from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, AutogradOrigin, frames_of
 from .marks import Mark, Phase, line_that_waits
-from .where import Where, is_internal, where
+from .where import Where, is_internal, source_of, where
 
 HolderOf = Callable[[AllocatorBlock], tuple[Category, str]]
 """A block's category and who holds it, where the history does not tell."""
@@ -203,11 +203,6 @@ def failed_requests(
     asked = {place: asker(raw) for place, raw in places.items()}
     alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in history.out_of_memory)
     return [FailedRequest(*request, count) for request, count in alike.items()]
-
-
-def source_of(line: SourceFrame | None) -> SourceFrame | None:
-    """The line with its source text, where that can be read."""
-    return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
 class _CategoryRules:

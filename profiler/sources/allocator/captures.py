@@ -39,9 +39,9 @@ from memprof.profiler.model import Category, Fate, GraphCapture, GraphPool, Held
 from memprof.profiler.model.address_ranges import Range, clipped, has, merged, shares, total
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 
-from .account import name_of_pool, rows_of, source_of
+from .account import name_of_pool, rows_of
 from .history import AllocatorBlock, AllocatorHistory
-from .where import where
+from .where import source_of, where
 
 _STEPS = 3_000_000
 """Requests of one pool that are simulated, at most, to find what captures cost."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from memprof.profiler.live.growth import LEAST, Gone, Rate, rate_of
 from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
-from .account import source_of
 from .history import AllocatorBlock, AllocatorHistory
 from .holders import HeldStorage, Holders, most_common_chain
 from .marks import Mark, Phase, line_that_waits
 from .referrers import CIRCLE, NODE
-from .where import Where, user_lines, where
+from .where import Where, source_of, user_lines, where
 
 SAMPLES = 6
 """Blocks of a line whose holders are looked up."""

@@ -28,14 +28,13 @@ from memprof.profiler.support.process_hooks import on_fork
 from memprof.profiler.support.thread_activity import current_activity
 
 from . import _torch_compat as compat
-from .account import source_of
 from .allocator_session import AllocatorSession
 from .failure import explain_failure, reliefs
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
 from .present import holder_rules, unwatched_account
-from .where import compiled_at, is_internal, where
+from .where import compiled_at, is_internal, source_of, where
 
 log = logging.getLogger("memprof")
 

@@ -20,7 +20,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memprof.profiler.model import SourceFrame
@@ -132,6 +132,11 @@ def line_of_caller() -> SourceFrame | None:
         if not is_internal(code.co_filename):
             return SourceFrame(code.co_filename, line, code.co_name)
     return None
+
+
+def source_of(line: SourceFrame | None) -> SourceFrame | None:
+    """The line with its source text, where that can be read."""
+    return line and replace(line, code=linecache.getline(line.file, line.line).strip())
 
 
 @functools.lru_cache(maxsize=8192)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memprof.profiler.model import Category, Profile
+from memprof.profiler.model import Category
+
+if TYPE_CHECKING:
+    from memprof.profiler.model import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class TensorOrigin:
 
 
 Namer = Callable[[Any], TensorOrigin | None]
-Compiled = Callable[[], tuple[Profile, dict[int, int]]]
+Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
 
 _registered: tuple[Namer, Compiled, Callable[[], bool]] | None = None
 

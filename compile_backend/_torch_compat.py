@@ -74,7 +74,9 @@ def run_compile_fx(
 
 def aot_loadables() -> list[Any]:
     """Classes whose ``load`` and ``post_compile`` make a compiled graph of a part of an entry; none
-    where a torch that is not known has no such classes."""
+    where the cache is off, or a torch that is not known has no such classes."""
+    if not getattr(functorch_config, "enable_autograd_cache", False):
+        return []
     try:
         results: Any = importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")
         found = [results.FxGraphCacheLoadable, results.BundledOutputCodeLoadable]

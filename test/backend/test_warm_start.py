@@ -306,6 +306,34 @@ def test_sizes_that_vary_are_read_off_as_before() -> None:
     assert [p.key for p in hit.profile.graphs[0].programs] == [(8,), (16,)]
 
 
+@pytest.mark.simgpu
+def test_a_hit_is_cut_into_the_same_parts() -> None:
+    def run() -> Run:
+        torch._dynamo.reset()
+        counters.clear()
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = x.sin()
+            z = y.cpu().cos().to(x.device)
+            return z.exp() + y
+
+        compiled = torch.compile(function, backend="memprof")
+        with memprof.profile() as session:
+            results = []
+            for _ in range(5):
+                torch.compiler.cudagraph_mark_step_begin()
+                results.append(compiled(torch.arange(8.0, device="cuda")).clone())
+        hits = counters["aot_autograd"]["autograd_cache_hit"]
+        return Run(session.profile(), results, hits)
+
+    miss = run()
+    hit = run()
+    assert (miss.hits, hit.hits) == (0, 1)
+    assert_same(hit, miss)
+    assert hit.reasons(LedgerKind.NOT_GRAPHED) == miss.reasons(LedgerKind.NOT_GRAPHED)
+    assert miss.reasons(LedgerKind.NOT_GRAPHED)
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

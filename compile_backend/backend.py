@@ -102,8 +102,8 @@ def _compile(
         inductor=inductor,
         not_graphed=not_graphed,
     )
-    ledger = RUNTIME.ledger
-    with straight_calls(ledger, example_inputs) if own.straight_calls else contextlib.nullcontext():
+    straight = straight_calls(RUNTIME.ledger, example_inputs, inner.forward_metadata)
+    with straight if own.straight_calls else contextlib.nullcontext():
         compiled = _torch_compat.run_compile_fx(gm, example_inputs, inner, inductor)
     if own.compiled_autograd:
         rest = without_own_option(options)

@@ -13,21 +13,27 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.torch_options import TreeOptions
-from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
+from memprof.profiler.model import (
+    GraphKind,
+    GraphRecord,
+    LedgerKind,
+    NodeProvenance,
+    ViewAndMutationMeta,
+)
 
 from . import _torch_compat
 from .captured_backward_io import FORWARDS
 from .options import Options
 from .session.runtime import RUNTIME, LiveGraph
-from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
+from .stages.describe.aot_metadata import view_and_mutation_meta
 from .stages.describe.dynamo_input import DynamoInput
-from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
+from .stages.describe.graph_io import GraphIO, compared, describe_graph, undescribed
 from .stages.describe.graph_value import RoleInfo
 from .stages.graphs import GraphsStage, ObservableModel, operator_outside_of_graphs
 from .stages.observe.stage import ObserveStage
@@ -40,20 +46,25 @@ T = TypeVar("T")
 @dataclass(eq=False, repr=False)
 class RecordStage(CompileStage):
     """Writes down what the compiled graph says of itself, also where nothing else can be found out:
-    reports of memory that ran out and the tracker need no more."""
+    reports of memory that ran out and the tracker need no more.
+
+    Args:
+        kind: what the graph is to AOTAutograd.
+        given: keyword arguments of the compilation.
+    """
 
     record: GraphRecord
+    kind: GraphKind
+    given: Mapping[str, Any]
     name = "record"
 
     def post_compile(self, compiled: Any) -> Any:
         """Complete the record; the graph is handed on as it is."""
         record = self.record
-        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
-        # backward writes to, Inductor alone can tell.
-        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
-        record.inputs = tuple(
-            replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
-        )
+        lists = _torch_compat.inductors_lists(compiled, self.given)
+        record.description, disagreements = compared(record.description, self.kind, *lists)
+        for sentence in disagreements:
+            RUNTIME.ledger.add(LedgerKind.COMPILED, record.id, sentence)
         record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
         _torch_compat.mark_graph(compiled, record.id)
         module_globals = _torch_compat.generated_globals(compiled)
@@ -118,7 +129,7 @@ class InnerCompile:
             observe = ObserveStage(
                 graph, self.options, tuple(example_inputs), models if self.graphs else None
             )
-            stages = [observe, trees, RecordStage(graph.record), attribute]
+            stages = [observe, trees, RecordStage(graph.record, kind, kwargs), attribute]
         except Exception as error:
             RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
             return compile_plainly()
@@ -152,13 +163,21 @@ class InnerCompile:
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
-        impossible = trees.impossible if trees is not None else ""
+        impossible = graph.record.description.unreadable if self.graphs else ""
+        if trees is not None:
+            impossible = trees.impossible
         if impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
             raise RuntimeError(
                 f"{graph.record.label} would run without a CUDA graph, and cudagraph_or_error "
                 f"is on: {impossible}"
             )
         return compiled
+
+    def forward_metadata(self) -> ViewAndMutationMeta | None:
+        """AOTAutograd's metadata of the forward that was compiled last; None if there is none, or
+        it is unknown."""
+        found = self._forward.description if self._forward is not None else None
+        return None if found is None or found.unreadable else found.metadata
 
     def _in_trees(
         self,
@@ -174,6 +193,12 @@ class InnerCompile:
             return None
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
+        if why := record.description.unreadable:
+            # What its backward would take has another address each time: that runs without, too.
+            _torch_compat.switch_off(box)
+            reason = f"what it takes and returns is not known: {why}"
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, reason)
+            return None
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
         why = self._read(
             record.id, "what no CUDA graph can have", lambda: operator_outside_of_graphs(gm), ""
@@ -203,27 +228,20 @@ class InnerCompile:
         id_ = RUNTIME.new_graph_id()
         read = functools.partial(self._read, id_)
 
-        def copied() -> ViewAndMutationMeta:
+        try:
             found = _torch_compat.forward_metadata()
             on_unknown = functools.partial(RUNTIME.ledger.unknown, id_)
-            return view_and_mutation_meta(found, on_unknown) if found is not None else unread
-
-        unread = ViewAndMutationMeta()
-        metadata = read("AOTAutograd's metadata", copied, unread)
-        static = tuple(kwargs.get("static_input_idxs") or ())
-        io = read(
-            "what a graph takes and returns",
-            lambda: describe_graph(
+            io = describe_graph(
                 gm,
                 kind=kind,
-                fw_metadata=metadata,
+                fw_metadata=view_and_mutation_meta(found, on_unknown),
                 dynamo_inputs=self.dynamo_inputs,
-                static_input_idxs=static,
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
                 captured_outputs=self.captured_outputs,
-            ),
-            undescribed(gm, static),
-        )
+            )
+        except Exception as error:
+            RUNTIME.ledger.unknown(id_, "what a graph takes and returns", error)
+            io = GraphIO(undescribed(gm, f"{type(error).__name__}: {error}"))
         if kind is GraphKind.FORWARD:
             self._forward = io
         return GraphRecord(
@@ -232,6 +250,5 @@ class InnerCompile:
             kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
             compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
             graph_id=kwargs.get("graph_id"),
-            inputs=io.inputs,
-            outputs=io.outputs,
+            description=io.description,
         )

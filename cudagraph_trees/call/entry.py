@@ -40,19 +40,20 @@ class ShapeDispatcher:
     they first come, once per thread family.
 
     Args:
-        model, static_input_idxs, device: of ``cudagraphify_impl``.
+        model, device: of ``cudagraphify_impl``.
+        static: inputs whose address is expected to stay, by Inductor's account.
         keywords: those as well; read when it is first called, or ``prepare``d.
     """
 
     def __init__(
         self,
         model: Model,
-        static_input_idxs: Sequence[int],
+        static: Sequence[int],
         device: int | torch.device,
         keywords: Mapping[str, Any],
     ) -> None:
         self.model = model
-        self._static = static_input_idxs
+        self._static = static
         self._device = device
         self._keywords = keywords
         self._get_ints: Callable[[list[Input]], Any] | None = lambda inputs: _NOT_PREPARED
@@ -62,7 +63,8 @@ class ShapeDispatcher:
 
     def prepare(self, inputs: list[Input]) -> None:
         """Find out from inputs of any call which are integers."""
-        self.spec = GraphSpec.of(self.model, self._keywords)
+        self.spec = GraphSpec.of(self.model, inputs, self._static, self._keywords)
+        self._static = self.spec.description.static
         # The code was compiled for inputs like these; later ones may be aligned otherwise.
         self._checked = set(compat.alignment_checked_inputs(inputs, self._static))
         ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
@@ -130,7 +132,7 @@ class ShapeDispatcher:
         checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
         static = compat.aligned_static_inputs(inputs, self._static)
         # What is written to must not be a copy: it runs without a graph where it is misaligned.
-        compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated_input_idxs)))
+        compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated)))
         return get_container(self._device).wrap(self.spec, inputs, static, sorted(checked))
 
     def _of_family(self, of: Family) -> dict[Any, Runner]:
@@ -146,9 +148,7 @@ class ShapeDispatcher:
         if manager is not None:
             manager.ran_unwrapped(self.spec.function(-1, inputs, ()), reason)
         # What torch's trees leave out.
-        model = compat.with_aligned_inputs(
-            self.model, sorted(self._checked), self.spec.mutated_input_idxs
-        )
+        model = compat.with_aligned_inputs(self.model, sorted(self._checked), self.spec.mutated)
         return list(model(inputs))
 
 

@@ -113,8 +113,8 @@ class RecordPolicy:
         support = function.options["cudagraph_support_input_mutation"]
         bad = [
             i
-            for i in function.mutated_input_idxs
-            if i not in function.static_input_idxs
+            for i in function.mutated
+            if i not in function.static
             and not (
                 support
                 and node is not None
@@ -131,7 +131,8 @@ class RecordPolicy:
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
         cause = cause_of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
-        return Why("it writes to inputs that graphs copy", cause)
+        names = function.names_of_inputs(bad)
+        return Why(f"it writes to inputs that graphs copy: {names}", cause)
 
     def _input_elsewhere(self, call: Call) -> Why | None:
         """Find an input that is not on the pool's device. A float is elsewhere, too: unlike an
@@ -167,7 +168,7 @@ class RecordPolicy:
         if not moving:
             return None
         cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, moving)
-        every = nbytes_of(inputs, function.static_input_idxs)
+        every = nbytes_of(inputs, function.static)
         names = function.names_of_inputs(moving)
         what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
         if copyable(function, inputs, moving):

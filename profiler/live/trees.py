@@ -105,7 +105,7 @@ def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
     inputs moved or are written to."""
     if not (has_moved(entry) or writes_to_copied(entry)):
         return entry.reason
-    shown = [v.fqn or v.name for v in inputs_to_blame(entry, graph)]
+    shown = [v.label for v in inputs_to_blame(entry, graph)]
     what = entry.reason.partition("\n")[0]
     if not shown:
         return what

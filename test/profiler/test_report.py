@@ -405,7 +405,9 @@ def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
     profile = training()
     first = profile.graphs[0].inputs[0]
     more = [dataclasses.replace(first, index=3 + i, name=f"x{i}", fqn=None) for i in range(7)]
-    profile.graphs[0].inputs = (*profile.graphs[0].inputs[:3], *more)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=(*profile.graphs[0].inputs[:3], *more)
+    )
     profile.ledger = [moved(2, 0), moved(3, 0), moved(2, *range(3, 10))]
     # THEN one line says so, without addresses
     (function,) = summarize(profile).trees
@@ -445,7 +447,7 @@ def test_an_input_that_is_written_to_is_named() -> None:
     forward = profile.graphs[0]
     inputs = list(forward.inputs)
     inputs[2] = dataclasses.replace(inputs[2], fqn="L['cache']", mutated=True, static=False)
-    forward.inputs = tuple(inputs)
+    forward.description = dataclasses.replace(forward.description, inputs=tuple(inputs))
     writes = TreeCause.WRITES_TO_COPIED
     tree = TreeDetail("cuda:0", forward.label, cause=writes, inputs=(2,))
     reason = "it writes to inputs that graphs copy"

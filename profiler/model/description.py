@@ -173,24 +173,27 @@ class GraphDescription:
         if self.unreadable:
             return f"unknown: {self.unreadable}"
         lines = []
-        for title, values in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for title, values, words in (
+            ("inputs", self.inputs, self._input),
+            ("outputs", self.outputs, self._output),
+        ):
             lines.append(f"{title}: {len(values)}")
-            line = self._input if values is self.inputs else self._output
-            lines.extend(f"  {v.index:>3} {' · '.join(line(v))}" for v in values[:_SHOWN])
+            shown = enumerate(values[:_SHOWN])
+            lines.extend(f"{i:>4} {' · '.join(words(i, value))}" for i, value in shown)
             rest = Counter(v.role.value.replace("_", " ") for v in values[_SHOWN:])
             if rest:
                 roles = ", ".join(f"{n} {role}" for role, n in sorted(rest.items()))
-                lines.append(f"      and {sum(rest.values())} more: {roles}")
+                lines.append(f"     and {sum(rest.values())} more: {roles}")
         if self.metadata.unknown:
             lines.append(f"not known to this memprof: {', '.join(self.metadata.unknown)}")
         return "\n".join(lines)
 
-    def _input(self, value: GraphValue) -> Iterator[str]:
+    def _input(self, at: int, value: GraphValue) -> Iterator[str]:
         """Words about one input."""
         yield _named(value)
         if value.static:
             yield "static"
-        info = self.input_info(value.index)
+        info = self.input_info(at)
         if info is not None and info.mutation_type is MutationType.MUTATED_OUT_GRAPH:
             yield f"written to after the call ({info.words})"
         elif value.mutated:
@@ -203,7 +206,7 @@ class GraphDescription:
         if value.gradient_of is not None:
             yield f"gradient of output {value.gradient_of}"
 
-    def _output(self, value: GraphValue) -> Iterator[str]:
+    def _output(self, at: int, value: GraphValue) -> Iterator[str]:
         """Words about one output."""
         yield _named(value) if value.name else "None"
         info = None if value.info is None else self.metadata.output_info[value.info]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,14 @@ from memprof.compiled_autograd.tracer import GraphTracer
 
 from .support import COMPILERS, clear, gradients, parameters_of, same
 
+WAYS_OF_ASKING: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "backward": lambda loss, x: loss.backward(),
+    "backward of inputs": lambda loss, x: loss.backward(inputs=[x]),
+    "grad": torch.autograd.grad,
+}
 
-@pytest.mark.parametrize("how", ["backward", "backward of inputs", "grad"])
+
+@pytest.mark.parametrize("how", WAYS_OF_ASKING)
 def test_compiled_forward_cannot_be_differentiated_twice(
     how: str, model: nn.Module, x: Tensor
 ) -> None:
@@ -26,10 +33,7 @@ def test_compiled_forward_cannot_be_differentiated_twice(
         loss = g.square().sum()
         # It is the normal engine that says so.
         with pytest.raises(RuntimeError, match="does not currently support double backward"):
-            if how == "grad":
-                torch.autograd.grad(loss, x)
-            else:
-                loss.backward(inputs=[x] if how == "backward of inputs" else None)
+            WAYS_OF_ASKING[how](loss, x)
         # and what can be captured still is
         compiled(x).sum().backward()
     # and the switch is where it was

@@ -25,6 +25,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Model, Output
+from ..record.policy import IN_A_CAPTURE
 from ..replay.spec import CompilationMode, GraphSpec
 from .container import Family, family, get_container, get_manager
 from .manager import CUDAGraphTreeManager, ManagerGone
@@ -90,6 +91,8 @@ class ShapeDispatcher:
             self.prepare(inputs)
             return self(inputs)
         spec, options = self.spec, self.spec.options
+        if torch.cuda.is_current_stream_capturing():
+            return self._plainly(inputs, IN_A_CAPTURE)
         sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
             return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")

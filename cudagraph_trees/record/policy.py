@@ -21,6 +21,8 @@ from ..replay.spec import CompilationMode, FunctionSpec, PlaceState, Why
 from ..steps.moves import Moves, copyable, nbytes_of
 from .pool_owner import PoolOwner
 
+IN_A_CAPTURE = "the program captures a CUDA graph of its own, whose part the call becomes"
+
 
 @dataclass(slots=True)
 class Call:
@@ -73,6 +75,8 @@ class RecordPolicy:
             RuntimeError: ``cudagraph_or_error`` is on for it, and torch's words say what is wrong.
         """
         function, node, owner = call.function, self._path.node, self._owner
+        if torch.cuda.is_current_stream_capturing():
+            return Why(IN_A_CAPTURE, this_once=True)
         if call.records and node is None and not function.options.or_error:
             owner.check_room()
         if owner.stopped:

@@ -32,8 +32,9 @@ from .captured_backward_io import FORWARDS
 from .options import Options
 from .session.runtime import RUNTIME, LiveGraph
 from .stages.describe.aot_metadata import view_and_mutation_meta
+from .stages.describe.comparison import compared
 from .stages.describe.dynamo_input import DynamoInput
-from .stages.describe.graph_io import GraphIO, compared, describe_graph, undescribed
+from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
 from .stages.describe.graph_value import RoleInfo
 from .stages.graphs import GraphsStage, ObservableModel, operator_outside_of_graphs
 from .stages.observe.stage import ObserveStage

@@ -20,6 +20,7 @@ from memprof.profiler.model import (
     ViewAndMutationMeta,
 )
 
+from .. import _torch_compat as compat
 from ..device.protocol import Input, Model
 from ..torch_options import AT_COMPILATION, TreeOptions
 
@@ -107,7 +108,14 @@ class GraphSpec:
         mode = CompilationMode.INFERENCE if keywords["is_inference"] else CompilationMode.FORWARD
         description = keywords.get("description")
         # One of another number of inputs would be that of another function.
-        if description is None or len(description.inputs) != len(inputs):
+        if description is not None and len(description.inputs) != len(inputs):
+            compat.log.warning(
+                "a graph takes %s inputs and is described with %s: Inductor's lists are taken",
+                len(inputs),
+                len(description.inputs),
+            )
+            description = None
+        if description is None:
             description = of_lists(inputs, static, keywords)
         options = keywords.get("torch_options")
         if options is None:

@@ -19,7 +19,7 @@ from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
-from memprof.compile_backend.stages.describe.graph_io import compared
+from memprof.compile_backend.stages.describe.comparison import compared
 from memprof.profiler.model import (
     Category,
     GraphDescription,
@@ -217,3 +217,32 @@ def test_metadata_that_cannot_be_read_gives_inductors_output_and_the_reason(
     why = [e.reason for e in entries if e.kind is LedgerKind.NOT_GRAPHED]
     assert why == ["what it takes and returns is not known: AttributeError: renamed"] * 2
     assert not any(e.tree for e in entries)
+
+
+@pytest.mark.simgpu
+def test_where_inductor_says_more_the_trees_and_the_ledger_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN an Inductor that says of an input what AOTAutograd does not WHEN the graph is called
+    THEN it runs without a graph, and the ledger has both words, and the reason by name."""
+    real = compat.inductors_lists
+
+    def more(compiled: Any, given: Any) -> Any:
+        return real(compiled, given)[0], (0,)
+
+    monkeypatch.setattr(compat, "inductors_lists", more)
+    torch._dynamo.reset()
+    x = torch.ones(4, device="cuda")
+    run = torch.compile(lambda x: x * 2, backend="memprof", options={"observe_runs": 0})
+    with memprof.profile() as session:
+        for _ in range(4):
+            run(x)
+    torch._dynamo.reset()
+    profile = session.profile()
+    told = [(e.kind, e.reason) for e in profile.ledger]
+    assert (LedgerKind.COMPILED, "Inductor alone says that L['x'] is written to") in told
+    assert (LedgerKind.SKIP, "it writes to inputs that graphs copy: L['x']") in told
+    assert LedgerKind.RECORD not in dict(told)
+    (graph,) = profile.graphs
+    assert graph.description.mutated == (0,)
+    assert "0 user input L['x'] float32[4] · written to" in str(graph.description)

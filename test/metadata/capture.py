@@ -22,8 +22,9 @@ from memprof.compile_backend.stages.describe.aot_metadata import (
     descriptor,
     view_and_mutation_meta,
 )
+from memprof.compile_backend.stages.describe.comparison import compared
 from memprof.compile_backend.stages.describe.dynamo_input import DynamoInput, dynamo_inputs
-from memprof.compile_backend.stages.describe.graph_io import GraphIO, compared, describe_graph
+from memprof.compile_backend.stages.describe.graph_io import GraphIO, describe_graph
 from memprof.profiler.model import GraphDescription, GraphKind, MutationType, ViewAndMutationMeta
 
 

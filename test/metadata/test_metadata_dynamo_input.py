@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from memprof.compile_backend.stages.describe.comparison import compared
 from memprof.compile_backend.stages.describe.dynamo_input import (
     DynamoInput,
     classify,
     dynamo_inputs,
 )
-from memprof.compile_backend.stages.describe.graph_io import compared, describe_graph, user_frame
+from memprof.compile_backend.stages.describe.graph_io import describe_graph, user_frame
 from memprof.compile_backend.stages.describe.graph_value import extent_bytes
 from memprof.profiler.model import Category, GraphKind, Role, ViewAndMutationMeta
 

@@ -12,18 +12,20 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._C import _autograd, _profiler
 from torch._dynamo import eval_frame
-from torch._dynamo import source as dynamo
 from torch._functorch import config as functorch_config
 from torch._guards import CompileContext, TracingContext
 from torch._inductor import config, custom_graph_pass, utils
 from torch.fx import GraphModule
-from torch.fx.experimental import _backward_state
+from torch.utils._ordered_set import OrderedSet
+
+from memprof.profiler.model import MemoryFormatMeta
 
 # --- compile_fx ---------------------------------------------------------------------------
 
@@ -143,6 +145,12 @@ def no_cudagraphs() -> Any:
     return utils.BoxedBool(False)
 
 
+def switch_off(box: Any) -> None:
+    """Tell Inductor, through its box, that what it compiles is not captured; None is no box."""
+    if box is not None:
+        utils.BoxedBool.disable(box)
+
+
 def mode_options(mode: str) -> dict[str, Any]:
     """Inductor's settings for ``torch.compile(mode=...)``.
 
@@ -163,6 +171,16 @@ def inductor_option_type(name: str) -> Any:
 
 
 # --- tracing context ----------------------------------------------------------------------
+
+
+def inductors_lists(compiled: Any, given: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
+    """Inputs that stay where they are by Inductor's account, and inputs that its code writes to.
+
+    Args:
+        given: keyword arguments of the inner compile.
+    """
+    mutated = getattr(compiled, "mutated_input_idxs", None)
+    return tuple(given.get("static_input_idxs") or ()), tuple(mutated or ())
 
 
 def forward_metadata() -> Any:
@@ -385,19 +403,20 @@ Indices = tuple[int | None, ...]
 
 
 def realign_inputs(
-    function: Callable[[list[Any]], Any], compiled: Any
+    function: Callable[[list[Any]], Any], compiled: Any, mutated: Sequence[int]
 ) -> Callable[[list[Any]], Any]:
-    """Wrap ``function`` to copy misaligned inputs, as Inductor wraps generated code."""
+    """Wrap ``function`` to copy misaligned inputs, as Inductor wraps generated code; ``mutated``
+    are inputs that it writes to."""
     to_check = list(getattr(compiled, "inputs_to_check", None) or ())
     if not to_check:
         return function
     aligned: Callable[[list[Any]], Any] = utils.align_inputs_from_check_idxs(
-        function, to_check, compiled.mutated_input_idxs
+        function, to_check, OrderedSet(mutated)
     )
     return aligned
 
 
-# --- AOTAutograd metadata and Dynamo sources ----------------------------------------------
+# --- kinds of values ----------------------------------------------------------------------
 
 
 def is_nested_size(size: torch.SymInt) -> bool:
@@ -410,73 +429,6 @@ def size_symbols(size: int | torch.SymInt) -> frozenset[str]:
     if not isinstance(size, torch.SymInt):
         return frozenset()
     return frozenset(map(str, size.node.expr.free_symbols))
-
-
-def is_backward_state(value: Any) -> bool:
-    """Tells whether ``value`` carries hooks from a forward to compiled autograd."""
-    return isinstance(value, _backward_state.BackwardState)
-
-
-def dynamo_source(placeholder: torch.fx.Node) -> Any:
-    """Dynamo's Source of a graph input, None where it has none."""
-    known = getattr(placeholder.meta.get("grapharg"), "source", None)
-    return getattr(placeholder, "_dynamo_source", None) or known
-
-
-def is_managed_by_fsdp(source: Any) -> bool:
-    """Tells whether the module that a Dynamo Source leads through is sharded by FSDP, 1 or 2."""
-    return source is not None and bool(source.guard_source.is_fsdp_module())
-
-
-def lifted_sources(gm: GraphModule) -> dict[str, Any]:
-    """Dynamo's Source of each attribute that AOTAutograd will lift to a graph input."""
-    return dict(getattr(gm, "_param_name_to_source", None) or {})
-
-
-def source_links(source: Any) -> tuple[tuple[str, Any], ...]:
-    """A Dynamo Source as ``(what, key)`` steps, from the frame's variable inwards.
-
-    ``what`` is as below, or ``other``: ``module`` and ``optimizer`` say that what came so far is
-    one, ``registry`` is a module's ``_parameters`` or ``_buffers``; ``key`` is the name or index,
-    of a dictionary entry that Dynamo knows by position only (its key is an object) that position.
-    """
-    kinds: list[tuple[type | tuple[type, ...], str, str]] = [
-        (dynamo.OptimizerSource, "optimizer", ""),
-        (dynamo.NNModuleSource, "module", ""),
-        (dynamo.UnspecializedParamBufferSource, "registry", "member"),
-        (dynamo.GradSource, "grad", "member"),
-        ((dynamo.AttrSource, dynamo.GenericAttrSource), "attr", "member"),
-        ((dynamo.GetItemSource, dynamo.DictGetItemSource), "item", "index"),
-        (dynamo.ConstDictKeySource, "item", "index"),
-        ((dynamo.LocalSource, dynamo.SyntheticLocalSource), "local", "local_name"),
-        (dynamo.GlobalSource, "global", "global_name"),
-    ]
-    links: list[tuple[str, Any]] = []
-    while source is not None:
-        for class_, what, field in kinds:
-            if isinstance(source, class_):
-                key = getattr(source, field, None)
-                if isinstance(key, dynamo.ConstDictKeySource):
-                    key = key.index
-                if not isinstance(key, (str, int, type(None))):
-                    key = f"<{type(key).__name__} at {id(key):#x}>"  # any dictionary key
-                links.append((what, key))
-                break
-        else:
-            links.append(("other", type(source).__name__))
-        source = getattr(source, "base", None)
-    return tuple(reversed(links))
-
-
-def source_text(source: Any) -> str:
-    """A Dynamo Source as Python source, e.g. ``L['x']``; "" for None or what has none."""
-    if source is None:
-        return ""
-    try:
-        name = source.name
-        return str(name() if callable(name) else name)
-    except NotImplementedError:
-        return ""
 
 
 # --- the allocators' own account of a call ------------------------------------------------
@@ -537,6 +489,12 @@ mark_varying: Any = getattr(aot_wrappers, "mark_dynamo_propagated_dynamic_indice
 """Marks on a tensor, for Dynamo, which of its dimensions came from sizes that vary."""
 in_format: Any = getattr(aot_wrappers, "coerce_to_expected_memory_format", None)
 """Brings a gradient into the strides that its backward was compiled for."""
+
+
+def torchs_format(layout: MemoryFormatMeta) -> Any:
+    """The layout as ``in_format`` takes it."""
+    name = layout.memory_format
+    return replace(layout, memory_format=None if name is None else getattr(torch, name))
 
 
 def has_known_wrapper() -> bool:

@@ -119,7 +119,8 @@ def _compile(
     )
     with contextlib.ExitStack() as stack:
         if own.straight_calls:
-            stack.enter_context(straight_calls(RUNTIME.ledger, example_inputs))
+            straight = straight_calls(RUNTIME.ledger, example_inputs, inner.forward_metadata)
+            stack.enter_context(straight)
         if warm:
             stack.enter_context(serving_hits(inner))
         compiled = _torch_compat.run_compile_fx(

@@ -41,8 +41,8 @@ from memprof.compiled_autograd.nodes import (
 )
 from memprof.profiler.model import NodeProvenance, Role
 
-from . import _torch_compat
 from .session.runtime import FORWARDS
+from .stages.describe._torch_compat import dynamo_source, source_text
 from .stages.describe.dynamo_input import CATEGORIES, DynamoInput
 from .stages.describe.graph_value import RoleInfo
 from .stages.provenance import aot_nodes
@@ -253,7 +253,7 @@ def _source_of(leaf: Node) -> str:
     """The way to an input of a Dynamo graph, e.g. ``L['inputs'][3]``."""
     if is_getitem(leaf) and isinstance(leaf.args[0], Node):
         return f"{_source_of(leaf.args[0])}[{leaf.args[1]!r}]"
-    return _torch_compat.source_text(_torch_compat.dynamo_source(leaf))
+    return source_text(dynamo_source(leaf))
 
 
 # --- nodes --------------------------------------------------------------------------------

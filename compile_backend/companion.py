@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memprof.profiler.model import GraphKind, GraphRecord, GraphValue, NodeProvenance
+from memprof.profiler.model import GraphDescription, GraphKind, GraphRecord, NodeProvenance
 
 from .session.runtime import LiveGraph
 from .stages.graphs import Outside
@@ -28,7 +28,7 @@ class Companion:
 
     Attributes:
         kind: of the graph.
-        inputs, outputs: its values, in calling order; ``frame`` is left out of the outputs.
+        description: what it takes and returns, outputs without their frames.
         frames: for each output, the number of its frame.
         nodes: its AOT nodes by name, without stacks.
         stacks: for each of ``nodes``, the number of its stack.
@@ -39,8 +39,7 @@ class Companion:
     """
 
     kind: GraphKind
-    inputs: tuple[GraphValue, ...]
-    outputs: tuple[GraphValue, ...]
+    description: GraphDescription
     frames: tuple[int, ...]
     nodes: dict[str, NodeProvenance]
     stacks: dict[str, int]
@@ -69,8 +68,10 @@ def store(
     record = graph.record
     companion = Companion(
         kind=record.kind,
-        inputs=record.inputs,
-        outputs=tuple(replace(value, frame=None) for value in record.outputs),
+        description=replace(
+            record.description,
+            outputs=tuple(replace(value, frame=None) for value in record.outputs),
+        ),
         frames=tuple(lines.number_of_frame(value.frame) for value in record.outputs),
         nodes={name: replace(node, stack=()) for name, node in graph.aot_nodes.items()},
         stacks={name: lines.number_of_stack(n.stack) for name, n in graph.aot_nodes.items()},
@@ -97,10 +98,13 @@ def load(key: str, lines: DynamoLines) -> Known | None:
     artifact = artifacts.STORED.read(key)
     if found is None or artifact is None:
         return None
-    outputs = zip(found.outputs, found.frames, strict=True)
+    outputs = zip(found.description.outputs, found.frames, strict=True)
     companion = replace(
         found,
-        outputs=tuple(replace(value, frame=lines.frame(frame)) for value, frame in outputs),
+        description=replace(
+            found.description,
+            outputs=tuple(replace(value, frame=lines.frame(frame)) for value, frame in outputs),
+        ),
         nodes={
             name: replace(node, stack=lines.stack(found.stacks[name]))
             for name, node in found.nodes.items()
@@ -116,8 +120,7 @@ def restored(companion: Companion, id: int, compile_id: str | None) -> LiveGraph
         id=id,
         kind=companion.kind,
         compile_id=compile_id,
-        inputs=companion.inputs,
-        outputs=companion.outputs,
+        description=companion.description,
         random=companion.random,
         fx_cache="hit",
     )

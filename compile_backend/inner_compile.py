@@ -13,20 +13,27 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.torch_options import TreeOptions
-from memprof.profiler.model import GraphKind, GraphRecord, LedgerKind, NodeProvenance
+from memprof.profiler.model import (
+    GraphKind,
+    GraphRecord,
+    LedgerKind,
+    NodeProvenance,
+    ViewAndMutationMeta,
+)
 
 from . import _torch_compat
 from .companion import Known, restored
 from .companion import store as store_companion
 from .options import Options
 from .session.runtime import FORWARDS, RUNTIME, LiveGraph
-from .stages.describe.aot_metadata import ViewAndMutationMeta, view_and_mutation_meta
+from .stages.describe.aot_metadata import view_and_mutation_meta
+from .stages.describe.comparison import compared
 from .stages.describe.dynamo_input import DynamoInput
 from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
 from .stages.describe.graph_value import RoleInfo
@@ -42,20 +49,27 @@ T = TypeVar("T")
 @dataclass(eq=False, repr=False)
 class RecordStage(CompileStage):
     """Writes down what the compiled graph says of itself, also where nothing else can be found out:
-    reports of memory that ran out and the tracker need no more."""
+    reports of memory that ran out and the tracker need no more.
+
+    Args:
+        kind: what the graph is to AOTAutograd.
+        given: keyword arguments of the compilation; None where the record's description has been
+            compared with Inductor's.
+    """
 
     record: GraphRecord
+    kind: GraphKind = GraphKind.INFERENCE
+    given: Mapping[str, Any] | None = None
     name = "record"
 
     def post_compile(self, compiled: Any) -> Any:
         """Complete the record; the graph is handed on as it is."""
         record = self.record
-        # Added to what AOTAutograd knows, which is what the user's forward writes to: what a
-        # backward writes to, Inductor alone can tell.
-        mutated = set(getattr(compiled, "mutated_input_idxs", None) or ())
-        record.inputs = tuple(
-            replace(v, mutated=True) if v.index in mutated else v for v in record.inputs
-        )
+        if self.given is not None:
+            lists = _torch_compat.inductors_lists(compiled, self.given)
+            record.description, disagreements = compared(record.description, self.kind, *lists)
+            for sentence in disagreements:
+                RUNTIME.ledger.add(LedgerKind.COMPILED, record.id, sentence)
         record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
         _torch_compat.mark_graph(compiled, record.id)
         module_globals = _torch_compat.generated_globals(compiled)
@@ -130,6 +144,7 @@ class InnerCompile:
             )
             sizes = size_inputs(example_inputs)
             stages = self._stages(graph, sizes, outside, kwargs.get("cudagraphs"), given)
+            stages.append(RecordStage(graph.record, kind, kwargs))
             # It may compile a second time: it is the innermost.
             stages.append(provenance)
         except Exception as error:
@@ -150,7 +165,8 @@ class InnerCompile:
             if aot_id is not None:
                 FORWARDS[aot_id] = graph
         key = _torch_compat.cache_key(compiled)
-        if self.stores and key is not None and self.lines is not None:
+        described = not graph.record.description.unreadable
+        if self.stores and described and key is not None and self.lines is not None:
             self._store(graph, sizes, outside, self.lines, key)
         self._add(graph, stages)
         RUNTIME.ledger.add(
@@ -182,6 +198,8 @@ class InnerCompile:
             sizes = known.companion.sizes if known is not None else SizeInputs()
             outside = known.companion.outside if known is not None else None
             stages = self._stages(graph, sizes, outside, fx_config.get("cudagraphs"), given)
+            # What is stored was compared with Inductor's lists.
+            stages.append(RecordStage(graph.record))
         except Exception as error:
             RUNTIME.ledger.fallback(None, "a graph from AOTAutograd's cache", error)
             return post_compile(given)
@@ -238,7 +256,7 @@ class InnerCompile:
         models: list[ObservableModel] = []
         observe = ObserveStage(graph, self.options, sizes, models if self.graphs else None)
         trees = self._in_trees(record, outside, box, given, models)
-        return [observe, *trees, RecordStage(record)]
+        return [observe, *trees]
 
     def _add(self, graph: LiveGraph, stages: Sequence[CompileStage]) -> None:
         # Complete now: other threads make profiles, and write them, at any time.
@@ -249,7 +267,7 @@ class InnerCompile:
     def _check_graphed(self, record: GraphRecord, stages: Sequence[CompileStage]) -> None:
         """Raises ``RuntimeError`` if nothing of a graph can be captured where that is an error."""
         found = (s.impossible for s in stages if isinstance(s, GraphsStage))
-        impossible = next(found, "")
+        impossible = next(found, record.description.unreadable if self.graphs else "")
         if impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
             raise RuntimeError(
                 f"{record.label} would run without a CUDA graph, and cudagraph_or_error "
@@ -284,6 +302,13 @@ class InnerCompile:
         except Exception as error:
             RUNTIME.ledger.fallback(graph.record.id, f"storing {what}", error)
 
+    def forward_metadata(self) -> ViewAndMutationMeta | None:
+        """AOTAutograd's metadata of the forward that was compiled last; None if there is none, or
+        it is unknown."""
+        forward = self._forward_graph
+        found = forward.record.description if forward is not None else None
+        return None if found is None or found.unreadable else found.metadata
+
     def _in_trees(
         self,
         record: GraphRecord,
@@ -297,6 +322,12 @@ class InnerCompile:
             return []
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
+        if why := record.description.unreadable:
+            # What its backward would take has another address each time: that runs without, too.
+            _torch_compat.switch_off(box)
+            reason = f"what it takes and returns is not known: {why}"
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, reason)
+            return []
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
         return [
             GraphsStage(
@@ -325,27 +356,20 @@ class InnerCompile:
         id_ = RUNTIME.new_graph_id()
         read = functools.partial(self._read, id_)
 
-        def copied() -> ViewAndMutationMeta:
+        try:
             found = _torch_compat.forward_metadata()
             on_unknown = functools.partial(RUNTIME.ledger.unknown, id_)
-            return view_and_mutation_meta(found, on_unknown) if found is not None else unread
-
-        unread = ViewAndMutationMeta()
-        metadata = read("AOTAutograd's metadata", copied, unread)
-        static = tuple(kwargs.get("static_input_idxs") or ())
-        io = read(
-            "what a graph takes and returns",
-            lambda: describe_graph(
+            io = describe_graph(
                 gm,
                 kind=kind,
-                fw_metadata=metadata,
+                fw_metadata=view_and_mutation_meta(found, on_unknown),
                 dynamo_inputs=self.dynamo_inputs,
-                static_input_idxs=static,
                 forward=self._forward if kind is GraphKind.BACKWARD else None,
                 captured_outputs=self.captured_outputs,
-            ),
-            undescribed(gm, static),
-        )
+            )
+        except Exception as error:
+            RUNTIME.ledger.unknown(id_, "what a graph takes and returns", error)
+            io = GraphIO(undescribed(gm, f"{type(error).__name__}: {error}"))
         if kind is GraphKind.FORWARD:
             self._forward = io
         return GraphRecord(
@@ -353,6 +377,5 @@ class InnerCompile:
             # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
             kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
             compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
-            inputs=io.inputs,
-            outputs=io.outputs,
+            description=io.description,
         )

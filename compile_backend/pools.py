@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from memprof.cudagraph_trees.explain.attribution import PoolParts, explain_pool
-from memprof.cudagraph_trees.explain.history import Manager, managers
-from memprof.cudagraph_trees.replay.node import path_to
+from memprof.cudagraph_trees.explain.history import managers
+from memprof.cudagraph_trees.replay.errors import output_origin
+from memprof.cudagraph_trees.replay.node import Node
 from memprof.profiler.views.report.columns import Column, Unit
 from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.section import Section, Table
@@ -25,8 +25,9 @@ def explain_pools() -> Pools:
     """Explains every byte that pools of CUDA graphs have from the system.
 
     Call it between two calls of compiled code. Of each pool, ``parts.reserved``, the sum of the
-    four parts, is what it has from the system, to the byte. Its ``nodes`` are named by function and
-    number of the recording or warm-up: ``0/0 forward #2``.
+    four parts, is what it has from the system, to the byte. Its ``nodes`` are named by function,
+    number of the recording or warm-up, and what is known of the output: ``0/0 forward #2: FX node
+    addmm, train.py:7, module fc``.
 
     Returns:
         by the device of each manager of graph trees that lives, e.g. ``cuda:0``, with a number
@@ -38,19 +39,15 @@ def explain_pools() -> Pools:
         device = manager.ledger.device
         numbers[device] += 1
         name = device if numbers[device] == 1 else f"{device} #{numbers[device]}"
-        found[name] = _with_functions(explain_pool(manager), manager)
+        found[name] = explain_pool(manager, _name)
     return Pools({name: parts for name, parts in found.items() if parts.reserved})
 
 
-def _with_functions(parts: PoolParts, manager: Manager) -> PoolParts:
-    """Replace numbers of recordings and warm-ups by names with their functions."""
-    last = manager.path.node
-    recorded = [*manager.nodes(), *(path_to(last) if last is not None else ())]
-    labels = {n.number: n.wrapped_function.label for n in recorded}
-    nodes: dict[int | str, int] = {
-        f"{labels[int(n)]} #{n}": nbytes for n, nbytes in parts.nodes.items()
-    }
-    return replace(parts, nodes=nodes)
+def _name(node: Node, output: int) -> str:
+    """Function, number of the recording or warm-up, and the output with its line."""
+    function = node.wrapped_function
+    origin = output_origin(function, output) or f"output {output}"
+    return f"{function.label} #{node.number}: {origin}"
 
 
 def _section(name: str, parts: PoolParts) -> Section:

@@ -32,9 +32,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memprof.profiler.model import OutputType, ViewAndMutationMeta
+
 from . import _torch_compat as compat
 from .session.ledger import Ledger
-from .stages.describe.aot_metadata import OutputType, ViewAndMutationMeta, view_and_mutation_meta
+from .stages.describe._torch_compat import is_backward_state
+
+Describe = Callable[[], "ViewAndMutationMeta | None"]
+"""Gives AOTAutograd's metadata of the forward that was compiled last, None if there is none."""
 
 Call = Callable[[list[Any]], Any]
 """A wrapper: takes a list of inputs, which it may empty, and returns a list of outputs."""
@@ -45,30 +50,34 @@ class NotStraight(Exception):
 
 
 _compiling = threading.local()
-"""``ledger``: this thread compiles a graph that gets straight calls, and what memprof fails at is
-written there. Not set: it does not."""
+"""``ledger``, ``describe``: this thread compiles a graph that gets straight calls; as of
+``straight_calls``. Not set: it does not."""
 _INSTALL = threading.Lock()
 
 
 @contextlib.contextmanager
-def straight_calls(ledger: Ledger, example_inputs: Sequence[Any]) -> Iterator[None]:
+def straight_calls(
+    ledger: Ledger, example_inputs: Sequence[Any], describe: Describe
+) -> Iterator[None]:
     """The graph that this thread compiles inside gets straight calls, if it can have them.
 
     Args:
         ledger: gets what memprof failed at; torch's wrapper is kept then.
+        describe: of that graph, when it has been compiled.
         example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
             its forward hands on, torch's wrapper is kept.
     """
-    if not compat.has_known_wrapper() or any(map(compat.is_backward_state, example_inputs)):
+    if not compat.has_known_wrapper() or any(map(is_backward_state, example_inputs)):
         yield
         return
     _install()
-    outer = getattr(_compiling, "ledger", None)
-    _compiling.ledger = ledger
+    outer = vars(_compiling).copy()
+    vars(_compiling).update(ledger=ledger, describe=describe)
     try:
         yield
     finally:
-        _compiling.ledger = outer
+        vars(_compiling).clear()
+        vars(_compiling).update(outer)
 
 
 def _install() -> None:
@@ -91,7 +100,7 @@ def _install() -> None:
                 return torchs(compiled_fn)
             keep = bool(aot_config.keep_inference_input_mutations)
             try:
-                call = _straight(self, compiled_fn, runtime_metadata, keep, torchs)
+                call = _straight(self, compiled_fn, _compiling.describe(), keep, torchs)
             except NotStraight:
                 return torchs(compiled_fn)
             except Exception as error:
@@ -105,14 +114,18 @@ def _install() -> None:
 
 
 def _straight(
-    wrapper: Any, compiled: Any, torchs_metadata: Any, keep: bool, torchs: Callable[[Any], Call]
+    wrapper: Any,
+    compiled: Any,
+    metadata: ViewAndMutationMeta | None,
+    keep: bool,
+    torchs: Callable[[Any], Call],
 ) -> Call:
     """The straight call of one graph.
 
     Args:
         wrapper: torch's ``RuntimeWrapper``.
         compiled: what it is to wrap.
-        torchs_metadata: torch's, of the graph.
+        metadata: of the graph.
         keep: whether the graph writes its mutations itself.
         torchs: makes torch's wrapper.
 
@@ -134,7 +147,8 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    metadata = view_and_mutation_meta(torchs_metadata)
+    if metadata is None:
+        raise NotStraight("has no description")
     _check(metadata)
     written = metadata.mutated_graph_handled_indices_seen_by_autograd if keep else ()
     ours = _derived(function, metadata, bool(wrapper.disable_amp))
@@ -371,7 +385,7 @@ def _backward(
     boxed = _takes_gradients_boxed(function)
     # A format that is no strides has no size either, and is looked at by in_format.
     formats = [
-        (i, expected.size, expected.stride, expected)
+        (i, expected.size, expected.stride, compat.torchs_format(expected))
         for i, expected in zip(flows, metadata.subclass_tangent_meta, strict=True)
         if expected is not None
     ]

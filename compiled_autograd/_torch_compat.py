@@ -145,6 +145,17 @@ def is_busy(error: Exception) -> bool:
     )
 
 
+def is_double_backward(error: Exception) -> bool:
+    """Tells whether the engine has met the node of a compiled backward, of which AOTAutograd makes
+    one for ``create_graph`` that has no sizes to be told apart by.
+
+    Nothing of the backward has run then. In the normal engine that node says in words that it has
+    no derivative.
+    """
+    text = str(error)
+    return isinstance(error, AttributeError) and text.startswith("'CompiledFunctionBackward")
+
+
 def is_refusal(error: Exception) -> bool:
     """Tells whether the engine says that it cannot describe a node, hook or tensor to a capture.
 

@@ -53,7 +53,7 @@ class AotInliner:
         """Nodes of the gradients that the node returns; arguments as ``proxy_call_backward``'s.
 
         Raises:
-            CaptureError: the backward graph was not kept, or grad mode is on.
+            CaptureError: the backward graph was not kept.
         """
         tracer = self._tracer
         function = ctx._forward_cls
@@ -65,9 +65,6 @@ class AotInliner:
                 f"inline ({error}); compile the forward inside `enable()`, or with "
                 f"torch._functorch.config.enable_autograd_cache = False"
             ) from error
-        outputs = function.metadata.output_info
-        if torch.is_grad_enabled() and any(o.requires_grad for o in outputs):
-            raise CaptureError("a torch.compile'd function cannot be differentiated twice")
         symints = [tracer.lift(s) for s in _torch_compat.aot_symints(ctx)]
         saved = tracer.lift(list(saved_tensors))
         objects = [tracer.item("hooks", i) for i in opaque_objects]

@@ -302,7 +302,7 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
                 # before anything is captured. An error of the user's is raised again there.
                 if THREAD.ran or _of_an_inner_one(error):
                     raise
-                if not _torch_compat.is_busy(error):
+                if not (_torch_compat.is_busy(error) or _torch_compat.is_double_backward(error)):
                     refused = THREAD.being_captured or (on and _torch_compat.is_refusal(error))
                     if on_unsupported is None or not refused:
                         raise

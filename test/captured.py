@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from memprof.profiler.model import Category, GraphKind, GraphRecord, GraphValue, Role
+from memprof.profiler.model import (
+    Category,
+    GraphDescription,
+    GraphKind,
+    GraphRecord,
+    GraphValue,
+    Role,
+)
 
 
 def forward(id: int, graph_id: int | None = None) -> GraphRecord:
@@ -22,4 +29,10 @@ def captured(id: int, *saved: tuple[int, int], capture: str = "!0", frame: int =
         )
         for i, (graph, output) in enumerate(saved)
     )
-    return GraphRecord(id, GraphKind.BACKWARD, f"{capture}/{frame}", 90 + id, inputs=inputs)
+    return GraphRecord(
+        id,
+        GraphKind.BACKWARD,
+        f"{capture}/{frame}",
+        90 + id,
+        description=GraphDescription(inputs=inputs),
+    )

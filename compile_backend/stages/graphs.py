@@ -155,7 +155,7 @@ class GraphsStage(CompileStage):
         return self.models[-1]
 
     def post_compile(self, compiled: Any) -> Any:
-        """Tell the trees which inputs and outputs of the graph each partition has."""
+        """Give the trees the description of each partition."""
         if not self._wrapped:
             disabled = getattr(compiled, "disabled_cudagraphs_reason", None)
             others = _torch_compat.why_others_capture()
@@ -168,6 +168,8 @@ class GraphsStage(CompileStage):
         if self.outside:
             reason = f"part of it: {self.outside}"
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, self.record.id, reason)
+        for options in self._wrapped:
+            options["description"] = self.record.description
         partitions = _torch_compat.partitions(compiled)
         # A graph compiled again, past a cache, was wrapped twice; what counts is the last.
         wrapped = self._wrapped[-len(partitions) :] if partitions else []
@@ -178,8 +180,7 @@ class GraphsStage(CompileStage):
             zip(wrapped, partitions, strict=True)
         ):
             options["partition"] = number if len(wrapped) > 1 else None
-            options["graph_inputs"] = inputs
-            options["graph_outputs"] = outputs
+            options["description"] = self.record.description.part(inputs, outputs)
         return compiled
 
     def _why_nothing(self) -> str:

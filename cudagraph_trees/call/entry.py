@@ -25,6 +25,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Model, Output
+from ..record.policy import IN_A_CAPTURE
 from ..replay.spec import CompilationMode, GraphSpec
 from .container import Family, family, get_container, get_manager
 from .manager import CUDAGraphTreeManager, ManagerGone
@@ -40,19 +41,20 @@ class ShapeDispatcher:
     they first come, once per thread family.
 
     Args:
-        model, static_input_idxs, device: of ``cudagraphify_impl``.
+        model, device: of ``cudagraphify_impl``.
+        static: inputs whose address is expected to stay, by Inductor's account.
         keywords: those as well; read when it is first called, or ``prepare``d.
     """
 
     def __init__(
         self,
         model: Model,
-        static_input_idxs: Sequence[int],
+        static: Sequence[int],
         device: int | torch.device,
         keywords: Mapping[str, Any],
     ) -> None:
         self.model = model
-        self._static = static_input_idxs
+        self._static = static
         self._device = device
         self._keywords = keywords
         self._get_ints: Callable[[list[Input]], Any] | None = lambda inputs: _NOT_PREPARED
@@ -62,7 +64,8 @@ class ShapeDispatcher:
 
     def prepare(self, inputs: list[Input]) -> None:
         """Find out from inputs of any call which are integers."""
-        self.spec = GraphSpec.of(self.model, self._keywords)
+        self.spec = GraphSpec.of(self.model, inputs, self._static, self._keywords)
+        self._static = self.spec.description.static
         # The code was compiled for inputs like these; later ones may be aligned otherwise.
         self._checked = set(compat.alignment_checked_inputs(inputs, self._static))
         ints = [i for i, x in enumerate(inputs) if isinstance(x, int)]
@@ -88,6 +91,8 @@ class ShapeDispatcher:
             self.prepare(inputs)
             return self(inputs)
         spec, options = self.spec, self.spec.options
+        if torch.cuda.is_current_stream_capturing():
+            return self._plainly(inputs, IN_A_CAPTURE)
         sizes = options["cudagraph_capture_sizes"]
         if key is not None and sizes is not None and key not in sizes:
             return self._plainly(inputs, "its sizes are not among cudagraph_capture_sizes")
@@ -130,7 +135,7 @@ class ShapeDispatcher:
         checked = self._checked.union(compat.alignment_checked_inputs(inputs, self._static))
         static = compat.aligned_static_inputs(inputs, self._static)
         # What is written to must not be a copy: it runs without a graph where it is misaligned.
-        compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated_input_idxs)))
+        compat.align_inputs(inputs, sorted(checked.difference(self.spec.mutated)))
         return get_container(self._device).wrap(self.spec, inputs, static, sorted(checked))
 
     def _of_family(self, of: Family) -> dict[Any, Runner]:
@@ -146,9 +151,7 @@ class ShapeDispatcher:
         if manager is not None:
             manager.ran_unwrapped(self.spec.function(-1, inputs, ()), reason)
         # What torch's trees leave out.
-        model = compat.with_aligned_inputs(
-            self.model, sorted(self._checked), self.spec.mutated_input_idxs
-        )
+        model = compat.with_aligned_inputs(self.model, sorted(self._checked), self.spec.mutated)
         return list(model(inputs))
 
 

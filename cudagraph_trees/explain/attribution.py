@@ -16,13 +16,13 @@ memory is as the replayed node's recording left it, less what died since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..device.capture_lock import capturing
 from ..replay.liveness import StorageWeakRefWrapper
-from ..replay.node import CUDAGraphNode, path_to
+from ..replay.node import CUDAGraphNode, Node, path_to
 from ..replay.path import ExecutionState
 from .history import Manager
 
@@ -32,7 +32,8 @@ class PoolParts:
     """Bytes of a pool in four parts, see Note [The four parts of a pool].
 
     Attributes:
-        nodes: bytes by number of the recording (negative: warm-up) that made them.
+        nodes: bytes by number of the recording (negative: warm-up) that made them, or by the names
+            that were asked for.
         rounding, unattributed, free: bytes.
     """
 
@@ -61,18 +62,29 @@ Live: TypeAlias = tuple["int | str", int, int]
 """A live block: the node that it belongs to, bytes asked for, bytes of the block."""
 
 
-def explain_pool(manager: Manager) -> PoolParts:
+Name: TypeAlias = "Callable[[Node, int], int | str]"
+"""Names an output of a recording or warm-up, by its index."""
+
+
+def explain_pool(manager: Manager, name: Name = lambda node, output: node.number) -> PoolParts:
     """Split the reserved bytes of the manager's pool into parts, between two calls. Waits for
     other threads' captures.
+
+    Args:
+        name: of what the bytes of an output are counted under.
     """
     with capturing():
         segments, node = manager.pool.segments(), manager.path.node
         if manager.path.state is ExecutionState.EXECUTION:
             assert isinstance(node, CUDAGraphNode)
-            live = _outputs_among(node.path_live_weakrefs(), path_to(node))
+            live = _outputs_among(node.path_live_weakrefs(), path_to(node), name)
             return _parts(live, sum(s.nbytes for s in segments))
-        owned = [(n.number, r) for n in path_to(node) for r in n.outputs_weakrefs if r is not None]
-        owners = {r.address: n for n, r in owned if not r.expired()}
+        owners = {
+            r.address: name(n, i)
+            for n in path_to(node)
+            for i, r in enumerate(n.outputs_weakrefs)
+            if r is not None and not r.expired()
+        }
     blocks = [b for s in segments for b in s.blocks if b.live]
     live = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)
@@ -90,13 +102,13 @@ def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolPa
 
 
 def _outputs_among(
-    refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode]
+    refs: Iterable[StorageWeakRefWrapper], path: Iterable[CUDAGraphNode], name: Name
 ) -> Iterable[Live]:
     """Outputs ``refs`` of a path, one an address; that of several nodes is the first one's."""
     wanted = set(refs)
     out: dict[int, Live] = {}
     for n in path:
-        for r in n.outputs_weakrefs:
+        for i, r in enumerate(n.outputs_weakrefs):
             if r in wanted and r is not None and r.address not in out:
-                out[r.address] = (n.number, *n.sizes.get(r.address, (0, 0)))
+                out[r.address] = (name(n, i), *n.sizes.get(r.address, (0, 0)))
     return out.values()

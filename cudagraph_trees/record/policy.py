@@ -21,6 +21,8 @@ from ..replay.spec import CompilationMode, FunctionSpec, PlaceState, Why
 from ..steps.moves import Moves, copyable, nbytes_of
 from .pool_owner import PoolOwner
 
+IN_A_CAPTURE = "the program captures a CUDA graph of its own, whose part the call becomes"
+
 
 @dataclass(slots=True)
 class Call:
@@ -73,6 +75,8 @@ class RecordPolicy:
             RuntimeError: ``cudagraph_or_error`` is on for it, and torch's words say what is wrong.
         """
         function, node, owner = call.function, self._path.node, self._owner
+        if torch.cuda.is_current_stream_capturing():
+            return Why(IN_A_CAPTURE, this_once=True)
         if call.records and node is None and not function.options.or_error:
             owner.check_room()
         if owner.stopped:
@@ -113,8 +117,8 @@ class RecordPolicy:
         support = function.options["cudagraph_support_input_mutation"]
         bad = [
             i
-            for i in function.mutated_input_idxs
-            if i not in function.static_input_idxs
+            for i in function.mutated
+            if i not in function.static
             and not (
                 support
                 and node is not None
@@ -131,7 +135,8 @@ class RecordPolicy:
             message = compat.mutation_message(function.placeholders, bad)
             compat.announce_skip(message, function.options.or_error)
         cause = cause_of(TreeCause.WRITES_TO_COPIED, function, inputs, bad)
-        return Why("it writes to inputs that graphs copy", cause)
+        names = function.names_of_inputs(bad)
+        return Why(f"it writes to inputs that graphs copy: {names}", cause)
 
     def _input_elsewhere(self, call: Call) -> Why | None:
         """Find an input that is not on the pool's device. A float is elsewhere, too: unlike an
@@ -167,7 +172,7 @@ class RecordPolicy:
         if not moving:
             return None
         cause = cause_of(TreeCause.KEEPS_MOVING, function, inputs, moving)
-        every = nbytes_of(inputs, function.static_input_idxs)
+        every = nbytes_of(inputs, function.static)
         names = function.names_of_inputs(moving)
         what = f"inputs keep moving: {names}, {cause['nbytes']} bytes of {every} in static inputs"
         if copyable(function, inputs, moving):

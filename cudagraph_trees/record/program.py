@@ -65,7 +65,7 @@ def program_of(
             address,
             nbytes=nbytes,
             origin=Origin.INPUT,
-            name=_input_name(function, which[0]),
+            name=function.description.inputs[which[0]].name or f"input_{which[0]}",
             category=_input_category(function, which[0]),
             inputs=tuple(which),
         )
@@ -117,14 +117,9 @@ def _owner(function: FunctionSpec, line: int, name: str | None) -> str | None:
     return name
 
 
-def _input_name(function: FunctionSpec, i: int) -> str:
-    value = function.input_value(i)
-    return function.placeholder(i, f"input_{i}") if value is None else value.name
-
-
 def _input_category(function: FunctionSpec, i: int) -> Category:
-    value = function.input_value(i)
-    if value is not None:
+    value = function.description.inputs[i]
+    if value.index >= 0:
         return value.category
     backward = function.mode is CompilationMode.BACKWARD
     return Category.ACTIVATION if backward else Category.INPUT
@@ -136,9 +131,5 @@ def _output_category(function: FunctionSpec, outputs: tuple[int, ...]) -> Catego
     for i in outputs:
         if (value := function.output_value(i)) is not None:
             return value.category
-    if function.mode is CompilationMode.BACKWARD:
-        return Category.GRADIENT
-    users = function.user_outputs
-    if function.mode is CompilationMode.FORWARD and users is not None and not users & set(outputs):
-        return Category.ACTIVATION
-    return Category.OUTPUT
+    backward = function.mode is CompilationMode.BACKWARD
+    return Category.GRADIENT if backward else Category.OUTPUT

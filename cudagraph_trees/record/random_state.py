@@ -28,6 +28,8 @@ from typing import TypeGuard
 
 import torch
 
+from memprof.profiler.model import Role
+
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Output
 from ..replay.liveness import StorageWeakRefWrapper, address_of
@@ -67,8 +69,8 @@ class RandomStates:
         if function.mode is not CompilationMode.FORWARD:
             return
         found = [i for i, o in enumerate(outputs) if _may_be_state(o) and o.is_cpu]
-        if function.user_outputs is not None:
-            found = [i for i in found if i not in function.user_outputs]
+        if known := function.description.outputs:
+            found = [i for i in found if known[i].role is Role.SAVED_FOR_BACKWARD]
         if not found:
             return
         function.state.host_outputs.update(found)

@@ -266,7 +266,7 @@ class GraphRecorder:
             self._ledger.add(LedgerKind.SKIP, function, why.reason, **why.cause)
         self._policy.ran_plainly(function)
         self._path.ran_without_graph()
-        mutated = function.mutated_input_idxs
+        mutated = function.mutated
         checked = function.alignment_checked
         compat.align_inputs(inputs, [i for i in checked if i not in mutated])
         written = [i for i in checked if i in mutated]

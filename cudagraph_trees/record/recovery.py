@@ -56,7 +56,7 @@ class Unrecoverable(Exception):
 
 def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
     """Bytes of inputs that ``function`` writes to if they are too many to be copied, else 0."""
-    written = (inputs[i] for i in function.mutated_input_idxs)
+    written = (inputs[i] for i in function.mutated)
     nbytes = sum(TensorSpec.of(x).nbytes for x in written if isinstance(x, torch.Tensor))
     return nbytes if nbytes > MAX_BACKUP_BYTES else 0
 
@@ -107,7 +107,7 @@ class InputBackup:
         out.pool = pool
         out.refs = {i: StorageWeakRefWrapper(inputs[i]) for i in out.in_pool}
         if function.mode is CompilationMode.BACKWARD:
-            static = set(function.static_input_idxs) & out.specs.keys() - out.in_pool
+            static = set(function.static) & out.specs.keys() - out.in_pool
             out.kept = [inputs[i] for i in static]
         return out
 
@@ -117,11 +117,11 @@ class InputBackup:
     ) -> InputBackup:
         """Before a warm-up on ``device``, which does not write ``too_much_to_copy``."""
         out = InputBackup(inputs, pool_addresses, device)
-        written = {i for i in function.mutated_input_idxs if i in out.specs}
+        written = {i for i in function.mutated if i in out.specs}
         out.written = {out.specs[i].address for i in written}
         left = out._copy(written, inputs, MAX_BACKUP_BYTES)
         backward = function.mode is CompilationMode.BACKWARD
-        static = set() if backward else set(function.static_input_idxs) - out.in_pool
+        static = set() if backward else set(function.static) - out.in_pool
         out._copy(out.specs.keys() - written - static, inputs, left)
         return out
 

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 import torch
 
-from memprof.profiler.model import Role
-
 from .. import _torch_compat as compat
 from .spec import CompilationMode, FunctionSpec
 
@@ -89,9 +87,7 @@ _MARK = (
 
 def _ways_out(function: FunctionSpec, index: int) -> str:
     """Remedies that this torch allows, for a held output that is no gradient."""
-    value = function.output_value(index)
-    saved = value is not None and value.role is Role.SAVED_FOR_BACKWARD
-    if saved or not function.is_visible(index):
+    if not function.description.is_visible(index):
         return (
             "It was saved for a backward. Ways out: call that before the next step begins; "
             f"or, {_MARK}"

@@ -61,7 +61,7 @@ class InputPlan:
         copied although they may lie in one."""
         managed_addresses = {r.address for r in path}
         live = live_by_address(path)
-        declared, aligned = set(function.static_input_idxs), set(function.alignment_checked)
+        declared, aligned = set(function.static), set(function.alignment_checked)
         self.managed: list[int] = []
         self.static: list[int] = []
         self.copied: list[int] = []

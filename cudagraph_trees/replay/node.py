@@ -270,9 +270,9 @@ class CUDAGraphNode(Node):
     def moved_managed(self, inputs: list[Input]) -> list[int]:
         """Managed inputs that are somewhere else now and could be copied instead: see
         ``moves.copyable``."""
-        if self.wrapped_function.mutated_input_idxs:
+        if self.wrapped_function.mutated:
             return []
-        kept = {*self.wrapped_function.static_input_idxs, *self.keep_inputs}
+        kept = {*self.wrapped_function.static, *self.keep_inputs}
         return self.input_plan.moved(inputs, [i for i in self.input_plan.managed if i not in kept])
 
     def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:

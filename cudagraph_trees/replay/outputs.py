@@ -182,7 +182,7 @@ class OutputCache:
                 # What requires a gradient as soon as it was recorded is a user's own tensor, most
                 # often a parameter that is saved for the backward: its hooks are the user's.
                 if fixed is not None and not fixed.requires_grad:
-                    if o.numel() or address or not self.function.is_visible(i):
+                    if o.numel() or address or not self.function.description.is_visible(i):
                         self.fixed.append(i)
                     else:  # its holder's graph of autograd would live with it
                         fixed = None
@@ -236,7 +236,7 @@ class OutputCache:
             elif self.cacheable[i]:
                 if ref is not None and ref.cache is None:
                     self._fill_slot(i)
-                if self.function.is_visible(i):
+                if self.function.description.is_visible(i):
                     self.seen.append(i)
             else:
                 self.build.append(i)

@@ -10,8 +10,17 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import GraphRecord, GraphValue
+from memprof.profiler.model import (
+    Category,
+    GraphDescription,
+    GraphRecord,
+    GraphValue,
+    InputAliasInfo,
+    Role,
+    ViewAndMutationMeta,
+)
 
+from .. import _torch_compat as compat
 from ..device.protocol import Input, Model
 from ..torch_options import AT_COMPILATION, TreeOptions
 
@@ -36,80 +45,60 @@ class GraphSpec:
         model: the boxed callable, see Note [Who does what: manager and device].
         constants: device tensors baked into the code.
         placeholders: torch's ``PlaceholderInfo`` for each input, for messages.
-        mutated_input_idxs: inputs that the code writes to.
+        description: what it takes and returns. The values of a part are those of the whole graph.
         stack_traces: user code that made each output, or None.
-        user_outputs: outputs that a user can hold (not: saved for the backward); None if
-            unknown, which means any.
         kernel_free: the code launches nothing, so there is nothing to capture.
         compile_id: Dynamo's.
         record: the graph in the profile, if memprof's backend compiled it.
         partition: number of this partition of the graph, None if it has only one.
-        graph_inputs, graph_outputs: which input or output of the whole graph each is, None for what
-            another partition makes or reads. None where this is the whole graph.
         clone_outputs: outputs that are held beyond their step get memory of their own.
+        mutated: inputs that the code writes to.
     """
 
     model: Model
     mode: CompilationMode
+    description: GraphDescription
     constants: tuple[torch.Tensor, ...] = ()
     placeholders: Sequence[Any] = ()
-    mutated_input_idxs: tuple[int, ...] = ()
     stack_traces: Sequence[str | None] | None = None
-    user_outputs: frozenset[int] | None = None
     kernel_free: bool = False
     compile_id: object = None
     record: GraphRecord | None = None
     partition: int | None = None
-    graph_inputs: tuple[int | None, ...] | None = None
-    graph_outputs: tuple[int | None, ...] | None = None
     clone_outputs: bool = False
     options: TreeOptions = field(default_factory=TreeOptions)
+    mutated: tuple[int, ...] = field(init=False)
 
-    def is_visible(self, i: int) -> bool:
-        return self.user_outputs is None or i in self.user_outputs
+    def __post_init__(self) -> None:
+        self.mutated = self.description.mutated
 
     def graph_input(self, i: int) -> int | None:
         """Index of input ``i`` among the profile's graph inputs; None if none or unknown."""
-        return self._whole(self.graph_inputs, i, self.record.inputs if self.record else ())
-
-    def graph_output(self, i: int) -> int | None:
-        """Index of output ``i`` among the profile's graph outputs; None if none or unknown."""
-        return self._whole(self.graph_outputs, i, self.record.outputs if self.record else ())
-
-    def input_value(self, i: int) -> GraphValue | None:
-        """Input ``i`` as the profile has it; None if it has none, or that is unknown."""
-        at = self.graph_input(i)
-        return None if at is None or self.record is None else self.record.inputs[at]
+        found = self.description.inputs[i].index
+        return None if self.record is None or found < 0 else found
 
     def output_value(self, i: int) -> GraphValue | None:
-        at = self.graph_output(i)
-        return None if at is None or self.record is None else self.record.outputs[at]
-
-    def placeholder(self, i: int, otherwise: str) -> str:
-        """The compiler's name of input ``i``, or what it is called ``otherwise``."""
-        placeholder = self.placeholders[i] if i < len(self.placeholders) else None
-        return str(getattr(placeholder, "name", otherwise))
+        """Output ``i`` as the profile has it; None if it has none, or that is unknown."""
+        values = self.description.outputs
+        return values[i] if i < len(values) and values[i].index >= 0 else None
 
     def graph_outputs_of(self, i: int) -> tuple[int, ...]:
         """Numbers an output as ``TreeDetail.outputs`` does: empty if it is not known."""
-        found = self.graph_output(i)
-        return () if found is None else (found,)
-
-    def _whole(
-        self, mapping: tuple[int | None, ...] | None, i: int, values: Sequence[object]
-    ) -> int | None:
-        if mapping is None and self.partition is None:
-            found: int | None = i
-        else:
-            found = mapping[i] if mapping is not None and i < len(mapping) else None
-        return found if found is not None and found < len(values) else None
+        found = self.output_value(i)
+        return () if found is None or self.record is None else (found.index,)
 
     @staticmethod
-    def of(model: Model, keywords: Mapping[str, Any]) -> GraphSpec:
+    def of(
+        model: Model, inputs: Sequence[Input], static: Sequence[int], keywords: Mapping[str, Any]
+    ) -> GraphSpec:
         """From what Inductor, and memprof's backend, pass to ``cudagraphify``: ``is_backward``,
-        ``is_inference``, ``user_visible_output_idxs``, ``kernel_free_cudagraph`` and
-        ``torch_options``, by default those of now; the other fields under their names. Others are
-        not looked at.
+        ``is_inference``, ``kernel_free_cudagraph`` and ``torch_options``, by default those of now;
+        the other fields under their names. Others are not looked at. Where no ``description`` is
+        passed, it is what Inductor's lists say: ``of_lists``.
+
+        Args:
+            inputs: of any call.
+            static: inputs whose address is expected to stay, by Inductor's account.
 
         Raises:
             ValueError: it cannot be a backward and an inference graph.
@@ -117,7 +106,17 @@ class GraphSpec:
         if keywords["is_backward"] and keywords["is_inference"]:
             raise ValueError("a graph is a backward or an inference graph, not both")
         mode = CompilationMode.INFERENCE if keywords["is_inference"] else CompilationMode.FORWARD
-        visible = keywords.get("user_visible_output_idxs")
+        description = keywords.get("description")
+        # One of another number of inputs would be that of another function.
+        if description is not None and len(description.inputs) != len(inputs):
+            compat.log.warning(
+                "a graph takes %s inputs and is described with %s: Inductor's lists are taken",
+                len(inputs),
+                len(description.inputs),
+            )
+            description = None
+        if description is None:
+            description = of_lists(inputs, static, keywords)
         options = keywords.get("torch_options")
         if options is None:
             # Later versions of torch pass some for the compilation.
@@ -125,13 +124,13 @@ class GraphSpec:
                 f"triton.{n}": v for n in AT_COMPILATION if (v := keywords.get(n)) is not None
             }
             options = TreeOptions.of_this_compilation(passed)
-        same = {f.name: keywords[f.name] for f in fields(GraphSpec) if f.name in keywords}
+        same = {f.name: keywords[f.name] for f in _GIVEN if f.name in keywords}
         spec = GraphSpec(
             **{
                 **same,
                 "model": model,
+                "description": description,
                 "mode": CompilationMode.BACKWARD if keywords["is_backward"] else mode,
-                "user_outputs": frozenset(visible) if visible else None,
                 "kernel_free": keywords.get("kernel_free_cudagraph", False),
                 "options": options,
             }
@@ -146,22 +145,19 @@ class GraphSpec:
         self,
         number: int,
         inputs: Sequence[Input],
-        static_input_idxs: Sequence[int],
+        static: Sequence[int],
         alignment_checked: Sequence[int] = (),
         *,
         clone_outputs: bool = False,
     ) -> FunctionSpec:
         """Specialize to the integers among ``inputs``, which are those of the first call."""
-        mine = {f.name: getattr(self, f.name) for f in fields(GraphSpec)}
-        makes_state = self.mode is CompilationMode.INFERENCE and any(
-            isinstance(x := inputs[i], torch.Tensor) and x.is_leaf and x.requires_grad
-            for i in self.mutated_input_idxs
-        )
+        mine = {f.name: getattr(self, f.name) for f in _GIVEN}
+        inference = self.mode is CompilationMode.INFERENCE
+        makes_state = inference and self.description.updates_leaves
         mine["clone_outputs"] |= clone_outputs or makes_state
-        static = tuple(static_input_idxs)
-        loose = {
-            i: x for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)
-        }
+        loose = [i for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)]
+        infos = map(self.description.input_info, loose)
+        takes_activations = any(info is not None and info.requires_grad for info in infos)
         what = self.mode.name.lower()
         named = f"{what} function {number}" if number >= 0 else f"{what} function"
         label = f"{self.compile_id} {what}" if self.compile_id else named
@@ -172,15 +168,57 @@ class GraphSpec:
             caller=label,
             key=tuple(x for x in inputs if isinstance(x, int)),
             makes_state=makes_state,
-            static_input_idxs=static,
+            # What a backward's caller lets go of is elsewhere at the next call, unless a node of
+            # the path made it: it is copied, and not read where it lies.
+            static=tuple(i for i in static if i not in self.description.donated),
             alignment_checked=tuple(alignment_checked),
             loose=tuple(loose),
-            trains=self.mode is CompilationMode.FORWARD
-            or (
-                self.mode is CompilationMode.INFERENCE
-                and any(x.requires_grad for x in loose.values())
-            ),
+            trains=self.mode is CompilationMode.FORWARD or (inference and takes_activations),
         )
+
+
+_GIVEN = [f for f in fields(GraphSpec) if f.init]
+
+
+def of_lists(
+    inputs: Sequence[Input], static: Sequence[int], keywords: Mapping[str, Any]
+) -> GraphDescription:
+    """A description by what Inductor passes to ``cudagraphify``, of code that memprof's backend has
+    not compiled: ``placeholders``, ``mutated_input_idxs``, ``user_visible_output_idxs``."""
+    backward = keywords["is_backward"]
+    names = [getattr(p, "name", None) for p in keywords.get("placeholders", ())]
+    mutated = keywords.get("mutated_input_idxs", ())
+    visible = keywords.get("user_visible_output_idxs") or ()
+    traces = keywords.get("stack_traces") or ()
+    return GraphDescription(
+        inputs=tuple(
+            GraphValue(
+                i,
+                str(names[i]) if i < len(names) else f"input {i}",
+                Role.UNKNOWN,
+                Category.ACTIVATION if backward else Category.INPUT,
+                static=i in static,
+                mutated=i in mutated,
+                info=i,
+            )
+            for i in range(len(inputs))
+        ),
+        outputs=tuple(
+            GraphValue(i, "", Role.USER_OUTPUT, Category.OUTPUT)
+            if i in visible
+            else GraphValue(i, "", Role.SAVED_FOR_BACKWARD, Category.ACTIVATION)
+            for i in range(len(traces))
+            if visible
+        ),
+        metadata=ViewAndMutationMeta(
+            tuple(
+                InputAliasInfo(is_leaf=x.is_leaf, requires_grad=x.requires_grad)
+                if isinstance(x, torch.Tensor)
+                else InputAliasInfo()
+                for x in inputs
+            )
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +302,7 @@ class FunctionSpec(GraphSpec):
         key: values of the integer inputs.
         makes_state: it updates parameters, so that what it returns is an optimizer's state, which
             lasts: momentum that the first step makes. ``clone_outputs`` is set as well.
-        static_input_idxs: inputs whose address is expected to stay.
+        static: inputs whose address is expected to stay.
         loose: tensors among the inputs that are not static, or turned out to keep moving.
         alignment_checked: inputs that the code takes for aligned and that may not be.
         leaves: ``loose`` ones that may be leaves, see ``ParameterRefs``.
@@ -278,7 +316,7 @@ class FunctionSpec(GraphSpec):
     called_at: str = ""
     key: tuple[int, ...] = ()
     makes_state: bool = False
-    static_input_idxs: tuple[int, ...] = ()
+    static: tuple[int, ...] = ()
     loose: tuple[int, ...] = ()
     alignment_checked: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
@@ -287,16 +325,12 @@ class FunctionSpec(GraphSpec):
 
     def names_of_inputs(self, which: Sequence[int]) -> str:
         """The user's names of some inputs, else the compiler's; of many, those of the first."""
-        names = [self._name_of_input(i) for i in which[:NAMED]]
+        names = [self.description.inputs[i].label or f"input {i}" for i in which[:NAMED]]
         more = f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
         return ", ".join(names) + more
 
-    def _name_of_input(self, i: int) -> str:
-        value = self.input_value(i)
-        return self.placeholder(i, f"input {i}") if value is None else value.fqn or value.name
-
     def copy_from_now_on(self, which: Sequence[int]) -> None:
-        self.static_input_idxs = tuple(i for i in self.static_input_idxs if i not in which)
+        self.static = tuple(i for i in self.static if i not in which)
         self.loose = tuple(sorted({*self.loose, *which}))
 
     def let_go(self) -> None:

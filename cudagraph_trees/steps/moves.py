@@ -132,7 +132,7 @@ class Moves:
             The inputs that keep moving, and the recordings for places that are gone.
         """
         static: dict[int, torch.Tensor] = {}
-        for i in sorted(function.static_input_idxs):
+        for i in sorted(function.static):
             if isinstance(inputs[i], torch.Tensor) and address_of(inputs[i]) not in managed:
                 static[i] = inputs[i]
         if not static:
@@ -205,9 +205,9 @@ def copyable(function: FunctionSpec, inputs: Sequence[Input], moving: Sequence[i
     """Tells whether these static inputs may become copied ones, see Note [Inputs that keep moving]:
     not if the function writes to any input, since a copy would no longer share memory with another
     input that it may share it with at a later call."""
-    if function.mutated_input_idxs:
+    if function.mutated:
         return False
-    every = nbytes_of(inputs, function.static_input_idxs)
+    every = nbytes_of(inputs, function.static)
     return nbytes_of(inputs, moving) <= max(SMALL_BYTES, int(every * SMALL_SHARE))
 
 

@@ -66,7 +66,7 @@ class ParameterRefs:
         are no static inputs may be others, or no leaves, at each call: ``FunctionSpec.leaves``."""
         if compat.can_swap_storage() or function.mode is not CompilationMode.FORWARD:
             return
-        self._keep(inputs, function.static_input_idxs)
+        self._keep(inputs, function.static)
         function.leaves = tuple(
             i
             for i in function.loose
@@ -142,7 +142,7 @@ def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Se
     Static ones do not where a recording fits that begins a step: it has just compared their
     addresses, and what lay in an output when it was recorded was cloned before.
     """
-    static = function.static_input_idxs
+    static = function.static
     if located or not static:
         return function.loose
     return [*function.loose, *(i for i in static if isinstance(inputs[i], torch.Tensor))]
@@ -198,7 +198,7 @@ def _takes_gradients(node: Node, function: FunctionSpec, inputs: list[Input]) ->
     }
     return bool(gradients) and any(
         inputs[i].untyped_storage().data_ptr() in gradients
-        for i in (*function.loose, *function.static_input_idxs)
+        for i in (*function.loose, *function.static)
         if isinstance(inputs[i], torch.Tensor)
     )
 
@@ -248,8 +248,8 @@ class StepEnd:
         handed_out = [t for t in (_take(n, i) for n, i in outputs) if t is not None]
         gradient = any(n.wrapped_function.mode is CompilationMode.BACKWARD for n, _ in outputs)
         functions = [(n.wrapped_function, i) for n, i in outputs]
-        clone = any(f.clone_outputs and f.is_visible(i) for f, i in functions)
-        mutated = self.next_function.mutated_input_idxs
+        clone = any(f.clone_outputs and f.description.is_visible(i) for f, i in functions)
+        mutated = self.next_function.mutated
         written = _lying_in((self.inputs[i] for i in mutated), pointer)
         given = _lying_in((ref() for ref in self.given), pointer)
         moving = bool(gradient or clone or written or given)

@@ -66,7 +66,10 @@ def without_place(profile: Profile) -> Profile:
     for graph in profile.graphs:
         graph.code_path, graph.metadata = None, {}
         graph.nodes = {name: moved(node) for name, node in graph.nodes.items()}
-        graph.outputs = tuple(dataclasses.replace(o, frame=None) for o in graph.outputs)
+        graph.description = dataclasses.replace(
+            graph.description,
+            outputs=tuple(dataclasses.replace(o, frame=None) for o in graph.outputs),
+        )
         graph.statements = ()
     return dataclasses.replace(profile, machine=Machine(), process=None)
 

@@ -75,13 +75,19 @@ def _in_range(
 
 
 def _in_graph(graph: model.GraphRecord, at: str) -> Iterator[Finding]:
-    inputs = len(graph.inputs)
-    for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+    inputs, metadata = len(graph.inputs), graph.description.metadata
+    for side, values, infos in (
+        ("inputs", graph.inputs, metadata.input_info),
+        ("outputs", graph.outputs, metadata.output_info),
+    ):
         for i, value in enumerate(values):
+            where = f"{at}.description.{side}[{i}]"
             if value.index != i:
-                yield f"{at}.{side}[{i}].index", f"index {value.index} at position {i}"
+                yield f"{where}.index", f"index {value.index} at position {i}"
+            if value.info is not None:
+                yield from _in_range("info", [value.info], len(infos), f"{where}.info")
             if value.alias_of_input is not None:
-                where = f"{at}.{side}[{i}].alias_of_input"
+                where = f"{where}.alias_of_input"
                 yield from _in_range("input", [value.alias_of_input], inputs, where)
     for what, named in (("nodes", graph.nodes), ("buffers", graph.buffers)):
         for key, made in named.items():

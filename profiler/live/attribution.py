@@ -353,7 +353,7 @@ class Attribution:
             why,
             node=value.name if value else storage.name or None,
             module=module,
-            fqn=value.fqn if value else None,
+            fqn=value.label if value and value.fqn else None,
             outside=outside,
         )
         if value is None or value.gradient_of is None:

@@ -102,10 +102,10 @@ def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[Graph
 
 def short_reason(entry: LedgerEntry, graph: GraphRecord | None) -> str:
     """Reason of a ledger entry, on one line and with the user's names for the inputs to blame where
-    inputs moved or are written to."""
-    if not (has_moved(entry) or writes_to_copied(entry)):
+    inputs moved."""
+    if not has_moved(entry):
         return entry.reason
-    shown = [v.fqn or v.name for v in inputs_to_blame(entry, graph)]
+    shown = [v.label for v in inputs_to_blame(entry, graph)]
     what = entry.reason.partition("\n")[0]
     if not shown:
         return what

@@ -11,9 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .aot_metadata import *
     from .captures import *
     from .category import *
     from .dataflow import *
+    from .description import *
     from .device import *
     from .graph import *
     from .held import *
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _HOMES = (
     "category",
     "provenance",
+    "aot_metadata",
+    "description",
     "program",
     "graph",
     "ledger",

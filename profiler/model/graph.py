@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from .category import Category
-from .limits import Count, Int
+from .description import GraphDescription, GraphValue
+from .limits import Int
 from .program import AllocationProgram, Placement
 from .provenance import BufferProvenance, NodeProvenance
 
@@ -19,28 +19,6 @@ class GraphKind(str, Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     INFERENCE = "inference"
-
-
-class Role(str, Enum):
-    """Role of a graph input or output, as AOTAutograd and Dynamo know it."""
-
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    USER_INPUT = "user_input"
-    OPTIMIZER_STATE = "optimizer_state"
-    PARAMETER_GRADIENT = "parameter_gradient"
-    SAVED_FOR_BACKWARD = "saved_for_backward"
-    TANGENT = "tangent"
-    INPUT_GRADIENT = "input_gradient"
-    RNG_STATE = "rng_state"
-    TOKEN = "token"
-    SIZE = "size"
-    USER_OUTPUT = "user_output"
-    INTERMEDIATE_BASE = "intermediate_base"
-    MUTATED_INPUT = "mutated_input"
-    OPAQUE = "opaque"
-    CONSTANT = "constant"
-    UNKNOWN = "unknown"
 
 
 class StatementKind(str, Enum):
@@ -78,51 +56,6 @@ class Statement:
     function: str
 
 
-@dataclass(frozen=True, slots=True)
-class GraphValue:
-    """One input or output of a compiled graph.
-
-    Attributes:
-        index: position among the graph's inputs (or outputs).
-        name: of the FX node.
-        category: of memory first seen as this value.
-        fqn: qualified name of a parameter or buffer, or the Dynamo source of an input.
-        dtype, shape, device: of a tensor; shape entries may be symbolic.
-        nbytes: of the tensor's extent, None if symbolic or not a tensor.
-        static: its address is expected to be the same at every call.
-        mutated: the graph writes to it.
-        donated: for a saved input of a backward, nobody else holds it, and the backward may write
-            its results there.
-        alias_of_input: for an output, the input whose memory it shares by AOTAutograd's
-            analysis.
-        forward_output: for a saved input of a backward, the index of the forward output
-            that it is.
-        gradient_of: for a tangent of a backward, the index of the forward output whose gradient
-            it is.
-        frame: ``file:line`` of user code that made this output, if known.
-        forward_graph: id of the record of that forward where it is not the one with the
-            backward's ``graph_id``: a captured backward has several forwards.
-    """
-
-    index: Int
-    name: str
-    role: Role
-    category: Category
-    fqn: str | None = None
-    dtype: str | None = None
-    shape: tuple[str, ...] = ()
-    device: str | None = None
-    nbytes: Int | None = None
-    static: bool = False
-    mutated: bool = False
-    donated: bool = False
-    alias_of_input: Int | None = None
-    forward_output: Count | None = None
-    frame: str | None = None
-    forward_graph: Int | None = None
-    gradient_of: Count | None = None
-
-
 @dataclass(slots=True, repr=False)
 class GraphRecord:
     """One compiled forward, backward or inference callable.
@@ -131,7 +64,7 @@ class GraphRecord:
         id: number of this record in the process, from 0.
         compile_id: Dynamo's, e.g. ``0/1``; None outside Dynamo.
         graph_id: Inductor's; a forward and its backward share it.
-        inputs, outputs: in calling order.
+        description: what it takes and returns.
         nodes: FX nodes that buffers refer to, by name.
         buffers: by name in the generated code.
         statements: the generated wrapper code, in line order.
@@ -152,8 +85,7 @@ class GraphRecord:
     compile_id: str | None = None
     graph_id: Int | None = None
     devices: tuple[str, ...] = ()
-    inputs: tuple[GraphValue, ...] = ()
-    outputs: tuple[GraphValue, ...] = ()
+    description: GraphDescription = field(default_factory=GraphDescription)
     nodes: dict[str, NodeProvenance] = field(default_factory=dict)
     buffers: dict[str, BufferProvenance] = field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
@@ -171,6 +103,16 @@ class GraphRecord:
     def label(self) -> str:
         """Short name for reports, e.g. ``0/0 forward``."""
         return f"{self.compile_id or f'#{self.id}'} {self.kind.value}"
+
+    @property
+    def inputs(self) -> tuple[GraphValue, ...]:
+        """What it takes, in calling order."""
+        return self.description.inputs
+
+    @property
+    def outputs(self) -> tuple[GraphValue, ...]:
+        """What it returns, in order."""
+        return self.description.outputs
 
     def __repr__(self) -> str:
         return f"<GraphRecord {self.id}: {self.label}, {self.calls:,} calls>"

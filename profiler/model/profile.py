@@ -90,7 +90,7 @@ class Growth:
 
 
 FORMAT = "memprof-profile"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

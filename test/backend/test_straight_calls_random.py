@@ -14,8 +14,10 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
+from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
+from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
 
 PROGRAMS = 25
 CALLS = 3
@@ -120,11 +122,19 @@ def _same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(part: int, made: list[str]) -> None:
     ledger = Ledger()
-    nop: Any = lambda gm, inputs: make_boxed_func(gm.forward)  # noqa: E731
-    through: Any = aot_autograd(fw_compiler=nop, bw_compiler=nop)
+    described: list[Any] = []
+
+    def nop(gm: Any, inputs: Any) -> Any:
+        return make_boxed_func(gm.forward)
+
+    def forward(gm: Any, inputs: Any) -> Any:
+        described.append(view_and_mutation_meta(compat.forward_metadata()))
+        return nop(gm, inputs)
+
+    through: Any = aot_autograd(fw_compiler=forward, bw_compiler=nop)
 
     def past(gm: Any, inputs: Any) -> Any:
-        with calls.straight_calls(ledger, inputs):
+        with calls.straight_calls(ledger, inputs, lambda: described[-1]):
             return through(gm, inputs)
 
     for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):

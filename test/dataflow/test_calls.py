@@ -12,6 +12,7 @@ from memprof.profiler.model import (
     Category,
     Event,
     EventKind,
+    GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
@@ -93,8 +94,12 @@ def backward() -> GraphRecord:
         compile_id="0/0",
         graph_id=5,
         code_path=f"/tmp/x/{BACKWARD_FILE}.py",
-        inputs=(
-            GraphValue(0, "saved", Role.SAVED_FOR_BACKWARD, Category.ACTIVATION, forward_output=1),
+        description=GraphDescription(
+            inputs=(
+                GraphValue(
+                    0, "saved", Role.SAVED_FOR_BACKWARD, Category.ACTIVATION, forward_output=1
+                ),
+            )
         ),
         programs=[AllocationProgram((), storages, events)],
     )

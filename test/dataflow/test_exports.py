@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from browser.fixtures import open_file
+from torch.profiler import _memory_profiler as memory_profiler
 
 from memprof.profiler import (
     DataFlowProfile,
@@ -154,3 +156,19 @@ def test_counters_open_in_perfettos_trace_processor(
     most = {f"data flow cpu {c.label} bytes": max(column) for c, column in cpu.bytes.items()}
     most["data flow cpu live bytes"] = peak_report(profile, "cpu").nbytes
     assert {name: int(value) for name, value in rows} == most
+
+
+def test_the_docs_say_which_number_is_which() -> None:
+    text = (Path(__file__).parents[2] / "docs/dataflow.md").read_text()
+    part = text.partition("## What is in the exported files")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d) \| (\d) \| ([a-z ]+) \|$", part, re.MULTILINE)
+    theirs = memory_profiler._CATEGORY_TO_INDEX
+    names = {c.name.lower().replace("_", " ") if c else "unknown": i for c, i in theirs.items()}
+    assert {name: (int(raw), int(column)) for raw, column, name in rows} == {
+        name: (i, i + 1) for name, i in names.items()
+    }
+    actions = re.findall(r"^\| (\d) \| [^|]+ \|$", part, re.MULTILINE)
+    assert list(map(int, actions)) == list(memory_profiler._ACTION_TO_INDEX.values())
+    for name in ("_CATEGORY_TO_COLORS", "_CATEGORY_TO_INDEX", "_ACTION_TO_INDEX", "_Storage"):
+        assert hasattr(memory_profiler, name)
+        assert f"`{name}`" in text

@@ -62,7 +62,8 @@ sums = sum(parts.nodes.values()) + parts.rounding
 assert sums + parts.unattributed + parts.free == parts.reserved, parts
 names = {str(name).partition(" #")[0] for name in parts.nodes}
 assert names <= {"0/0 forward", "0/0 backward"} and "0/0 forward" in names, parts.nodes
-assert all(" #" in str(name) for name in parts.nodes)
+# Each output has its FX node, with a line or module where one is known.
+assert all(" #" in str(name) and ": FX node " in str(name) for name in parts.nodes), parts.nodes
 text = str(pools)
 assert "0/0 forward #" in text and f"{parts.reserved:,} B" in text, text
 """

@@ -19,14 +19,13 @@ from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend.stages.describe.aot_metadata import (
     Descriptor,
     DescriptorKind,
-    MutationType,
-    ViewAndMutationMeta,
     descriptor,
     view_and_mutation_meta,
 )
+from memprof.compile_backend.stages.describe.comparison import compared
 from memprof.compile_backend.stages.describe.dynamo_input import DynamoInput, dynamo_inputs
 from memprof.compile_backend.stages.describe.graph_io import GraphIO, describe_graph
-from memprof.profiler.model import GraphKind
+from memprof.profiler.model import GraphDescription, GraphKind, MutationType, ViewAndMutationMeta
 
 
 @dataclass
@@ -48,6 +47,8 @@ class Graph:
     result_names: list[str]
     output_descriptors: list[Descriptor]
     mutated_by_inductor: tuple[int, ...] = ()
+    agreed: GraphDescription | None = None
+    disagreements: list[str] = field(default_factory=list)
     forward: Graph | None = None
 
 
@@ -101,7 +102,6 @@ class Capture:
                 kind=kind,
                 fw_metadata=ours,
                 dynamo_inputs=inputs,
-                static_input_idxs=tuple(kw.get("static_input_idxs") or ()),
                 forward=forward[-1].io if forward else None,
             )
             (output,) = gm.graph.find_nodes(op="output")
@@ -119,7 +119,9 @@ class Capture:
             if not self.inductor:
                 return make_boxed_func(gm.forward)
             compiled = compile_fx_inner(gm, example_inputs, *args, **kw)
-            graph.mutated_by_inductor = tuple(getattr(compiled, "mutated_input_idxs", ()))
+            lists = compat.inductors_lists(compiled, kw)
+            graph.mutated_by_inductor = tuple(lists[1])
+            graph.agreed, graph.disagreements = compared(io.description, kind, *lists)
             return compiled
 
         return compat.run_compile_fx(gm, example_inputs, inner, {})
@@ -155,9 +157,11 @@ def derived_from_torch(meta: Any, outputs: int) -> dict[str, Any]:
 def derived_from_ours(meta: ViewAndMutationMeta, outputs: int) -> dict[str, Any]:
     """The same from our copy."""
     said: dict[str, Any] = {
-        "mutation_types": [m.value for m in meta.input_info],
+        "mutation_types": [m.mutation_type.value for m in meta.input_info],
         "mutated_in_graph": [
-            i for i, m in enumerate(meta.input_info) if m is MutationType.MUTATED_IN_GRAPH
+            i
+            for i, m in enumerate(meta.input_info)
+            if m.mutation_type is MutationType.MUTATED_IN_GRAPH
         ],
         "num_mutated_outputs": meta.num_mutated_outputs,
         "outputs": [(o.output_type.value, o.base_idx, o.requires_grad) for o in meta.output_info],

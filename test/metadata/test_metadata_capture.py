@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memprof.compile_backend.stages.describe.aot_metadata import DescriptorKind, OutputType
-from memprof.profiler.model import Category, GraphKind, GraphValue, Role
+from memprof.compile_backend.stages.describe.aot_metadata import DescriptorKind
+from memprof.profiler.model import Category, GraphKind, GraphValue, OutputType, Role
 
 from .capture import Capture, capturing, derived_from_ours
 from .cases import CASES
@@ -91,7 +91,9 @@ def test_cases_reach_every_output_and_mutation_type() -> None:
     kinds = {o.output_type for n in names for g in captured(n).graphs for o in g.ours.output_info}
     # Dynamo returns an input itself without the graph: AOTAutograd is_input comes from export.
     assert kinds == set(OutputType) - {OutputType.IS_INPUT}
-    mutations = {m.value for n in names for g in captured(n).graphs for m in g.ours.input_info}
+    mutations = {
+        m.mutation_type.value for n in names for g in captured(n).graphs for m in g.ours.input_info
+    }
     assert mutations == {"not_mutated", "mutated_in_graph", "mutated_out_graph"}
     graphs = [g.ours for n in names for g in captured(n).graphs]
     # Not reached: opaque objects and, without a GPU, functionalised random numbers.

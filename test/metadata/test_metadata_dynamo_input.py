@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memprof.compile_backend.stages.describe.aot_metadata import ViewAndMutationMeta
+from memprof.compile_backend.stages.describe.comparison import compared
 from memprof.compile_backend.stages.describe.dynamo_input import (
     DynamoInput,
     classify,
@@ -15,7 +15,7 @@ from memprof.compile_backend.stages.describe.dynamo_input import (
 )
 from memprof.compile_backend.stages.describe.graph_io import describe_graph, user_frame
 from memprof.compile_backend.stages.describe.graph_value import extent_bytes
-from memprof.profiler.model import Category, GraphKind, Role
+from memprof.profiler.model import Category, GraphKind, Role, ViewAndMutationMeta
 
 
 def of(function: Any, *args: Any) -> dict[str, DynamoInput]:
@@ -187,15 +187,12 @@ def test_a_graph_without_descriptors_is_described_as_far_as_it_goes() -> None:
         kind=GraphKind.INFERENCE,
         fw_metadata=ViewAndMutationMeta(),
         dynamo_inputs=(),
-        static_input_idxs=(0,),
         forward=None,
     )
-    assert [(v.role, v.static) for v in io.inputs] == [
-        (Role.UNKNOWN, True),
-        (Role.SIZE, False),
-        (Role.RNG_STATE, False),
-        (Role.OPAQUE, False),
-    ]
+    assert [v.role for v in io.inputs] == [Role.UNKNOWN, Role.SIZE, Role.RNG_STATE, Role.OPAQUE]
+    # What stays where it is, and what is written to, Inductor alone says.
+    agreed, disagreements = compared(io.description, GraphKind.INFERENCE, (0,), (3,))
+    assert (agreed.static, agreed.mutated, disagreements) == ((0,), (3,), [])
     assert io.inputs[0].nbytes == 24
     assert [v.name for v in io.outputs] == ["arg0", "arg1", "arg2", "arg3", ""]
     assert io.outputs[0].alias_of_input == 0
@@ -207,7 +204,6 @@ def test_a_backward_alone_knows_its_saved_values_by_position() -> None:
         kind=GraphKind.BACKWARD,
         fw_metadata=ViewAndMutationMeta(),
         dynamo_inputs=(),
-        static_input_idxs=(),
         forward=None,
     )
     assert (io.inputs[0].role, io.inputs[0].category) == (

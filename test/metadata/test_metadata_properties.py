@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._functorch._aot_autograd import schemas
 
-from memprof.compile_backend.stages.describe.aot_metadata import (
-    MutationType,
-    OutputType,
-    ViewAndMutationMeta,
-    view_and_mutation_meta,
-)
+from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
+from memprof.profiler.model import MutationType, OutputType, ViewAndMutationMeta
 
 from .capture import derived_from_ours, derived_from_torch
 

@@ -13,13 +13,10 @@ import torch
 import memprof
 from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend.session.runtime import RUNTIME
-from memprof.compile_backend.stages.describe.aot_metadata import (
-    ViewAndMutationMeta,
-    view_and_mutation_meta,
-)
+from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
 from memprof.compile_backend.stages.describe.dynamo_input import dynamo_inputs
 from memprof.compile_backend.stages.describe.graph_io import GraphIO, describe_graph
-from memprof.profiler.model import GraphKind, LedgerKind
+from memprof.profiler.model import GraphKind, LedgerKind, ViewAndMutationMeta
 
 OF = {"input_info": "input_info.", "output_info": "output_info."}
 
@@ -81,7 +78,6 @@ def copies() -> dict[tuple[GraphKind, str], Copy]:
                     kind=kind,
                     fw_metadata=meta,
                     dynamo_inputs=inputs,
-                    static_input_idxs=(),
                     forward=forward[-1] if forward else None,
                 )
                 found[kind, missing] = Copy(meta, io, told)

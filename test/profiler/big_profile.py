@@ -7,6 +7,7 @@ from profile_builder import KIB, MIB, ProgramBuilder, buffer, calls, node
 from memprof.profiler.model import (
     AllocationProgram,
     Category,
+    GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
@@ -126,8 +127,7 @@ def _graph(
         f"{layer}/0",
         layer,
         ("cpu",),
-        inputs,
-        outputs,
+        GraphDescription(inputs, outputs),
         {n.name: n for n in nodes},
         {f"buf{k}": buffer(f"buf{k}", f"op{k}") for k in range(each)},
         tuple(

@@ -27,6 +27,7 @@ from memprof.profiler.model import (
     DataFlowDevice,
     DataFlowStorage,
     DeviceAccount,
+    GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
@@ -110,8 +111,7 @@ def head(vocabulary: str = "8192") -> Profile:
         "0/0",
         0,
         ("cpu",),
-        inputs,
-        outputs,
+        GraphDescription(inputs, outputs),
         {n.name: n for n in nodes},
         buffers,
         programs=[program],
@@ -158,14 +158,19 @@ def layers(op: str, sizes: list[int], logits: int = 16 * MIB) -> Profile:
         "0/0",
         0,
         ("cpu",),
-        (),
-        tuple(outputs),
+        GraphDescription(outputs=tuple(outputs)),
         {n.name: n for n in nodes},
         {x.name: x for x in buffers},
         programs=[f.build()],
     )
     backward = GraphRecord(
-        1, GraphKind.BACKWARD, "0/0", 0, ("cpu",), tuple(inputs), programs=[b.build()]
+        1,
+        GraphKind.BACKWARD,
+        "0/0",
+        0,
+        ("cpu",),
+        GraphDescription(tuple(inputs)),
+        programs=[b.build()],
     )
     return Profile(graphs=[forward, backward], calls=calls(*[(0, 0), (1, 0)] * 3))
 
@@ -360,7 +365,9 @@ def test_state_that_is_copied_in_every_replay() -> None:
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
     inputs = list(profile.graphs[0].inputs)
     inputs[1] = dataclasses.replace(inputs[1], static=False)
-    profile.graphs[0].inputs = tuple(inputs)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=tuple(inputs)
+    )
     (found,) = advise(profile)
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.nbytes == 2 * MIB
@@ -373,7 +380,9 @@ def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
     inputs = list(profile.graphs[0].inputs)
     inputs[2] = dataclasses.replace(inputs[2], mutated=True)
-    profile.graphs[0].inputs = tuple(inputs)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=tuple(inputs)
+    )
     (found,) = advise(profile)
     assert found.evidence[0].text == (
         "L['x']: the graph writes to it: the same memory at every call"
@@ -386,7 +395,9 @@ def test_a_cache_that_prevents_the_graph() -> None:
     assert advise(profile) == []
     inputs = list(profile.graphs[0].inputs)
     inputs[2] = dataclasses.replace(inputs[2], mutated=True)
-    profile.graphs[0].inputs = tuple(inputs)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=tuple(inputs)
+    )
     (found,) = advise(profile)
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.evidence[0].count == 7
@@ -552,7 +563,7 @@ def test_gradients_in_the_live_set_of_a_peak_in_a_forward() -> None:
     program.input("primals_1", 4 * MIB, Category.PARAMETER, 1, [0])
     program.alloc("scratch", 90 * MIB, 13, internal=True).free("scratch", 13)
     big.programs = [program.build()]
-    big.outputs = ()
+    big.description = dataclasses.replace(big.description, outputs=())
     profile = Profile(
         graphs=[big, backward(), optimizer()],
         calls=calls(*[(0, 0), (1, 0), (0, 0), (2, 0)] * 2),
@@ -585,7 +596,9 @@ def test_at_most_five_and_the_largest_first() -> None:
     )
     inputs = list(profile.graphs[0].inputs)
     inputs[1] = dataclasses.replace(inputs[1], static=False)
-    profile.graphs[0].inputs = tuple(inputs)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=tuple(inputs)
+    )
     logits = Held(Category.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
     profile.accounts = [DeviceAccount(CUDA, reserved=100 * MIB, rows=[logits])]
     found = advise(profile)

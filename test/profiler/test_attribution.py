@@ -90,7 +90,7 @@ def with_tangent(nbytes: int) -> Profile:
     value = replace(back.inputs[3], gradient_of=0, shape=shape)
     profile.graphs[1] = replace(
         back,
-        inputs=(*back.inputs[:3], value),
+        description=replace(back.description, inputs=(*back.inputs[:3], value)),
         programs=[
             replace(
                 p,
@@ -124,7 +124,9 @@ def test_a_gradient_of_an_output_that_is_not_there() -> None:
     profile = with_tangent(1 * MIB)
     back = profile.graphs[1]
     value = replace(back.inputs[3], gradient_of=99)
-    profile.graphs[1] = replace(back, inputs=(*back.inputs[:3], value))
+    profile.graphs[1] = replace(
+        back, description=replace(back.description, inputs=(*back.inputs[:3], value))
+    )
     assert "(autograd detail)" in parts(at(profile, 1, 0, View.LINE))
 
 
@@ -215,7 +217,10 @@ def test_parameters_belong_to_the_module_of_their_name() -> None:
     profile = training()
     b = at(profile, 0, 0, View.MODULE)
     assert parts(b) == {"l1": 4, "l2": 2, "(input)": 1}
-    profile.graphs[0].inputs = tuple(replace(v, fqn=None) for v in profile.graphs[0].inputs)
+    profile.graphs[0].description = replace(
+        profile.graphs[0].description,
+        inputs=tuple(replace(v, fqn=None) for v in profile.graphs[0].inputs),
+    )
     b = at(profile, 0, 0, View.MODULE)
     assert remainder(b) == {"a parameter whose name is not known": 6 * MIB}
 

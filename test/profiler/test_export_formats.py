@@ -24,6 +24,7 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
+    GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
@@ -210,7 +211,9 @@ def repeated(calls: int, allocations: int = 50) -> Profile:
         0,
         GraphKind.INFERENCE,
         "0/0",
-        inputs=(GraphValue(0, "p", Role.PARAMETER, Category.PARAMETER, "p"),),
+        description=GraphDescription(
+            inputs=(GraphValue(0, "p", Role.PARAMETER, Category.PARAMETER, "p"),)
+        ),
         programs=[builder.build()],
     )
     return Profile(graphs=[graph], calls=logged(*[(0, 0)] * calls))

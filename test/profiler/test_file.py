@@ -193,14 +193,14 @@ def test_a_header_of_another_format_is_no_profile() -> None:
         decode_profile(packed([header(format="perfetto")]))
 
 
-@pytest.mark.parametrize(("version", "do"), [(4, "newer memprof"), (2, "again"), (-1, "again")])
+@pytest.mark.parametrize(("version", "do"), [(5, "newer memprof"), (2, "again"), (-1, "again")])
 def test_other_version(document: dict[str, Any], version: int, do: str) -> None:
     # GIVEN a file of another version, whose content we could not even decode
     document.update(schema_version=version, graphs=["something else"], memprof="9.9")
     with pytest.raises(ProfileVersionError) as e:
         decode_profile(framed(document))
     assert f"schema version {version}, written by memprof 9.9" in str(e.value)
-    assert "reads version 3" in str(e.value)
+    assert "reads version 4" in str(e.value)
     assert do in str(e.value)
 
 
@@ -237,10 +237,19 @@ PLACED = {"pool": "cuda:0", "key": [], "node": 1, "segments": [[0, 64]], "lines"
 @pytest.mark.parametrize(
     ("edit", "where", "says"),
     [
-        (put("graphs.0.inputs.1.index", 5), "graphs[0].inputs[1].index", "index 5 at position 1"),
         (
-            put("graphs.0.outputs.2.alias_of_input", 3),
-            "graphs[0].outputs[2].alias_of_input",
+            put("graphs.0.description.inputs.1.index", 5),
+            "graphs[0].description.inputs[1].index",
+            "index 5 at position 1",
+        ),
+        (
+            put("graphs.0.description.inputs.1.info", 0),
+            "graphs[0].description.inputs[1].info",
+            "there is no info 0, there are 0",
+        ),
+        (
+            put("graphs.0.description.outputs.2.alias_of_input", 3),
+            "graphs[0].description.outputs[2].alias_of_input",
             "there is no input 3, there are 3",
         ),
         (put("graphs.0.nodes.mm.name", "x"), "graphs[0].nodes['mm'].name", "'x' stands under"),
@@ -568,7 +577,7 @@ def test_schema_accepts_what_is_written(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        put("schema_version", 4),
+        put("schema_version", 5),
         put("format", "x"),
         put("graphs.0.kind", "sideways"),
         put("calls.graph", ["0"]),

@@ -164,6 +164,32 @@ What is not counted
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
     2.0 % | the generated code's buffer has no provenance
+
+Inputs and outputs
+  0/0 forward
+    inputs: 3
+       0 parameter l1.weight | static
+       1 parameter l2.bias | static
+       2 user input L['x']
+    outputs: 4
+       0 user output add
+       1 saved for backward mm
+       2 saved for backward primals_1 | memory of input 0
+       3 saved for backward primals_3 | memory of input 2
+  0/0 backward
+    inputs: 4
+       0 saved for backward primals_1 | output 2 of the forward
+       1 saved for backward primals_3 | output 3 of the forward
+       2 saved for backward mm | output 1 of the forward
+       3 tangent tangents_1
+    outputs: 1
+       0 parameter gradient l1.weight
+  1/0 inference
+    inputs: 3
+       0 parameter l1.weight
+       1 parameter gradient l1.weight
+       2 optimizer state exp_avg
+    outputs: 0
 """,
         )
 
@@ -274,6 +300,32 @@ What is not counted
   unattributed at the peak by graph: 0 B (0.0 %)
   of what is allocated, without an FX node or a source line:
     33.3 % | the FX node has no user source line
+
+Inputs and outputs
+  0/0 forward
+    inputs: 3
+       0 parameter l1.weight | static
+       1 parameter l2.bias | static
+       2 user input L['x']
+    outputs: 4
+       0 user output add
+       1 saved for backward mm
+       2 saved for backward primals_1 | memory of input 0
+       3 saved for backward primals_3 | memory of input 2
+  0/0 backward
+    inputs: 4
+       0 saved for backward primals_1 | output 2 of the forward
+       1 saved for backward primals_3 | output 3 of the forward
+       2 saved for backward mm | output 1 of the forward
+       3 tangent tangents_1
+    outputs: 1
+       0 parameter gradient l1.weight
+  1/0 inference
+    inputs: 3
+       0 parameter l1.weight
+       1 parameter gradient l1.weight
+       2 optimizer state exp_avg
+    outputs: 0
 """,
         )
 
@@ -405,7 +457,9 @@ def test_inputs_that_moved_have_the_users_names_and_one_line() -> None:
     profile = training()
     first = profile.graphs[0].inputs[0]
     more = [dataclasses.replace(first, index=3 + i, name=f"x{i}", fqn=None) for i in range(7)]
-    profile.graphs[0].inputs = (*profile.graphs[0].inputs[:3], *more)
+    profile.graphs[0].description = dataclasses.replace(
+        profile.graphs[0].description, inputs=(*profile.graphs[0].inputs[:3], *more)
+    )
     profile.ledger = [moved(2, 0), moved(3, 0), moved(2, *range(3, 10))]
     # THEN one line says so, without addresses
     (function,) = summarize(profile).trees
@@ -440,17 +494,29 @@ def test_outputs_of_which_the_same_is_said_are_one_reason() -> None:
     assert "output 29 is held" in render_ledger(profile)
 
 
-def test_an_input_that_is_written_to_is_named() -> None:
+def test_recordings_of_branches_are_told_apart() -> None:
+    # GIVEN a forward with a backward for each of two orders of calls
+    def recorded(function: str, node: int, parent: int | None) -> LedgerEntry:
+        tree = TreeDetail("cuda:0", function, node=node, parent=parent, duration_ns=9)
+        return LedgerEntry(node, LedgerKind.RECORD, None, "first recording", 1, tree)
+
     profile = training()
-    forward = profile.graphs[0]
-    inputs = list(forward.inputs)
-    inputs[2] = dataclasses.replace(inputs[2], fqn="L['cache']", mutated=True, static=False)
-    forward.inputs = tuple(inputs)
-    writes = TreeCause.WRITES_TO_COPIED
-    tree = TreeDetail("cuda:0", forward.label, cause=writes, inputs=(2,))
-    reason = "it writes to inputs that graphs copy"
-    profile.ledger = [LedgerEntry(0, LedgerKind.SKIP, forward.id, reason, 4, tree)]
-    assert f"{reason}: L['cache']\n" in render_ledger(profile)
+    profile.ledger = [
+        recorded("0/0 forward", 0, None),
+        recorded("0/0 backward", 1, 0),
+        recorded("1/0 forward", 2, 0),
+        recorded("0/0 backward", 3, 2),
+    ]
+    # THEN the ledger says after which each was recorded, and the whole report has the tree
+    text = render_ledger(profile)
+    for where in ("#0 first", "#1 after #0", "#2 after #0", "#3 after #2"):
+        assert text.count(f"first recording; {where}") == 1
+    _, _, tree = render_text(summarize(profile)).partition("each below the one that runs before it")
+    found = re.findall(r"^( *)(\d/\d \w+ #\d)", tree, re.MULTILINE)[:4]
+    names = ["0/0 forward #0", "0/0 backward #1", "1/0 forward #2", "0/0 backward #3"]
+    assert [name for _, name in found] == names
+    root, *below, last = (len(indent) for indent, _ in found)
+    assert root < below[0] == below[1] < last
 
 
 def test_utf8() -> None:

@@ -21,6 +21,7 @@ from memprof.profiler.model import (
     Category,
     Event,
     EventKind,
+    GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
@@ -177,11 +178,17 @@ def test_a_copy_of_a_parameter_dies_with_its_backward() -> None:
     S = Role.SAVED_FOR_BACKWARD
     weight = GraphValue(0, "w", Role.PARAMETER, Category.PARAMETER, "c.weight")
     saved = GraphValue(0, "w", S, Category.PARAMETER)
-    fw = GraphRecord(0, GraphKind.FORWARD, "0/0", 0, inputs=(weight,), outputs=(saved,))
+    fw = GraphRecord(
+        0,
+        GraphKind.FORWARD,
+        "0/0",
+        0,
+        description=GraphDescription(inputs=(weight,), outputs=(saved,)),
+    )
     made = ProgramBuilder().input("w", 10, Category.PARAMETER, 1, [0])
     fw.programs = [made.alloc("buf0", 10, 1, Category.PARAMETER, 2, [0]).build()]
     given = replace(weight, forward_output=0)
-    bw = GraphRecord(1, GraphKind.BACKWARD, "0/0", 0, inputs=(given,))
+    bw = GraphRecord(1, GraphKind.BACKWARD, "0/0", 0, description=GraphDescription(inputs=(given,)))
     bw.programs = [ProgramBuilder().input("w", 10, Category.PARAMETER, 3, [0]).build()]
     profile = Profile(graphs=[fw, bw], calls=calls(*[(0, 0), (1, 0)] * 3))
     b = Timeline(profile).bytes_over_time()
@@ -287,8 +294,12 @@ def test_backward_goes_to_the_forward_of_its_size() -> None:
     S = Role.SAVED_FOR_BACKWARD
     saved_out = GraphValue(0, "mm", S, Category.ACTIVATION)
     saved_in = GraphValue(0, "mm", S, Category.ACTIVATION, forward_output=0)
-    fw = GraphRecord(0, GraphKind.FORWARD, "0/0", 7, outputs=(saved_out,))
-    bw = GraphRecord(1, GraphKind.BACKWARD, "0/0", 7, inputs=(saved_in,))
+    fw = GraphRecord(
+        0, GraphKind.FORWARD, "0/0", 7, description=GraphDescription(outputs=(saved_out,))
+    )
+    bw = GraphRecord(
+        1, GraphKind.BACKWARD, "0/0", 7, description=GraphDescription(inputs=(saved_in,))
+    )
     fw.programs = [forward(100), forward(1000)]
     bw.programs = [backward(100), backward(1000)]
     # WHEN the older one's backward comes first
@@ -308,7 +319,9 @@ def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> 
         GraphKind.FORWARD,
         "0/0",
         0,
-        outputs=(GraphValue(0, "mm", Role.SAVED_FOR_BACKWARD, activation),),
+        description=GraphDescription(
+            outputs=(GraphValue(0, "mm", Role.SAVED_FOR_BACKWARD, activation),)
+        ),
         programs=[ProgramBuilder().alloc("buf0", MIB, 1, activation, outputs=[0]).build()],
     )
     saved = ("saved_0", "saved_1")
@@ -322,11 +335,13 @@ def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> 
         GraphKind.BACKWARD,
         "!0/0",
         1,
-        inputs=tuple(
-            GraphValue(
-                i, name, Role.SAVED_FOR_BACKWARD, activation, forward_graph=0, forward_output=0
+        description=GraphDescription(
+            inputs=tuple(
+                GraphValue(
+                    i, name, Role.SAVED_FOR_BACKWARD, activation, forward_graph=0, forward_output=0
+                )
+                for i, name in enumerate(saved)
             )
-            for i, name in enumerate(saved)
         ),
         programs=[program.build()],
     )
@@ -342,15 +357,29 @@ def test_memory_saved_by_two_graphs_exists_once() -> None:
     """Two graphs in a row; the second takes the first's output, and both save it."""
     S = Role.SAVED_FOR_BACKWARD
     saved = GraphValue(0, "h", S, Category.ACTIVATION)
-    fw0 = GraphRecord(0, GraphKind.FORWARD, "0/0", 0, outputs=(saved,))
+    fw0 = GraphRecord(
+        0, GraphKind.FORWARD, "0/0", 0, description=GraphDescription(outputs=(saved,))
+    )
     fw0.programs = [ProgramBuilder().alloc("buf0", 64, 1, Category.ACTIVATION, 1, [0]).build()]
     taken = GraphValue(0, "x", Role.USER_INPUT, Category.INPUT)
-    fw1 = GraphRecord(1, GraphKind.FORWARD, "1/0", 1, inputs=(taken,), outputs=(saved,))
+    fw1 = GraphRecord(
+        1,
+        GraphKind.FORWARD,
+        "1/0",
+        1,
+        description=GraphDescription(inputs=(taken,), outputs=(saved,)),
+    )
     fw1.programs = [ProgramBuilder().input("x", 64, Category.INPUT, 1, [0], [0]).build()]
 
     def backward(id: int, graph_id: int, identity: int) -> GraphRecord:
         given_back = replace(saved, forward_output=0)
-        g = GraphRecord(id, GraphKind.BACKWARD, f"{graph_id}/0", graph_id, inputs=(given_back,))
+        g = GraphRecord(
+            id,
+            GraphKind.BACKWARD,
+            f"{graph_id}/0",
+            graph_id,
+            description=GraphDescription(inputs=(given_back,)),
+        )
         # Observed at another step: an identity of its own, tied to the forward by its index.
         p = ProgramBuilder().input("h", 64, Category.ACTIVATION, identity, [0])
         g.programs = [p.free("h", 1).build()]
@@ -553,7 +582,12 @@ def profiles(draw: st.DrawFn) -> Profile:
         )
         graphs.append(
             GraphRecord(
-                i, GraphKind.FORWARD, f"{i}/0", i, (), inputs, outputs, programs=[b.build()]
+                i,
+                GraphKind.FORWARD,
+                f"{i}/0",
+                i,
+                description=GraphDescription(inputs, outputs),
+                programs=[b.build()],
             )
         )
         # Identities as when both were observed in one step, or as in different steps.
@@ -585,8 +619,10 @@ def profiles(draw: st.DrawFn) -> Profile:
                 f"{i}/0",
                 i,
                 (),
-                tuple(values),
-                (GraphValue(0, "g", Role.PARAMETER_GRADIENT, Category.GRADIENT),),
+                GraphDescription(
+                    tuple(values),
+                    (GraphValue(0, "g", Role.PARAMETER_GRADIENT, Category.GRADIENT),),
+                ),
                 programs=[c.build()],
             )
         )
@@ -597,7 +633,12 @@ def profiles(draw: st.DrawFn) -> Profile:
     o.input("m", draw(SIZES), Category.OPTIMIZER_STATE, next(fresh), [n])
     values_ = [GraphValue(i, f"g{i}", Role.UNKNOWN, Category.GRADIENT) for i in range(n + 1)]
     optimizer = GraphRecord(
-        2 * n, GraphKind.INFERENCE, "9/0", None, inputs=tuple(values_), programs=[o.build()]
+        2 * n,
+        GraphKind.INFERENCE,
+        "9/0",
+        None,
+        description=GraphDescription(inputs=tuple(values_)),
+        programs=[o.build()],
     )
     graphs += [*backwards, optimizer]
     step = [*range(n), *range(2 * n - 1, n - 1, -1), 2 * n]
@@ -718,7 +759,15 @@ def test_many_graphs_with_parameters_of_their_own() -> None:
                 for p in range(20)
             ]
             kind, programs = GraphKind.INFERENCE, [builder.build()]
-            graphs.append(GraphRecord(g, kind, f"{g}/0", inputs=tuple(inputs), programs=programs))
+            graphs.append(
+                GraphRecord(
+                    g,
+                    kind,
+                    f"{g}/0",
+                    description=GraphDescription(inputs=tuple(inputs)),
+                    programs=programs,
+                )
+            )
         rows = [(g, 0) for g in range(count)] * 3
         return Profile(graphs=graphs, calls=calls(*rows), released={0: 2 * count})
 
@@ -744,8 +793,15 @@ def serving(released: dict[int, int], mutated: bool = True, times: int = 6) -> P
     )
     inputs = (GraphValue(0, "token", U, given), GraphValue(1, "cache", U, given, mutated=mutated))
     graphs = [
-        GraphRecord(0, GraphKind.INFERENCE, "0/0", 0, ("cpu",), (), (out,), programs=[prefill]),
-        GraphRecord(1, GraphKind.INFERENCE, "1/0", 1, ("cpu",), inputs, (out,), programs=[decode]),
+        GraphRecord(
+            i,
+            GraphKind.INFERENCE,
+            f"{i}/0",
+            i,
+            description=GraphDescription(given, (out,)),
+            programs=[program],
+        )
+        for i, (given, program) in enumerate((((), prefill), (inputs, decode)))
     ]
     log = calls((0, 0), *[(1, 0)] * times)
     return Profile(graphs=graphs, calls=log, released=released)

@@ -105,6 +105,9 @@ def test_which_file_counts(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("[memprof]\nenabled = 1\n", "enabled is 1: Expected `bool`, got `int`"),
         ("[memprof]\noutput_dir = ''\n", "output_dir is '': Expected `str`"),
         ("memprof = 3\n", "`memprof` is 3, it must be a table"),
+        ("[[backend]]\nname = 'x'\n", "`backend` is not read: settings stand in the table"),
+        ("enable_memory_profiling = true\n[memprof]\n", "`enable_memory_profiling` is not read"),
+        ("[memprof]\nenable_memory_profiling = true\n", "there is no setting 'enable_memory_prof"),
         (b"[memprof]\nx = '\xff'\n", "not TOML"),
     ],
 )

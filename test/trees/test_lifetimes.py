@@ -113,7 +113,10 @@ def run_other(g: Callable[[list[Any]], list[Any]], times: int) -> None:
 
 def test_a_pool_whose_recordings_are_all_gone_is_given_back() -> None:
     # GIVEN a function with large buffers, and another one that was not recorded yet
-    f = graphed(lambda x: [(x * torch.ones(N, device="cuda")).sum()[None].expand(4)], [])
+    f = graphed(
+        lambda x: [(x * torch.ones(N, device="cuda")).sum()[None].expand(4)],
+        [torch.ones(1, device="cuda")],
+    )
     g = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
     run(g, 1)
     for _ in range(4):

@@ -90,7 +90,11 @@ def test_it_names_cloning_by_an_option_only_where_that_works_on_views() -> None:
 
 def test_of_what_was_saved_for_a_backward_no_clone_is_asked_for() -> None:
     f = graphed(
-        lambda x: (x + 1, x + 2), [ones()], is_inference=False, user_visible_output_idxs=(0,)
+        lambda x: (x + 1, x + 2),
+        [ones()],
+        is_inference=False,
+        user_visible_output_idxs=(0,),
+        stack_traces=[None, None],
     )
     for _ in range(4):
         text, _ = made_and_overwritten(f, 1)

@@ -131,6 +131,7 @@ def test_a_users_output_on_the_host_stays_there() -> None:
         [torch.ones(4, device="cuda")],
         is_inference=False,
         user_visible_output_idxs=(0, 1),
+        stack_traces=[None, None],
     )
     devices = []
 

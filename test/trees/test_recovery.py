@@ -14,7 +14,7 @@ from memprof.cudagraph_trees.call.entry import cudagraphify_impl
 from memprof.cudagraph_trees.record import recovery
 from memprof.cudagraph_trees.replay.spec import CompilationMode, FunctionSpec
 from memprof.cudagraph_trees.steps.step_end import ParameterRefs
-from memprof.profiler.model import LedgerKind
+from memprof.profiler.model import GraphDescription, LedgerKind
 from memprof.simulated_cuda import control
 
 from .support import graphed, live_blocks, manager, next_step, same
@@ -196,7 +196,8 @@ def test_parameters_are_remembered_for_as_long_as_they_live() -> None:
         caller="f",
         model=list,
         mode=CompilationMode.FORWARD,
-        static_input_idxs=(0, 1, 2),
+        static=(0, 1, 2),
+        description=GraphDescription(),
     )
     for _ in range(2):
         leaves.remember(function, list(parameters))

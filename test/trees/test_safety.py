@@ -638,3 +638,24 @@ def test_a_first_call_with_new_sizes_writes_to_a_misaligned_input() -> None:
     x = torch.ones(6, device="cuda")[1:]
     f([x, 5])
     same(x, torch.full((5,), 6.0))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_call_inside_of_a_capture_of_the_programs_own(before: int) -> None:
+    """GIVEN a function that was not called, or was warmed up WHEN the program calls it in a capture
+    of its own THEN it becomes part of that, and is recorded after it."""
+    x = torch.ones(4, device="cuda")
+    f = graphed(lambda x: [x * 2 + 1], [x])
+    for _ in range(before):
+        next_step()
+        f([x])
+    graph = torch.cuda.CUDAGraph()
+    next_step()
+    with torch.cuda.graph(graph):
+        (y,) = f([x])
+    graph.replay()
+    same(y, torch.full((4,), 3.0))
+    for _ in range(3):
+        next_step()
+        same(f([x]), [torch.full((4,), 3.0)])
+    assert len(roots()) == 1

@@ -234,8 +234,8 @@ def test_a_budget_that_comes_later_holds_for_pools_that_there_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # GIVEN a function whose pool is larger than the budget that other code asks for later
-    f = graphed(lambda x: [(x * ones(8 * MIB, device="cuda"))[:4]], [])
-    g = graphed(plus_one, [])
+    f = graphed(lambda x: [(x * ones(8 * MIB, device="cuda"))[:4]], [ones(1, device="cuda")])
+    g = graphed(plus_one, [ones(1, device="cuda")])
     x = ones(1, device="cuda")
     for _ in range(4):
         next_step()
@@ -315,7 +315,9 @@ def error_of(**options: Any) -> BaseException:
     """The error itself: it reaches the program if it has asked for graphs or errors."""
     _kept.clear()
     reset_cudagraph_trees()
-    f = graphed(leaky, [], torch_options=given(cudagraph_or_error=True, **options))
+    f = graphed(
+        leaky, [ones(1, device="cuda")], torch_options=given(cudagraph_or_error=True, **options)
+    )
     with pytest.raises(RuntimeError) as raised:
         calls(f, 3)
     return raised.value

@@ -1,22 +1,4 @@
-"""AOTAutograd's metadata as immutable data of our own: what somebody reads of it, and no more.
-
-``graph_io.py`` and ``straight_calls`` read it for every compiled graph. Outputs of a compiled
-forward graph stand in this order::
-
-    mutated inputs | user outputs | intermediate bases | rng offset |
-    saved tensors | saved opaque objects | saved symints
-    └──────────────── num_forward ────────────────────┘
-
-and inputs of its backward::
-
-    symints | saved tensors | opaque objects | tangents | rng | BackwardState
-
-Note [Which inputs metadata counts]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The metadata describes the function *as it was traced*: duplicate arguments removed, overlapping
-ones replaced by a base, tensor subclasses taken apart into dense tensors. So its inputs are those
-of the forward graph (tokens and random-number inputs aside), not the arguments of the user's
-function, which are found through descriptors.
+"""Copies of AOTAutograd's metadata and descriptors: the one place that reads torch's.
 
 Note [Fields that cannot be read]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -35,162 +17,14 @@ from typing import Any, TypeVar
 
 import torch
 
-# --- what a compiled forward writes to, what its outputs alias, what it saves ---------------
-
-
-class MutationType(str, Enum):
-    """Names who carries a mutation of an input out. The values are AOTAutograd's names."""
-
-    NOT_MUTATED = "not_mutated"
-    MUTATED_IN_GRAPH = "mutated_in_graph"
-    """The compiled graph writes into the input."""
-    MUTATED_OUT_GRAPH = "mutated_out_graph"
-    """The graph returns the new value; AOTAutograd copies it into the input afterwards."""
-
-
-class OutputType(str, Enum):
-    """Kinds of user outputs, by whose memory they share. AOTAutograd's names."""
-
-    NON_ALIAS = "non_alias"
-    """Memory of its own."""
-    ALIAS_OF_INPUT = "alias_of_input"
-    """A view of input ``base_idx``, made again from that input after the call."""
-    IS_INPUT = "is_input"
-    """Input ``base_idx`` itself."""
-    ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT = "alias_of_intermediate_save_as_output"
-    """A view of an intermediate, which the graph returns for it: this is the output
-    because of which intermediate base ``base_idx`` is a graph output."""
-    ALIAS_OF_INTERMEDIATE = "alias_of_intermediate"
-    """A view of intermediate base ``base_idx``, which another output has already added."""
-    ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT = "alias_of_intermediate_base_is_user_output"
-    """A view of user output ``base_idx``."""
-    UNSAFE_VIEW_ALIAS = "unsafe_view_alias"
-    """A view of an intermediate that nobody else can reach: treated as no alias."""
-    CUSTOM_FUNCTION_VIEW = "custom_function_view"
-    """A view made by a custom autograd.Function: returned as it is, not replayed."""
-
-    @property
-    def is_alias(self) -> bool:
-        """Tells whether AOTAutograd makes the output anew after the call, from what it is a view
-        of."""
-        return self not in (
-            OutputType.NON_ALIAS,
-            OutputType.UNSAFE_VIEW_ALIAS,
-            OutputType.CUSTOM_FUNCTION_VIEW,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OutputAliasInfo:
-    """Aliasing of one user output, as AOTAutograd knows it."""
-
-    output_type: OutputType
-    base_idx: int | None  # what it is a view of, as ``output_type`` says
-    requires_grad: bool  # a backward of the backward may be asked for through it
-    is_tensor: bool
-    takes_gradient: bool  # it is a tensor, and the backward is handed its gradient
-    dynamic_dims: frozenset[int] | None  # that Dynamo takes for varying, None if it is told of none
-
-    @property
-    def aliased_input(self) -> int | None:
-        """Index of the input whose memory the output is; None if of none."""
-        of_input = self.output_type in (OutputType.ALIAS_OF_INPUT, OutputType.IS_INPUT)
-        return self.base_idx if of_input else None
-
-
-@dataclass(frozen=True, slots=True)
-class TangentFormat:
-    """The layout of a gradient that a backward was compiled for: elements in each dimension, None
-    where ``memory_format``, a ``torch.memory_format``, says it."""
-
-    size: tuple[int, ...] | None
-    stride: tuple[int, ...] | None
-    memory_format: Any
-
-
-@dataclass(frozen=True, slots=True)
-class ViewAndMutationMeta:
-    """The view and mutation metadata of one compiled function, by torch's names.
-
-    Attributes:
-        input_info: how each input is mutated.
-        output_info: one entry a user output.
-        num_intermediate_bases: bases that the graph returns for outputs that view them.
-        is_rng_op_functionalized: random operators take seed and offset as inputs.
-        num_symints_saved_for_bw: symbolic integers among the forward's outputs for its
-            backward; None until the joint graph is partitioned.
-        num_opaque_objects_saved_for_bw: opaque objects among the saved values.
-        bw_donated_idxs: inputs of the backward whose memory nobody else holds, so that it may
-            overwrite them; None until partitioned.
-        mutated_graph_handled_indices_seen_by_autograd: inputs that the graph writes to, and whose
-            version it leaves to be advanced.
-        num_tensors_saved_with_no_vc_check: how many tensors, the last of those saved, are kept
-            without a check of their version; None until partitioned.
-        saved_tensor_is_graph_input: for each saved tensor; empty before torch 2.15.
-        dynamic_saved_tensors_idxs: saved tensors with the dimensions that vary.
-        subclass_tangent_meta: the layout of each gradient that the backward takes; None for a
-            subclass, or where torch has not decided it.
-        tokens, num_backward_tokens: how many effects of the forward and of the backward are kept
-            in an order.
-        num_graphsafe_rng_states: states of generators that it takes as inputs.
-        indices_of_inputs_that_requires_grad_with_mutations_in_bw: inputs that its backward writes
-            to although they ask for a gradient.
-        grad_enabled_mutation: the grad mode that it leaves behind, None for the one it met.
-        deterministic: whether deterministic algorithms were asked for when it was traced.
-        unknown: fields that torch has in another form than memprof knows, e.g.
-            ``num_intermediate_bases`` or ``output_info.base_idx``; they have their default.
-    """
-
-    input_info: tuple[MutationType, ...] = ()
-    output_info: tuple[OutputAliasInfo, ...] = ()
-    num_intermediate_bases: int = 0
-    is_rng_op_functionalized: bool = False
-    num_symints_saved_for_bw: int | None = None
-    num_opaque_objects_saved_for_bw: int | None = None
-    bw_donated_idxs: tuple[int, ...] | None = None
-    mutated_graph_handled_indices_seen_by_autograd: tuple[int, ...] = ()
-    num_tensors_saved_with_no_vc_check: int | None = None
-    saved_tensor_is_graph_input: tuple[bool, ...] = ()
-    dynamic_saved_tensors_idxs: tuple[tuple[int, frozenset[int]], ...] = ()
-    subclass_tangent_meta: tuple[TangentFormat | None, ...] = ()
-    tokens: int = 0
-    num_backward_tokens: int = 0
-    num_graphsafe_rng_states: int = 0
-    indices_of_inputs_that_requires_grad_with_mutations_in_bw: tuple[int, ...] = ()
-    grad_enabled_mutation: bool | None = None
-    deterministic: bool | None = None
-    unknown: tuple[str, ...] = ()
-
-    def knows(self, *names: str) -> bool:
-        """Tells whether these fields could be read, with all that is in them."""
-        return not any(field.partition(".")[0] in names for field in self.unknown)
-
-    @property
-    def num_mutated_outputs(self) -> int:
-        """Inputs that AOTAutograd mutates after the call; each is a graph output."""
-        return self.input_info.count(MutationType.MUTATED_OUT_GRAPH)
-
-    @property
-    def num_forward(self) -> int:
-        """Graph outputs before the first saved value."""
-        returned = self.num_mutated_outputs + len(self.output_info) + self.num_intermediate_bases
-        return returned + self.is_rng_op_functionalized
-
-    @property
-    def is_partitioned(self) -> bool:
-        """Tells whether it is known what the forward saves for its backward, and where it
-        stands.
-        """
-        places = ("input_info", "output_info", "num_intermediate_bases", "is_rng_op_functionalized")
-        saved = ("num_symints_saved_for_bw", "num_opaque_objects_saved_for_bw")
-        return self.num_symints_saved_for_bw is not None and self.knows(*places, *saved)
-
-    def saved_positions(self, num_outputs: int) -> tuple[range, range, range]:
-        """Tensors, opaque objects and symints among a partitioned forward's outputs."""
-        symints = num_outputs - (self.num_symints_saved_for_bw or 0)
-        opaque = symints - (self.num_opaque_objects_saved_for_bw or 0)
-        return range(self.num_forward, opaque), range(opaque, symints), range(symints, num_outputs)
-
+from memprof.profiler.model import (
+    InputAliasInfo,
+    MemoryFormatMeta,
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    ViewAndMutationMeta,
+)
 
 T = TypeVar("T")
 
@@ -201,10 +35,12 @@ def view_and_mutation_meta(
     """Copy of a ``torch._functorch._aot_autograd.schemas.ViewAndMutationMeta``.
 
     Args:
-        meta: torch's.
+        meta: torch's; None gives one of which nothing is known.
         on_unknown: called once for each field that cannot be read, with ``owner.field`` and the
             error.
     """
+    if meta is None:
+        return ViewAndMutationMeta(unknown=tuple(f.name for f in fields(ViewAndMutationMeta)))
     unknown: list[str] = []
 
     def read(source: Any, name: str, neutral: T, convert: Callable[[Any], T], owner: str = "") -> T:
@@ -216,10 +52,17 @@ def view_and_mutation_meta(
                 on_unknown(f"ViewAndMutationMeta.{owner}{name}", error)
             return neutral
 
-    def mutation(info: Any) -> MutationType:
-        none = MutationType.NOT_MUTATED
-        of_name = lambda v: MutationType(v.name.lower())  # noqa: E731
-        return read(info, "mutation_type", none, of_name, "input_info.")
+    def input_(info: Any) -> InputAliasInfo:
+        neutral = InputAliasInfo()
+        of_name = {"mutation_type": lambda v: MutationType(v.name.lower())}
+        return InputAliasInfo(
+            **{
+                f.name: read(
+                    info, f.name, getattr(neutral, f.name), of_name.get(f.name, bool), "input_info."
+                )
+                for f in fields(InputAliasInfo)
+            }
+        )
 
     def output(info: Any) -> OutputAliasInfo:
         def of(name: str, neutral: T, convert: Callable[[Any], T] = lambda v: v) -> T:
@@ -239,12 +82,13 @@ def view_and_mutation_meta(
         )
 
     conversions: dict[str, Callable[[Any], Any]] = {
-        "input_info": lambda v: tuple(map(mutation, v)),
+        "input_info": lambda v: tuple(map(input_, v)),
         "output_info": lambda v: tuple(map(output, v)),
         "bw_donated_idxs": lambda v: None if v is None else tuple(v),
         "mutated_graph_handled_indices_seen_by_autograd": tuple,
         "saved_tensor_is_graph_input": tuple,
         "dynamic_saved_tensors_idxs": lambda v: tuple((i, frozenset(d)) for i, d in v.items()),
+        "static_input_indices": tuple,
         "subclass_tangent_meta": lambda v: tuple(map(_tangent, v)),
         "tokens": len,
         "indices_of_inputs_that_requires_grad_with_mutations_in_bw": tuple,
@@ -258,12 +102,16 @@ def view_and_mutation_meta(
     return ViewAndMutationMeta(**values, unknown=tuple(unknown))
 
 
-def _tangent(meta: Any) -> TangentFormat | None:
+def _tangent(meta: Any) -> MemoryFormatMeta | None:
     layout = getattr(meta, "memory_format", None)
     if type(meta).__name__ != "PlainTensorMeta" or layout is None:
         return None
-    size, stride = layout.size, layout.stride
-    return TangentFormat(size and tuple(size), stride and tuple(stride), layout.memory_format)
+    size, stride, memory_format = layout.size, layout.stride, layout.memory_format
+    return MemoryFormatMeta(
+        size=size and tuple(size),
+        stride=stride and tuple(stride),
+        memory_format=None if memory_format is None else str(memory_format).removeprefix("torch."),
+    )
 
 
 # --- what one input or output of a graph is -------------------------------------------------

@@ -20,6 +20,7 @@ step is an ordinary output there, and optimizer state from the next step on.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,7 +29,7 @@ import torch
 
 from memprof.profiler.model import Category, Role
 
-from ... import _torch_compat as compat
+from . import _torch_compat as compat
 
 CATEGORIES = {
     Role.PARAMETER: Category.PARAMETER,
@@ -62,6 +63,7 @@ class DynamoInput:
         forward: of what a captured backward is given by a forward: id of the forward's record,
             index of its output.
         is_gathered: a parameter that FSDP gathers into other memory for each use.
+        subclass: name of its class if that has inner tensors, "" otherwise.
     """
 
     name: str
@@ -71,6 +73,7 @@ class DynamoInput:
     index: int | None = None
     forward: tuple[int, int] | None = None
     is_gathered: bool = False
+    subclass: str = ""
 
 
 def dynamo_inputs(
@@ -91,14 +94,21 @@ def dynamo_inputs(
             is_parameter = isinstance(leaf, torch.nn.Parameter)
             steps = tuple(("item", key) for key in inside) if source_path else ()
             gathered = is_parameter and compat.is_managed_by_fsdp(source)
-            value = DynamoInput(name, text, index=len(values), is_gathered=gathered)
+            value = DynamoInput(
+                name,
+                text,
+                index=len(values),
+                is_gathered=gathered,
+                subclass=compat.subclass_name(leaf),
+            )
             values.append((value, source_path + steps, is_parameter))
     parameters = {name for name, _ in gm.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in gm.named_buffers(remove_duplicate=False)}
     sources = compat.lifted_sources(gm)
     for name in (*sorted(parameters), *sorted(buffers)):
         source = sources.get(name)
-        value = DynamoInput(name, compat.source_text(source))
+        subclass = compat.subclass_name(operator.attrgetter(name)(gm))
+        value = DynamoInput(name, compat.source_text(source), subclass=subclass)
         values.append((value, compat.source_links(source), name in parameters))
 
     of_parameters = {path for _, path, is_parameter in values if path and is_parameter}

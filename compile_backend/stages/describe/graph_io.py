@@ -1,4 +1,4 @@
-"""The inputs and outputs of a compiled graph: what each is, and what its memory is for.
+"""The description of a compiled graph: what each input and output is, and what its memory is for.
 
 Decided from AOTAutograd's descriptors and metadata and from Dynamo's sources, never from
 names; see Note [How a category is decided] in profiler/model/category.py.
@@ -20,10 +20,18 @@ import torch
 from torch.fx import Node
 
 from memprof.profiler.live.stack_text import parse_stack_trace
-from memprof.profiler.model import Category, GraphKind, GraphValue, Role
+from memprof.profiler.model import (
+    Category,
+    GraphDescription,
+    GraphKind,
+    GraphValue,
+    MutationType,
+    Role,
+    ViewAndMutationMeta,
+)
 
-from ... import _torch_compat as compat
-from .aot_metadata import Descriptor, MutationType, ViewAndMutationMeta, descriptor
+from . import _torch_compat as compat
+from .aot_metadata import Descriptor, descriptor
 from .aot_metadata import DescriptorKind as _K
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
@@ -40,19 +48,27 @@ from .graph_value import (
 
 @dataclass(frozen=True)
 class GraphIO:
-    """Inputs and outputs of one graph; a forward's is what its backward needs to know of it.
+    """Description of one graph, and what its backward needs to know beside it.
 
     Attributes:
-        inputs, outputs: by position. An output that the graph returns None for has the
-            name "" and the role UNKNOWN.
         by_descriptor: index of the input with each descriptor text.
-        by_output_descriptor: index of the output with each text, and path in a tensor subclass.
+        by_input, by_output: index of the tensor with each text, and path in a tensor subclass.
     """
 
-    inputs: tuple[GraphValue, ...] = ()
-    outputs: tuple[GraphValue, ...] = ()
+    description: GraphDescription = field(default_factory=GraphDescription)
     by_descriptor: Mapping[str, int] = field(default_factory=dict)
-    by_output_descriptor: Mapping[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+    by_input: Mapping[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+    by_output: Mapping[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[GraphValue, ...]:
+        """What the graph takes, by position."""
+        return self.description.inputs
+
+    @property
+    def outputs(self) -> tuple[GraphValue, ...]:
+        """What the graph returns, by position."""
+        return self.description.outputs
 
     def input_described(self, desc: Descriptor) -> GraphValue | None:
         """The input that ``desc`` describes."""
@@ -63,20 +79,22 @@ class GraphIO:
         """The output whose gradient the tangent is that ``desc`` describes."""
         if desc.whole.kind is not _K.TANGENT or desc.whole.of is None:
             return None
-        return self.by_output_descriptor.get((desc.whole.of.text, desc.attribute_path))
+        return self.by_output.get((desc.whole.of.text, desc.attribute_path))
 
 
-def undescribed(gm: torch.fx.GraphModule, static_input_idxs: Sequence[int]) -> GraphIO:
-    """Inputs and outputs of a graph of which only the number is known, and static inputs."""
+def undescribed(gm: torch.fx.GraphModule, why: str) -> GraphDescription:
+    """Description of a graph of which only the number of inputs and outputs is known."""
     nodes = list(gm.graph.nodes)
     outputs = nodes[-1].args[0]
     count = len(outputs) if isinstance(outputs, (tuple, list)) else 1
-    return GraphIO(
+    inputs = (n for n in nodes if n.op == "placeholder")
+    return GraphDescription(
         tuple(
-            GraphValue(i, node.name, *UNKNOWN, static=i in static_input_idxs)
-            for i, node in enumerate(n for n in nodes if n.op == "placeholder")
+            GraphValue(i, node.name, UNKNOWN.role, UNKNOWN.category)
+            for i, node in enumerate(inputs)
         ),
         tuple(map(absent_value, range(count))),
+        unreadable=why,
     )
 
 
@@ -86,7 +104,6 @@ def describe_graph(
     kind: GraphKind,
     fw_metadata: ViewAndMutationMeta,
     dynamo_inputs: Sequence[DynamoInput],
-    static_input_idxs: Sequence[int],
     forward: GraphIO | None = None,
     captured_outputs: Mapping[int, RoleInfo] | None = None,
 ) -> GraphIO:
@@ -103,19 +120,19 @@ def describe_graph(
     """
     graph = _Graph(gm, kind, fw_metadata, dynamo_inputs, forward or GraphIO(), captured_outputs)
     backward = kind is GraphKind.BACKWARD
-    found = graph.backward_inputs() if backward else graph.forward_inputs()
-    inputs = tuple(replace(v, static=v.index in static_input_idxs) for v in found)
-    # A forward writes to them, or AOTAutograd for it.
-    written = graph.written(MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
-    inputs = tuple(_as_state(v) if v.index in written else v for v in inputs)
+    inputs = tuple(graph.backward_inputs() if backward else graph.forward_inputs())
     outputs = graph.backward_outputs() if backward else graph.forward_outputs(inputs)
     descriptors = {d.text: i for i, (_, d) in enumerate(graph.inputs) if d.text}
-    described = {
-        (d.whole.text, d.attribute_path): i
-        for i, (node, d) in enumerate(graph.outputs)
-        if d.text and isinstance(node, Node) and has_memory(node)
-    }
-    return GraphIO(inputs, outputs, descriptors, described)
+    by_input, by_output = (
+        {
+            (d.whole.text, d.attribute_path): i
+            for i, (node, d) in enumerate(values)
+            if d.text and isinstance(node, Node) and has_memory(node)
+        }
+        for values in (graph.inputs, graph.outputs)
+    )
+    own = ViewAndMutationMeta(unknown=fw_metadata.unknown) if backward else fw_metadata
+    return GraphIO(GraphDescription(inputs, outputs, own), descriptors, by_input, by_output)
 
 
 class _Graph:
@@ -166,19 +183,32 @@ class _Graph:
 
     # --- forward and inference ------------------------------------------------------------
 
-    def written(self, *how: MutationType) -> set[int]:
-        """Indices of a forward's inputs that are written to in one of the ways ``how``."""
-        return {i for i, m in zip(self.traced, self.metadata.input_info, strict=False) if m in how}
+    def written(self, how: MutationType) -> set[int]:
+        """Indices of a forward's inputs that are written to in this way."""
+        infos = self.metadata.input_info
+        return {i for i, m in zip(self.traced, infos, strict=False) if m.mutation_type is how}
 
     def forward_inputs(self) -> list[GraphValue]:
         written = self.written(MutationType.MUTATED_IN_GRAPH)
+        # AOTAutograd writes to these for it.
+        after = self.written(MutationType.MUTATED_OUT_GRAPH)
+        static = set(self.metadata.static_input_indices)
+        infos = {at: i for i, at in enumerate(self.traced)}
         values = []
         for i, (node, desc) in enumerate(self.inputs):
             known = self._dynamo_input(desc.whole)
             graph, output = (known.forward if known is not None else None) or (None, None)
-            links = {"forward_graph": graph, "forward_output": output}
-            info = self._forward_input(node, desc)
-            values.append(graph_value(i, node, info, mutated=i in written, **links))
+            value = graph_value(
+                i,
+                node,
+                self._forward_input(node, desc),
+                static=infos.get(i) in static,
+                mutated=i in written,
+                forward_graph=graph,
+                forward_output=output,
+                info=infos.get(i),
+            )
+            values.append(_as_state(value, written=i in after))
         return values
 
     def _forward_input(self, node: Node, desc: Descriptor) -> RoleInfo:
@@ -196,10 +226,11 @@ class _Graph:
         known = self._dynamo_input(whole)
         if known is None:
             return UNKNOWN
+        part = None
+        if desc.attribute_path:
+            part = f"{known.subclass} {'.'.join(desc.attribute_path).lstrip('_')}".lstrip()
         name = known.fqn or known.source or None
-        if name and desc.attribute_path:
-            name = ".".join((name, *desc.attribute_path))
-        return RoleInfo(known.role, CATEGORIES[known.role], name)
+        return RoleInfo(known.role, CATEGORIES[known.role], name, part)
 
     def _dynamo_input(self, whole: Descriptor) -> DynamoInput | None:
         """Dynamo's description of an input."""
@@ -220,7 +251,7 @@ class _Graph:
             if not isinstance(node, Node):
                 values.append(absent_value(at))
                 continue
-            alias = None
+            alias = number = None
             if at in saved:
                 kept_for = (
                     Category.CHECKPOINTED_INPUT if enters_region(node) else Category.ACTIVATION
@@ -230,13 +261,15 @@ class _Graph:
                 alias = self.position.get(node)
             else:
                 info = self._forward_output(node, desc)
+                number = self._user_output(at - tokens)
                 if node in kept and info.category is Category.OUTPUT and has_memory(node):
                     info = info._replace(category=Category.ACTIVATION)
                 if info.role in (Role.USER_OUTPUT, Role.PARAMETER_GRADIENT, Role.INPUT_GRADIENT):
-                    alias = self._alias(at - tokens, node)
+                    alias = self._alias(number, node)
             if alias is not None and has_memory(node):
-                info = RoleInfo(info.role, inputs[alias].category, inputs[alias].fqn)
-            values.append(self._output(at, node, info, alias))
+                of = inputs[alias]
+                info = RoleInfo(info.role, of.category, of.fqn, of.part)
+            values.append(self._output(at, node, info, alias, info=number))
         return tuple(values)
 
     def _forward_output(self, node: Node, desc: Descriptor) -> RoleInfo:
@@ -256,15 +289,19 @@ class _Graph:
             return gradient
         return self.captured_outputs.get(whole.index, gradient)
 
-    def _alias(self, at: int, node: Node) -> int | None:
-        """The graph input whose memory the output at ``at``, tokens not counted, is, by
-        AOTAutograd's analysis."""
-        if self.metadata.knows("input_info", "output_info"):
-            number = at - self.metadata.num_mutated_outputs
-            if 0 <= number < len(self.metadata.output_info):
-                aliased = self.metadata.output_info[number].aliased_input
-                if aliased is not None:
-                    return self.traced[aliased] if aliased < len(self.traced) else None
+    def _user_output(self, at: int) -> int | None:
+        """Number among the user outputs of the output at ``at``, tokens not counted."""
+        if not self.metadata.knows("input_info", "output_info"):
+            return None
+        number = at - self.metadata.num_mutated_outputs
+        return number if 0 <= number < len(self.metadata.output_info) else None
+
+    def _alias(self, number: int | None, node: Node) -> int | None:
+        """The graph input whose memory user output ``number`` is, by AOTAutograd's analysis."""
+        if number is not None:
+            aliased = self.metadata.output_info[number].aliased_input
+            if aliased is not None:
+                return self.traced[aliased] if aliased < len(self.traced) else None
         return self.position.get(node)
 
     def _saved_positions(self) -> set[int]:
@@ -280,17 +317,33 @@ class _Graph:
     def backward_inputs(self) -> list[GraphValue]:
         saved = self._saved_as_forward_outputs()
         donated = self.metadata.bw_donated_idxs or ()
+        written = self._written_to()
         values = []
         for at, (node, desc) in enumerate(self.inputs):
             if at >= len(saved):
                 info, of = self._backward_extra(node, desc), self.forward.output_of_tangent(desc)
-                values.append(graph_value(at, node, info, gradient_of=of))
+                values.append(graph_value(at, node, info, mutated=at in written, gradient_of=of))
                 continue
-            info = self._saved_value(node, desc, saved[at])
-            values.append(
-                graph_value(at, node, info, forward_output=saved[at], donated=at in donated)
+            value = graph_value(
+                at,
+                node,
+                self._saved_value(node, desc, saved[at]),
+                static=True,
+                mutated=at in written,
+                donated=at in donated,
+                forward_output=saved[at],
             )
+            values.append(value)
         return values
+
+    def _written_to(self) -> set[int]:
+        """Indices of a backward's inputs that an operator of it writes to: the metadata is that of
+        the forward."""
+        found = set()
+        for node in self.position:
+            for user in node.users:
+                found |= {self.position[n] for n in compat.written_by(user) if n in self.position}
+        return found
 
     def _saved_as_forward_outputs(self) -> list[int | None]:
         """Index of the forward's output that each leading, saved input is, None if unknown; the
@@ -319,7 +372,7 @@ class _Graph:
         if origin is None and made is not None and made.alias_of_input is not None:
             origin = self.forward.inputs[made.alias_of_input]
         if origin is not None:
-            return RoleInfo(origin.role, origin.category, origin.fqn)
+            return RoleInfo(origin.role, origin.category, origin.fqn, origin.part)
         other = without_memory(node, desc, DETAIL)
         if other is not None:
             return other
@@ -339,7 +392,13 @@ class _Graph:
 
     def backward_outputs(self) -> tuple[GraphValue, ...]:
         return tuple(
-            self._output(at, node, self._backward_output(node, desc), self.position.get(node))
+            self._output(
+                at,
+                node,
+                self._backward_output(node, desc),
+                self.position.get(node),
+                gradient_of=self._input_of_gradient(desc),
+            )
             if isinstance(node, Node)
             else absent_value(at)
             for at, (node, desc) in enumerate(self.outputs)
@@ -355,20 +414,33 @@ class _Graph:
             return RoleInfo(Role.MUTATED_INPUT, Category.OUTPUT, owner.fqn)
         if desc.whole.kind is not _K.GRADIENT:
             return UNKNOWN
-        fqn = ".".join((owner.fqn, *desc.attribute_path)) if owner.fqn else None
+        at = self._input_of_gradient(desc)
+        part = None if at is None else self.forward.inputs[at].part
         if owner.role is Role.PARAMETER:
-            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, fqn)
-        return RoleInfo(Role.INPUT_GRADIENT, DETAIL, fqn)
+            return RoleInfo(Role.PARAMETER_GRADIENT, Category.GRADIENT, owner.fqn, part)
+        return RoleInfo(Role.INPUT_GRADIENT, DETAIL, owner.fqn, part)
 
-    def _output(self, at: int, node: Node, info: RoleInfo, alias: int | None) -> GraphValue:
+    def _input_of_gradient(self, desc: Descriptor) -> int | None:
+        """The forward's input whose gradient ``desc`` describes."""
+        whole = desc.whole
+        if whole.kind is not _K.GRADIENT or whole.of is None:
+            return None
+        return self.forward.by_input.get((whole.of.text, desc.attribute_path))
+
+    def _output(
+        self, at: int, node: Node, role: RoleInfo, alias: int | None, **fields: int | None
+    ) -> GraphValue:
         stack = self.stacks[at] if at < len(self.stacks) else None
         frame = user_frame(stack or node.meta.get("stack_trace"))
         alias = alias if has_memory(node) else None
-        return graph_value(at, node, info, frame=frame, alias_of_input=alias)
+        return graph_value(at, node, role, frame=frame, alias_of_input=alias, **fields)
 
 
-def _as_state(value: GraphValue) -> GraphValue:
-    """Turn an input that is written to into persistent state, if it is known to stay."""
+def _as_state(value: GraphValue, *, written: bool = False) -> GraphValue:
+    """Turn an input that is written to, or ``written`` to for the graph, into persistent state, if
+    it is known to stay."""
+    if not (written or value.mutated):
+        return value
     is_state = value.role is Role.BUFFER or (value.role is Role.USER_INPUT and value.static)
     by_value = value.category in (Category.PARAMETER, Category.INPUT)
     return replace(value, category=Category.PERSISTENT_STATE) if is_state and by_value else value

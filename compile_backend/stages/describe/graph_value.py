@@ -11,16 +11,18 @@ import torch
 
 from memprof.profiler.model import Category, GraphValue, Role
 
-from ... import _torch_compat as compat
+from . import _torch_compat as compat
 from .aot_metadata import Descriptor, DescriptorKind
 
 
 class RoleInfo(NamedTuple):
-    """Role of a value, the category of its memory, and its qualified name."""
+    """Role of a value, the category of its memory, its qualified name, and which inner tensor of
+    that it is."""
 
     role: Role
     category: Category
     fqn: str | None = None
+    part: str | None = None
 
 
 UNKNOWN = RoleInfo(Role.UNKNOWN, Category.UNKNOWN)
@@ -57,10 +59,10 @@ def without_memory(node: torch.fx.Node, desc: Descriptor, category: Category) ->
 
 def absent_value(at: int) -> GraphValue:
     """Description of output ``at``, where the graph returns None."""
-    return GraphValue(at, "", *UNKNOWN)
+    return GraphValue(at, "", UNKNOWN.role, UNKNOWN.category)
 
 
-def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **fields: Any) -> GraphValue:
+def graph_value(at: int, node: torch.fx.Node, role: RoleInfo, **fields: Any) -> GraphValue:
     """The value of ``node`` at position ``at``, with further fields of ``GraphValue``."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
@@ -70,7 +72,7 @@ def graph_value(at: int, node: torch.fx.Node, info: RoleInfo, **fields: Any) -> 
             "device": str(value.device),
             "nbytes": extent_bytes(value),
         }
-    return GraphValue(at, node.name, *info, **fields)
+    return GraphValue(at, node.name, **role._asdict(), **fields)
 
 
 def extent_bytes(tensor: torch.Tensor) -> int | None:

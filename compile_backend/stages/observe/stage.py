@@ -325,9 +325,9 @@ class _ObservedCall:
             if self.compiled is not None:
                 self.record.unobservable = "the generated code has no Python wrapper to observe"
             return self.plain, [m.model for m in self._models]
-        clone = self._clone(recorder)
+        clone, mutated = self._clone(recorder), self.record.description.mutated
         if not self._models:
-            return compat.realign_inputs(clone.call, self.compiled), []
+            return compat.realign_inputs(clone.call, self.compiled, mutated), []
         own = partition_functions(self.module_globals)
         copies: list[BoxedCall] = [
             functools.partial(inside, clone.partitions[own.index(m.model)])
@@ -336,6 +336,6 @@ class _ObservedCall:
         ]
         if copies:
             runs = [functools.partial(outside, r) for r in compat.runner_partitions(self.compiled)]
-            return compat.realign_inputs(clone.bind(runs), self.compiled), copies
+            return compat.realign_inputs(clone.bind(runs), self.compiled, mutated), copies
         copies = [functools.partial(inside, clone.call)]
         return functools.partial(outside, self.plain), copies

@@ -146,13 +146,17 @@ def read_toml(path: Path) -> str:
 
 def table_in(text: str, path: Path) -> dict[str, Any] | None:
     """Our table in ``text``, which is that of ``path``; None if it has none. Raises
-    ``SettingsError`` if it is no TOML (and says the line), or ours is no table."""
+    ``SettingsError`` if it is no TOML (and says the line), ours is no table, or a file of ours has
+    anything beside it, as the older ``[[backend]]``."""
     found: Any
     try:
         found = tomllib.loads(text)
     # Not only TOMLDecodeError: a number of 5,000 digits is Python's ValueError.
     except (ValueError, RecursionError, OverflowError) as e:
         raise SettingsError(f"{path}: not TOML: {_short(str(e))}") from e
+    if path.name != "pyproject.toml" and (others := found.keys() - {"memprof"}):
+        names = ", ".join(f"`{_short(name, 40)}`" for name in sorted(others))
+        raise SettingsError(f"{path}: {names} is not read: settings stand in the table `[memprof]`")
     for part in table_name(path).split("."):
         if not isinstance(found, dict) or part not in found:
             return None

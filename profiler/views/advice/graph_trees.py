@@ -102,7 +102,7 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 why = "the same memory at calls with other sizes" if again else ""
             if not why:
                 continue
-            text = f"{value.fqn or value.name}: {why}"
+            text = f"{value.label}: {why}"
             nbytes, count = storage.nbytes, times[graph.id]
             evidence.append(Evidence(text, nbytes, count, graph.label, value.name))
     yield from together(
@@ -205,7 +205,7 @@ def _moving_inputs(
         if graph is not None and value is not None:
             storages = (s for p in graph.programs for s in p.storages if value.index in s.inputs)
             nbytes = value.nbytes or max((s.nbytes for s in storages), default=0)
-        name = (value.fqn or value.name) if value else "an input"
+        name = value.label if value else "an input"
         text, label = f"{name} was at another address", graph.label if graph else function
         found.append(Evidence(text, nbytes, n, label, value.name if value else None))
     return tuple(sorted(found, key=lambda e: -e.nbytes))

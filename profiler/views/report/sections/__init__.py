@@ -58,6 +58,7 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
         yield from flow.parts or [flow]
     if s.graphs:
         yield missing
+        yield live.descriptions(s.profile)
 
 
 def of_device(s: Summary, show: Show) -> Iterator[Section]:

@@ -41,8 +41,11 @@ def of_ledger(profile: Profile, show: Show, latest: int = EVERY) -> Section:
 
 def _why(entry: LedgerEntry, graph: GraphRecord | None, show: Show) -> str:
     parts = [short_reason(entry, graph)]
-    if entry.tree is not None and entry.tree.key:
-        parts.append(f"sizes {', '.join(map(str, entry.tree.key))}")
+    tree = entry.tree
+    if tree is not None and tree.node is not None:
+        parts.append(f"#{tree.node} {'first' if tree.parent is None else f'after #{tree.parent}'}")
+    if tree is not None and tree.key:
+        parts.append(f"sizes {', '.join(map(str, tree.key))}")
     if grown := pool_growth(entry):
         parts.append(f"the pool grew by {show(grown)}")
     return "; ".join(parts)
@@ -111,7 +114,7 @@ def _recordings(nodes: list[RecordedNode]) -> Table:
         rows.append((f"{n.function} #{n.node}", n.device, sizes, fate, *figures))
         depths.append(depth)
     caption = "Recorded graphs, each below the one that runs before it"
-    return Table(columns, rows, caption=caption, depth=depths, only="page")
+    return Table(columns, rows, caption=caption, depth=depths)
 
 
 def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:

@@ -23,6 +23,8 @@ from memprof.profiler.views.report.summary import Summary
 from .about import MEANING, VIEWS, module_name
 from .ledger import why_no_addresses
 
+_DESCRIBED = 10
+"""Graphs whose inputs and outputs are listed."""
 _BRIEF = 4
 """Source lines of a short text."""
 _WAITING, _HELD, _HELD_SHARE = 2, 1 << 20, 0.02
@@ -259,6 +261,28 @@ def graphs(s: Summary) -> Section:
     shown = tuple(t for t in tables if t.rows or t.empty)
     title = "Graphs; bytes of one call of the most called program"
     return Section("graphs", title, tables=shown, detail=True, name="graphs")
+
+
+def descriptions(profile: Profile) -> Section:
+    """What the graphs that are called most take and return."""
+    most_called = sorted(profile.graphs, key=lambda g: (-g.calls, g.id))[:_DESCRIBED]
+    tables = [
+        Table(
+            (col.Text(""),),
+            [(line,) for line in str(graph.description).splitlines()],
+            caption=graph.label,
+            least=EVERY,
+            lines=True,
+        )
+        for graph in most_called
+    ]
+    return Section(
+        "inputs",
+        "Inputs and outputs",
+        tables=tuple(tables),
+        detail=True,
+        name="inputs and outputs of graphs",
+    )
 
 
 def _unobserved(s: Summary) -> Table:

@@ -1,0 +1,124 @@
+"""Decisions of the trees that follow from one field of a graph's description."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memprof.profiler.model import (
+    Category,
+    GraphDescription,
+    GraphValue,
+    InputAliasInfo,
+    LedgerKind,
+    Role,
+    ViewAndMutationMeta,
+)
+
+from .support import graphed, manager, next_step, roots, same
+
+pytestmark = pytest.mark.simgpu
+
+X = GraphValue(0, "arg0_1", Role.USER_INPUT, Category.INPUT, "L['x']")
+OUT = GraphValue(0, "out", Role.USER_OUTPUT, Category.OUTPUT)
+
+
+def full(value: float, n: int = 4) -> torch.Tensor:
+    return torch.full((n,), value, device="cuda")
+
+
+def reasons(kind: LedgerKind) -> list[str]:
+    return [e.reason for e in manager().entries() if e.kind is kind]
+
+
+@pytest.mark.parametrize("mutated", [False, True])
+def test_an_input_that_is_written_to_is_refused_by_name(mutated: bool) -> None:
+    description = GraphDescription((replace(X, mutated=mutated),), (OUT,))
+    f = graphed(lambda x: [x + 1], [full(0)], description=description)
+    for i in range(4):
+        next_step()
+        same(f([full(i)]), [full(i + 1)])
+    why = ["it writes to inputs that graphs copy: L['x']"] if mutated else []
+    assert reasons(LedgerKind.SKIP) == why
+    assert len(roots()) == (not mutated)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_stays_is_read_where_it_lies(static: bool) -> None:
+    description = GraphDescription((replace(X, static=static),), (OUT,))
+    x = full(1)
+    f = graphed(lambda x: [x + 1], [x], (), description=description)
+    for _ in range(3):
+        next_step()
+        f([x])
+    (node,) = roots()
+    assert (node.input_plan.static, node.input_plan.copied) == (([0], []) if static else ([], [0]))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_output_that_is_the_users_is_kept(saved: bool) -> None:
+    """GIVEN outputs that are to be cloned where they outlive their step WHEN one does THEN it keeps
+    its value if it is the user's, and raises if it was saved for a backward."""
+    out = replace(OUT, role=Role.SAVED_FOR_BACKWARD) if saved else OUT
+    f = graphed(
+        lambda x: [x + 1], [full(0)], description=GraphDescription((X,), (out,)), clone_outputs=True
+    )
+    for i in range(4):
+        next_step()
+        (held,) = f([full(i)])
+    next_step()
+    f([full(9)])
+    if saved:
+        with pytest.raises(RuntimeError, match="It was saved for a backward"):
+            held + 1
+    else:
+        same(held, full(4))
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_a_donated_input_is_freed(donated: bool) -> None:
+    """GIVEN a backward whose saved input no node made WHEN it is donated THEN it is copied, and its
+    memory is let go of before the recording begins."""
+    value = replace(X, role=Role.SAVED_FOR_BACKWARD, static=True, donated=donated)
+    source: list[weakref.ref[torch.Tensor]] = []
+    lives: list[bool] = []
+
+    def double(x: torch.Tensor) -> list[torch.Tensor]:
+        lives.append(source[-1]() is not None)
+        return [x * 2]
+
+    description = GraphDescription((value,), (OUT,))
+    f = graphed(double, [full(0)], is_backward=True, description=description)
+    for i in range(2):
+        next_step()
+        given = [full(i)]
+        source.append(weakref.ref(given[0]))
+        same(f(given), [full(2 * i)])
+    (node,) = roots()
+    assert (node.input_plan.static, node.input_plan.copied) == (([], [0]) if donated else ([0], []))
+    assert lives == [True, not donated]
+
+
+@pytest.mark.parametrize("leaf", [False, True])
+def test_what_updates_leaves_returns_state_that_lasts(leaf: bool) -> None:
+    metadata = ViewAndMutationMeta((InputAliasInfo(is_leaf=leaf, requires_grad=True),))
+    value = replace(X, static=True, mutated=True, info=0)
+    f = graphed(
+        lambda x: [x.detach() * 2],
+        [full(1)],
+        description=GraphDescription((value,), (OUT,), metadata),
+    )
+    x = full(1)
+    for _ in range(4):
+        next_step()
+        (held,) = f([x])
+    next_step()
+    f([x])
+    if leaf:
+        same(held, full(2))
+    else:
+        with pytest.raises(RuntimeError, match="has been overwritten"):
+            held + 1

@@ -23,6 +23,7 @@ and takes everything back. What fails here is logged and ends the account, never
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -342,10 +343,28 @@ class HistoryFollower:
                 cut = False
                 return gradients
             finally:
+                if cut:
+                    self._wait_for_autograd()
                 self._depth -= 1
                 self._ends(cut)
 
         return run_backward
+
+    def _wait_for_autograd(self) -> None:
+        """Have autograd's threads let go of a backward that has raised, which they do beside the
+        program: what goes then is of what has failed, not of what the program does next.
+
+        Each serves its queue in order, and comes to an empty tensor's backward, which asks for no
+        memory and launches nothing, behind that.
+        """
+        if compat.compiled_autograd_is_on():
+            return
+        for device in self.histories:
+            if not torch.cuda.memory_reserved(device):  # Elsewhere it would start the device.
+                continue
+            with contextlib.suppress(Exception):  # Of a mode of the program: they let go later.
+                empty = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+                torch.autograd.grad(empty, empty, empty)
 
     @_hook
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:

@@ -18,6 +18,8 @@ import torch
 import memprof
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.sources.allocator import _torch_compat as compat
+from memprof.profiler.sources.allocator import history_follower
+from memprof.profiler.sources.allocator.history_follower import HistoryFollower
 
 from .programs import run, script
 
@@ -420,6 +422,27 @@ assert account.reserved == torch.cuda.max_memory_reserved()
 assert any(p.name.startswith("private") for p in account.pools)
 """
     _run(program)
+
+
+def test_a_main_thread_that_is_in_c_for_long_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a program that asks for a lot, and a main thread that comes to nothing
+    asked: list[Any] = []
+    monkeypatch.setattr(history_follower, "on_main_thread", lambda do: asked.append(do) or True)
+    monkeypatch.setattr(HistoryFollower, "follows", True)
+    monkeypatch.setattr(HistoryFollower, "requests", history_follower.DRAIN)
+    follower = HistoryFollower()
+
+    def look() -> None:
+        rounds = iter([False] * 5 + [True])
+        monkeypatch.setattr(follower._stop, "wait", lambda _: next(rounds))
+        follower._look_after()
+
+    # THEN it is asked again only once it has come to it
+    look()
+    assert len(asked) == 1
+    asked[0]()
+    look()
+    assert len(asked) == 2
 
 
 @simgpu

@@ -128,6 +128,9 @@ class HistoryFollower:
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._draining = False
+        # Whether the main thread has been asked to drain and has not come to it: few calls can wait
+        # for one that is in C for long.
+        self._asked = False
         # Held while a mark is set: a DataLoader may be read by a thread of its own.
         self._marking: Any = threading.RLock()
         self._few_marks = _MANY_MARKS
@@ -324,8 +327,12 @@ class HistoryFollower:
     def _look_after(self) -> None:
         """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if self.follows and self.requests - self._drained_at >= DRAIN:
-                on_main_thread(self._drain_if_due)
+            if not self._asked and self.follows and self.requests - self._drained_at >= DRAIN:
+                self._asked = on_main_thread(self._drain_as_asked)
+
+    def _drain_as_asked(self) -> None:
+        self._asked = False
+        self._drain_if_due()
 
     @_hook
     def _drain_if_due(self) -> None:

@@ -137,6 +137,7 @@ class GraphRecorder:
             node, outputs = warm_up_node(function, inputs, number, path.step, parent, pool)
             # What it says of memory must be asked for while the allocator keeps lines.
             kept = owner.memory_kept(function, node)
+        owner.warmed_up = True
         self._ran(node, backup)
         where = {"node": number, "parent": number_of(parent)}
         self._ledger.add(LedgerKind.WARM_UP, function, reason, **where, **measured())
@@ -370,9 +371,7 @@ class GraphRecorder:
     ) -> list[Output]:
         if not short_of_memory:
             function.state.count_failure()
-            if next(self._owner.tree.nodes(), None) is None:
-                # What its warm-up took would be needed once more beside the pool.
-                self._owner.give_back("nothing is recorded in it")
+            self._owner.give_back_warm_ups()
             return self.run_plainly(function, inputs, why)
         # See Note [Running out of memory].
         self._owner.give_back(f"{function.label} does not fit beside what it holds")

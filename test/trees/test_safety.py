@@ -599,6 +599,21 @@ def test_a_value_that_a_recording_would_keep_is_not_recorded(kind: str) -> None:
     }
 
 
+def test_what_a_warm_up_took_is_given_back_where_nothing_is_recorded() -> None:
+    x = torch.ones(64 << 18, device="cuda")
+    f = graphed(lambda x, s: [x * s], [x, 2.0])
+    for _ in range(4):
+        next_step()
+        (y,) = f([x, 2.0])
+        same(y, 2 * x)
+        del y
+    # GIVEN a function that ran plainly after its warm-up
+    assert entries(LedgerKind.WARM_UP)
+    assert entries(LedgerKind.SKIP)
+    # THEN the pool has nothing of what the general pool needs instead
+    assert manager().pool.reserved_bytes() == manager().settings.pool_initial
+
+
 def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:
     # GIVEN attention's backward: it gets the random state in a CPU tensor when its forward ran,
     # and in a CUDA tensor when that was recorded

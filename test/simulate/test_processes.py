@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from memprof.what_if.simulate.command_line import BadInput, Command, parse
+from memprof.what_if.simulate.parent import NCCL
 from memprof.what_if.simulate.serving import READY, ready_sign
 
 from .test_simulate import MIB, adds_up, simulate
@@ -103,6 +105,77 @@ def test_a_process_that_trains_for_one_step_leaves_it_undecided(tmp_path: Path) 
     (rank,) = result["ranks"]
     assert rank["fits"] is None
     assert "one optimizer step was seen" in rank["undecided"]
+
+
+RANKS = """
+import multiprocessing
+import os
+
+import torch
+
+
+def work(rank, count):
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+    torch.distributed.init_process_group(
+        "nccl", "tcp://127.0.0.1:%d" % PORT, rank=rank, world_size=count
+    )
+    tensor = torch.empty(100 * (rank + 1) << 20, dtype=torch.uint8, device="cuda")
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=work, args=(n, 2)) for n in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+"""
+
+
+@pytest.mark.simgpu
+def test_processes_that_see_a_device_each_are_told_apart(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        source = RANKS.replace("PORT", str(free.getsockname()[1]))
+    status, result, errors = simulate(tmp_path, source, "--devices", "2")
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    found = {a["device"]: a["reserved"] // MIB for a in rank["accounts"]}
+    assert found == {"cuda:0": 100, "cuda:1": 200}
+    # AND what NCCL is estimated to take counts, as each has a group with the other
+    assert rank["used_at_once_bytes"] == [
+        reserved * MIB + CONTEXT + NCCL.nbytes for reserved in (100, 200)
+    ]
+
+
+TRAINS = """
+import multiprocessing
+
+import torch
+
+
+def work():
+    weight = torch.nn.Parameter(torch.ones(1 << 20, device="cuda"))
+    optimizer = torch.optim.Adam([weight])
+    while True:
+        weight.sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work)
+    worker.start()
+    worker.join()
+"""
+
+
+@pytest.mark.simgpu
+def test_a_process_that_trains_alone_ends_the_run_by_its_steps(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, TRAINS)
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert (rank["fits"], rank["ended"]) == (True, "3 optimizer steps")
+    assert [a["steps"] for a in rank["accounts"]] == [3]
 
 
 @pytest.mark.simgpu

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from memprof.profiler.model import DeviceAccount
+from memprof.simulated_cuda import control
 
 from .leaving import BY_ITSELF, why_undecided
+
+
+def name_among_all(account: DeviceAccount) -> None:
+    """Give a device of this process the number that it has among all of a simulated host: with
+    CUDA_VISIBLE_DEVICES a process sees some of them, and counts these from 0."""
+    import torch
+
+    if control.simulated():
+        own: Any = torch.cuda.get_device_properties(torch.device(account.device))
+        # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
+        account.device = f"cuda:{own.pci_bus_id - 1}"
+
+
+def peaks() -> tuple[int, int]:
+    """The most bytes reserved on a device, and allocated, as torch counts them."""
+    from memprof.profiler.sources.allocator.totals import counters
+
+    found = counters().values()
+    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
+
+
+def grouped() -> bool:
+    """Tells whether this process has a process group, in which it is not alone."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return False
+    return bool(distributed.get_world_size() > 1)
 
 
 class Followed:

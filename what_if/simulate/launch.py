@@ -38,12 +38,12 @@ from .changes import (
 )
 from .checkpointed import Checkpointed
 from .failures import Failure, failure_of
-from .followed import Followed
-from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation
+from .followed import Followed, grouped, name_among_all, peaks
+from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import END, collect, follow_forks, leave
+from .processes import END, collect, follow_forks, leave, note_training
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
@@ -98,14 +98,6 @@ def _has_cuda() -> bool:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # None while torch is being imported
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def _peaks() -> tuple[int, int]:
-    """The most bytes reserved on a device, and allocated, as torch counts them."""
-    from memprof.profiler.sources.allocator.totals import counters
-
-    found = counters().values()
-    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
 
 
 class _Run:
@@ -195,8 +187,7 @@ class _Run:
         if followed is None:
             return
         outcome.out_of_memory = followed.out_of_memory
-        distributed: Any = sys.modules.get("torch.distributed")
-        outcome.grouped = distributed is not None and distributed.is_initialized()
+        outcome.grouped = grouped()
         from memprof.profiler.sources.allocator.totals import counters
 
         found = counters()
@@ -207,6 +198,9 @@ class _Run:
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
+        for account in (*outcome.accounts, outcome.out_of_memory):
+            if account is not None:
+                name_among_all(account)
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
@@ -270,8 +264,11 @@ class _Run:
             control.on_host_read(self._reads.note)
 
     def _after_step(self, fewest: int, steps: int) -> None:
-        if not self.is_child and self._leaving.after_step(fewest, steps, _peaks()[0]):
-            self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
+        if self.is_child:
+            return
+        note_training(self._request.folder)
+        if self._leaving.after_step(fewest, steps, peaks()[0]):
+            self.finish(steps_seen(steps))
 
     def _look(self) -> None:
         """Print progress, and end the run when it is asked to end, or the peak has stood still."""
@@ -286,19 +283,19 @@ class _Run:
             if self._followed is None or not _has_cuda():
                 continue
             session = self._followed.session
-            peaks, asked, steps = _peaks(), session.requests, session.steps
-            news, now = (steps, peaks[0]), time.monotonic()
+            most, asked, steps = peaks(), session.requests, session.steps
+            news, now = (steps, most[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{session.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
+                    f"{session.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
             if self._request.until_still and self._leaving.stands_still(
-                (steps, *peaks), asked, session.trains
+                (steps, *most), asked, session.trains
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

@@ -20,6 +20,7 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.sources.allocator import _torch_compat as compat
 from memprof.profiler.sources.allocator import history_follower
 from memprof.profiler.sources.allocator.history_follower import HistoryFollower
+from memprof.profiler.sources.allocator.replaced import replace
 
 from .programs import run, script
 
@@ -504,7 +505,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
         return "done"
 
     owner.function = function
-    undo = compat.replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
+    undo = replace([owner], "function", lambda f: lambda: (said.append("ours"), f())[1])
     ours = owner.function
     assert owner.function() == "done"
     owner.function = theirs = lambda: ours()
@@ -513,7 +514,7 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
     assert owner.function() == "done"
     assert said == ["ours"]
     owner.function = function
-    undo = compat.replace([owner], "function", lambda f: lambda: f())
+    undo = replace([owner], "function", lambda f: lambda: f())
     undo()
     assert owner.function is function
 

@@ -27,6 +27,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.support.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
+from memprof.what_if._torch_compat import fake_votes
 
 from .changes import (
     change_of,
@@ -44,7 +45,7 @@ from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, leave, note_training
-from .ranks import fake_groups, fake_reductions, fake_votes
+from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
 

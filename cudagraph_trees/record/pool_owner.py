@@ -147,7 +147,7 @@ class PoolOwner:
 
     # ---- giving it back
 
-    def leave(self) -> None:
+    def give_back_damaged(self) -> None:
         """A function has kept memory of the pool: nothing may be recorded beside it."""
         self.pool.damaged = True
         self.give_back("a function has kept memory of the pool")
@@ -197,7 +197,7 @@ class PoolOwner:
         for node in list(self.tree.nodes()):
             self._release(node, reason)
         self.tree.clear()
-        self.path.leave()
+        self.path.leave_pool()
         self.warmed_up = False
         for function in self.functions:
             function.state.places.clear()

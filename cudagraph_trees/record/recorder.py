@@ -144,19 +144,19 @@ class GraphRecorder:
         self._random_states.ran(function, outputs, pool.device)
         owner.check_budget(function)
         if kept:
-            self._leave_kept_memory(function, kept)
+            self._refuse_kept_memory(function, kept)
         elif function.mode is CompilationMode.BACKWARD:
             owner.leave_room_for_state()
         return outputs
 
-    def _leave_kept_memory(self, function: FunctionSpec, kept: str) -> None:
+    def _refuse_kept_memory(self, function: FunctionSpec, kept: str) -> None:
         """The warm-up of ``function`` has kept memory of the pool: see Note [Memory that a function
         keeps]."""
         function.state.warmed_up = False
         function.state.count_failure()
         reason = f"warm-up kept memory: {' '.join(kept.split())}"
         self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
-        self._owner.leave()
+        self._owner.give_back_damaged()
         if function.options.or_error:
             raise UntrackedMemory(kept)
         compat.log.warning("%s: %s", function.label, reason)
@@ -385,7 +385,7 @@ class GraphRecorder:
             if owner.pool.damaged:
                 owner.give_back("a failed capture has spoilt the pool or the device's generator")
             elif owner.memory_kept(function, self._path.node):
-                owner.leave()
+                owner.give_back_damaged()
         except Exception as e:
             # The call has its results, or an error of its own. Next time it is tried again.
             owner.pool.damaged = True

@@ -225,7 +225,7 @@ def test_random_numbers_that_a_backward_draws_anew(
     name = "min_cut_rematerialization_partition"
     monkeypatch.setattr(partitioners, name, getattr(partitioners, name))
     flops = PartitionFlops()
-    flops._wrap(partitioners)
+    flops.install()
 
     def dropped(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x.sin(), 0.5)

@@ -48,14 +48,14 @@ class Followed:
         began: ``time.monotonic()`` from which accounts count their time.
 
     Attributes:
-        session: what follows them.
+        allocator: what follows them.
         out_of_memory: the account of the last moment at which an allocation failed.
     """
 
     def __init__(self, on_step: Callable[[int, int], None], began: float) -> None:
         from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 
-        self.session = AllocatorSession(on_step=on_step)
+        self.allocator = AllocatorSession(on_step=on_step)
         self.out_of_memory: DeviceAccount | None = None
         self._began = began
 
@@ -63,8 +63,8 @@ class Followed:
         """Follow from here on, or from where CUDA starts."""
         from memprof.profiler.sources.allocator.out_of_memory import REPORTS
 
-        self.session.install()
-        REPORTS.follow(self.session)
+        self.allocator.install()
+        REPORTS.follow(self.allocator)
         REPORTS.keep_with(self._keep)
         REPORTS.start()
 
@@ -85,7 +85,7 @@ class Followed:
             RuntimeError: there are none, for the reason that it says.
         """
         elapsed_ns = int(self.elapsed_s * 1e9)
-        found = self.session.accounts(cut_off=failed or ended != BY_ITSELF)
+        found = self.allocator.accounts(cut_off=failed or ended != BY_ITSELF)
         for account in found:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
@@ -94,8 +94,8 @@ class Followed:
 
     def why_undecided(self, ended: str) -> str:
         """As the function of that name, of what this process did until it ``ended`` so."""
-        session = self.session
-        has_optimizer = session.objects.has_optimizer
+        allocator = self.allocator
+        has_optimizer = allocator.objects.has_optimizer
         return why_undecided(
-            ended, session.fewest_steps, session.steps, session.backwards, has_optimizer
+            ended, allocator.fewest_steps, allocator.steps, allocator.backwards, has_optimizer
         )

@@ -44,7 +44,7 @@ from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import END, collect, follow_forks, leave, note_training
+from .processes import END, collect, follow_forks, note_training, write_whole
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
@@ -177,7 +177,7 @@ class _Run:
                 message="memprof could not make the account of this run",
                 trace=traceback.format_exc(),
             )
-        leave(Path(self._request.outcome), msgspec.json.encode(outcome))
+        write_whole(Path(self._request.outcome), msgspec.json.encode(outcome))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -212,7 +212,7 @@ class _Run:
             *self._messages.notes,
             *self._reads.hangs_on(),
             *unused,
-            *of_accumulation(followed.session.steps, followed.session.backwards, elapsed),
+            *of_accumulation(followed.allocator.steps, followed.allocator.backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
         outcome.serving = serving()
@@ -283,20 +283,20 @@ class _Run:
                     self._leave(f.read())
             if self._followed is None or not _has_cuda():
                 continue
-            session = self._followed.session
-            most, asked, steps = peaks(), session.requests, session.steps
+            allocator = self._followed.allocator
+            most, asked, steps = peaks(), allocator.requests, allocator.steps
             news, now = (steps, most[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{session.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
+                    f"{allocator.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
             if self._request.until_still and self._leaving.stands_still(
-                (steps, *most), asked, session.trains
+                (steps, *most), asked, allocator.trains
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

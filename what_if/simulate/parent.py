@@ -33,7 +33,16 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
 from .failures import Failure
-from .processes import COLLECT_S, END, FOLDER, REQUEST, ProcessOutcome, collect, leave, outcomes
+from .processes import (
+    COLLECT_S,
+    END,
+    FOLDER,
+    REQUEST,
+    ProcessOutcome,
+    collect,
+    outcomes,
+    write_whole,
+)
 from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
@@ -410,7 +419,7 @@ def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folde
     def end() -> None:
         ended = f"it was ready: {until!r}"
         collect(folder, ended)
-        leave(Path(folder, END), ended.encode())
+        write_whole(Path(folder, END), ended.encode())
         time.sleep(_GRACE_S)  # for the script's own account
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

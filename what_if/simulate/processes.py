@@ -158,7 +158,7 @@ class _Process:
         enough = self._leaving.after_step(fewest, steps, peaks()[0])
         if enough and len(list(self._folder.glob(f"*{_TRAINS}"))) == 1:
             self._answer(steps_seen(steps))
-            leave(self._folder / END, steps_seen(steps).encode())
+            write_whole(self._folder / END, steps_seen(steps).encode())
 
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
@@ -181,7 +181,7 @@ class _Process:
             if not self._answered:
                 self._answered = True
                 answer = msgspec.json.encode(self._outcome(ended))
-                leave(_answer_path(self._folder, self._process), answer)
+                write_whole(_answer_path(self._folder, self._process), answer)
         finally:
             self._lock.release()
 
@@ -219,15 +219,15 @@ def _name() -> str:
 def collect(folder: str, ended: str) -> None:
     """Ask every process of a run that is alive for its outcome, and wait until they have answered;
     ``ended`` says in words why they are asked. Who asks again waits no longer than the first."""
-    place = Path(folder)
-    if not (place / COLLECT).exists():
-        leave(place / COLLECT, ended.encode())
-    until = (place / COLLECT).stat().st_mtime + COLLECT_S
-    while _silent(place) and time.time() < until:
+    of_run = Path(folder)
+    if not (of_run / COLLECT).exists():
+        write_whole(of_run / COLLECT, ended.encode())
+    until = (of_run / COLLECT).stat().st_mtime + COLLECT_S
+    while _silent(of_run) and time.time() < until:
         time.sleep(_PERIOD_S / 2)
 
 
-def leave(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Make a file that is whole when it appears. Without the disk's word: it is read once, and gone
     with the run."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")

@@ -105,7 +105,7 @@ test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of th
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
 
 fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
-	PYTHONPATH=test SIMGPU_VALUES=1 $(SIMGPU_PY) -m trees.fuzz $(ARGS)
+	cd test && SIMGPU_VALUES=1 TORCH=$(SIMGPU_TORCH) $(abspath $(SIMGPU))/run.sh $(abspath $(SIMGPU_VENV))/bin/python -m cudagraph_trees.fuzz $(ARGS)
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

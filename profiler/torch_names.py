@@ -17,33 +17,73 @@ from typing import Any
 import msgspec
 import numpy as np
 from torch.profiler._memory_profiler import (
-    Action,
-    Category,
-    CategoryDict,
-    CategoryElement,
-    DataFlowEdge,
-    DataFlowGraph,
-    DataFlowNode,
-    Key,
-    OpTree,
-    SchemaMatcher,
-    SizeMap,
-    TensorKey,
+    Action as Action,
+)
+from torch.profiler._memory_profiler import (
+    Category as Category,
+)
+from torch.profiler._memory_profiler import (
+    CategoryDict as CategoryDict,
+)
+from torch.profiler._memory_profiler import (
+    CategoryElement as CategoryElement,
+)
+from torch.profiler._memory_profiler import (
+    DataFlowEdge as DataFlowEdge,
+)
+from torch.profiler._memory_profiler import (
+    DataFlowGraph as DataFlowGraph,
+)
+from torch.profiler._memory_profiler import (
+    DataFlowNode as DataFlowNode,
+)
+from torch.profiler._memory_profiler import (
+    Key as Key,
+)
+from torch.profiler._memory_profiler import (
+    OpTree as OpTree,
+)
+from torch.profiler._memory_profiler import (
+    SchemaMatcher as SchemaMatcher,
+)
+from torch.profiler._memory_profiler import (
+    SizeMap as SizeMap,
+)
+from torch.profiler._memory_profiler import (
+    TensorKey as TensorKey,
+)
+from torch.profiler._memory_profiler import (
     _Storage,
-    extract_gradients,
-    extract_parameters,
-    get_scopes,
+)
+from torch.profiler._memory_profiler import (
+    extract_gradients as extract_gradients,
+)
+from torch.profiler._memory_profiler import (
+    extract_parameters as extract_parameters,
+)
+from torch.profiler._memory_profiler import (
+    get_scopes as get_scopes,
 )
 
 from .model import Profile
 from .sources.trace import (
     ALL_RULES,
-    DataFlowProfile,
-    PeakReport,
-    Rule,
     data_flow_columns,
-    peak_report,
-    profile_memory,
+)
+from .sources.trace import (
+    DataFlowProfile as DataFlowProfile,
+)
+from .sources.trace import (
+    PeakReport as PeakReport,
+)
+from .sources.trace import (
+    Rule as Rule,
+)
+from .sources.trace import (
+    peak_report as peak_report,
+)
+from .sources.trace import (
+    profile_memory as profile_memory,
 )
 from .sources.trace._torch_compat import kineto_result
 from .sources.trace.categories import NUMBER_OF
@@ -223,30 +263,3 @@ def _write_json(path: str | Path, content: object) -> None:
     """Write JSON; a path that ends in ``.gz`` is compressed."""
     with output(path) as file:
         file.write(msgspec.json.encode(content))
-
-
-__all__ = [
-    "Action",
-    "Category",
-    "CategoryDict",
-    "CategoryElement",
-    "DataFlowEdge",
-    "DataFlowGraph",
-    "DataFlowNode",
-    "DataFlowProfile",
-    "Key",
-    "MemoryProfile",
-    "MemoryProfileTimeline",
-    "OpTree",
-    "PeakReport",
-    "Rule",
-    "SchemaMatcher",
-    "SizeMap",
-    "TensorKey",
-    "export_timeline",
-    "extract_gradients",
-    "extract_parameters",
-    "get_scopes",
-    "peak_report",
-    "profile_memory",
-]

@@ -1,7 +1,17 @@
-"""Wrapping operators' kernels for the device."""
+"""Wrapping operators' kernels for the device.
+
+Note [Backwards at exit]
+~~~~~~~~~~~~~~~~~~~~~~~~
+A thread of autograd's wakes the one that called ``backward()`` before it lets go of tensors that a
+kernel in Python has seen, for which it takes Python's lock. If Python ends meanwhile, CPython ends
+the thread inside of a destructor, and C++ aborts the process. So the process waits for these
+threads before it ends.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,6 +37,7 @@ def wrap_kernels(namespace: str, wrappers: Mapping[str, Callable[[Kernel], Kerne
     """
     if not _chains:
         after_import("torch._dynamo.trace_rules", _leave_alone)
+        atexit.register(_wait_for_autograd)
     library: Any = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     with warnings.catch_warnings():
@@ -60,6 +71,25 @@ def _leave_alone(trace_rules: Any) -> None:
     """Have Dynamo compile no frames that an operator, or a copy to the host, has called."""
     for package in ("memprof.simulated_cuda", "memprof.what_if.simulate", "memprof.profiler"):
         trace_rules.add(package)
+
+
+def _wait_for_autograd() -> None:
+    """Return when autograd's threads have let go of all that came before: each serves its queue in
+    order, and an empty tensor's backward comes last."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    for device in range(torch.cuda.device_count()):
+        # Elsewhere nothing ran, and a tensor would start the device.
+        if torch.cuda.max_memory_reserved(device):
+            # Not in a fork, where such threads are missing.
+            with contextlib.suppress(Exception):
+                empty = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+                _last.append(empty)
+                torch.autograd.grad(empty, empty, empty)
+
+
+_last: list[torch.Tensor] = []
+"""Tensors of ``_wait_for_autograd``, for which no thread is to take Python's lock again."""
 
 
 def kernel_of(name: str) -> Kernel:

@@ -22,7 +22,7 @@ begin and end, where they are from, what was called. A test of that alone has th
 ``zero_kernels``: everything is compiled and runs as ever, Inductor's wrapper and ATen's operators
 too, but a kernel fills what it would write with zeros, and no compiler is called for it. No test
 that looks at a value, or compares with what other kernels compute, may have the marker. The models
-of test/acceptance and the features of test/backend run with real kernels, beside Inductor.
+of test/acceptance and the features of test/compile_backend run with real kernels, beside Inductor.
 """
 
 from __future__ import annotations

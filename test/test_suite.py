@@ -13,7 +13,10 @@ CLOCKS = {
     for unit in ("", "_ns")
 }
 # These put the code's own time stamps beside others.
-MAY_READ_A_CLOCK = {"dataflow/ground_truth.py", "dataflow/test_plain.py"}
+MAY_READ_A_CLOCK = {
+    "profiler/sources/trace/ground_truth.py",
+    "profiler/sources/trace/test_plain.py",
+}
 LIMITS = {"deadline", "timeout"}
 # Commands that run for as long as they are told to, or print how far they are.
 TOOLS = {"fuzz.py", "fuzz"}

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memprof.simulated_cuda.after_import import after_import
+
+if TYPE_CHECKING:
+    import torch
 
 
 def allocate_by(settings: Callable[[], str]) -> None:
@@ -33,3 +39,55 @@ def cuda_may_start_after_fork() -> bool:
     # Another thread may have held the lock as it started CUDA: nobody would ever release it here.
     torch.cuda._initialization_lock = threading.Lock()
     return not (torch.cuda._is_in_bad_fork() or torch.cuda._initialized)
+
+
+def on_partition(do: Callable[[Sequence[Any]], None]) -> None:
+    """Call ``do`` with the forward and the backward that AOTAutograd makes of each graph from here
+    on; torch may be imported later."""
+
+    def wrap(partitioners: Any) -> None:
+        partition = partitioners.min_cut_rematerialization_partition
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            halves = partition(*args, **kwargs)
+            do(halves)
+            return halves
+
+        partitioners.min_cut_rematerialization_partition = told
+
+    after_import("torch._functorch.partitioners", wrap)
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Tells whether the program has registered hooks on a tensor."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def identity_of(storage: torch.UntypedStorage) -> int:
+    """Number of a storage as long as it lives: on the meta device none has an address."""
+    return int(storage._cdata)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Tensors in containers, also those of classes that torch knows how to take apart."""
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def fake_votes(stages: Any) -> None:
+    """Let a rank's stages decide whether shapes are given to all of them, in
+    ``torch.distributed.pipelining.stage``, which was just imported: in torch 2.12 to 2.14 a vote
+    goes from the first stage to the last and back."""
+
+    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        import torch
+
+        asks = stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+        mine = torch.tensor([not asks], dtype=torch.int32)
+        return mine if received_acc is None else mine * received_acc
+
+    if hasattr(stages.PipelineStage, "_warmup_forward_vote"):
+        stages.PipelineStage._warmup_forward_vote = vote
+        stages.PipelineStage._warmup_backward_result = lambda _, received_result: received_result

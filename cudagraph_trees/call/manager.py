@@ -183,8 +183,10 @@ class CUDAGraphTreeManager:
         tried = not warms_up and path.state is not ExecutionState.RECORDING
         existing = self.tree.after(path.node).get(function, []) if tried else []
         call = Call(function, inputs, records=not warms_up, existing=existing)
-        why_not = self.policy.why_not(call)
+        why_not = self.policy.why_not(call) or self.policy.prepare(call)
         if why_not is not None:
+            if call.records and not why_not.this_once:
+                self.owner.give_back_warm_ups()
             return self.recorder.run_plainly(function, inputs, why_not)
         if warms_up:
             return self.recorder.warm_up(function, inputs)

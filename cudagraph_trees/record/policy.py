@@ -1,6 +1,8 @@
 """Policy: reasons to neither warm up nor record a call, and to record one again.
 
-``RecordPolicy.why_not`` is the place that refuses calls once they are warmed up.
+``RecordPolicy.why_not`` asks whether a call is refused as things are, ``RecordPolicy.prepare`` acts
+on one that is not, which may refuse it in turn. Calls are refused nowhere else once they are warmed
+up.
 """
 
 from __future__ import annotations
@@ -50,6 +52,11 @@ def cause_of(
     return {"cause": cause, "inputs": tuple(sorted(found)), "nbytes": nbytes}
 
 
+def _most_misfits(function: FunctionSpec) -> int:
+    limit: int = function.options["cudagraph_unexpected_rerecord_limit"]
+    return limit
+
+
 class RecordPolicy:
     """Decides about the functions of one manager. What it learns of one is in its ``state``.
 
@@ -68,8 +75,8 @@ class RecordPolicy:
         self.plain_forwards: dict[object, set[int | None]] = {}
 
     def why_not(self, call: Call) -> Why | None:
-        """Find out why a call runs without a graph; None if it may be warmed up or recorded, and
-        then ``call.reason`` is why it is recorded.
+        """Find out why a call runs without a graph; None if nothing that is known refuses it. What
+        it finds in inputs it logs once a function, and changes nothing else.
 
         Raises:
             RuntimeError: ``cudagraph_or_error`` is on for it, and torch's words say what is wrong.
@@ -77,8 +84,6 @@ class RecordPolicy:
         function, node, owner = call.function, self._path.node, self._owner
         if torch.cuda.is_current_stream_capturing():
             return Why(IN_A_CAPTURE, this_once=True)
-        if call.records and node is None and not function.options.or_error:
-            owner.check_room()
         if owner.stopped:
             return Why(owner.stopped)
         if function.state.given_up:
@@ -88,16 +93,30 @@ class RecordPolicy:
             return Why("its forward ran without a graph", this_once=True)
         if (why := self._writes_to_copied(call, node)) is not None:
             return why
-        place = function.state.places[number_of(node)]
-        limit: int = function.options["cudagraph_unexpected_rerecord_limit"]
-        if place.misfits > limit:
+        if self._place(call).misfits > _most_misfits(function):
             return Why("it was recorded too often at this place")
-        if call.records:
-            if (why := self._input_elsewhere(call)) is not None:
-                return why
-            if call.existing:
-                self._count_misfit(call, place, node)
-            if place.misfits > limit:
+        return self._input_elsewhere(call) if call.records else None
+
+    def prepare(self, call: Call) -> Why | None:
+        """Make ready to warm up or record a call that ``why_not`` does not refuse: count that no
+        recording fits, have inputs that keep moving copied, or stop recording what they are of.
+
+        Returns:
+            Why it runs without a graph after all; None if it does not, and then ``call.reason`` is
+            why it is recorded.
+
+        Raises:
+            RuntimeError: as ``why_not``.
+        """
+        function, node, owner = call.function, self._path.node, self._owner
+        if call.records and node is None and not function.options.or_error:
+            owner.check_room()
+            if owner.stopped:
+                return Why(owner.stopped)
+        place = self._place(call)
+        if call.records and call.existing:
+            self._count_misfit(call, place, node)
+            if place.misfits > _most_misfits(function):
                 self._announce_limit(call, place, node)
                 return place.refusal or Why(f"re-recording limit reached: {call.reason.reason}")
         if place.refusal is not None:
@@ -109,6 +128,9 @@ class RecordPolicy:
         # The lock keeps finalizers from releasing recordings in the midst of a look at them.
         with capturing():
             return self._keeps_moving(call)
+
+    def _place(self, call: Call) -> PlaceState:
+        return call.function.state.places[number_of(self._path.node)]
 
     # ---- the inputs of a call
 

@@ -59,6 +59,7 @@ class PoolOwner:
         over_budget: the pool is above it, until the step ends.
         stopped: why nothing is recorded any more, "" if it is.
         restored: how often the allocator's books were restored.
+        warmed_up: something was warmed up in the pool.
     """
 
     def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
@@ -76,6 +77,7 @@ class PoolOwner:
         self.stopped = ""
         self._needed = 0
         self.restored = 0
+        self.warmed_up = False
 
     # ---- limits
 
@@ -145,7 +147,7 @@ class PoolOwner:
 
     # ---- giving it back
 
-    def leave(self) -> None:
+    def give_back_damaged(self) -> None:
         """A function has kept memory of the pool: nothing may be recorded beside it."""
         self.pool.damaged = True
         self.give_back("a function has kept memory of the pool")
@@ -155,6 +157,12 @@ class PoolOwner:
         with capturing():
             self.restore_books()
             self.start_over(reason)
+
+    def give_back_warm_ups(self) -> None:
+        """A function that was warmed up runs without a graph. Where nothing is recorded, what
+        warm-ups took would be needed once more beside the pool."""
+        if self.warmed_up and next(self.tree.nodes(), None) is None:
+            self.give_back("nothing is recorded in it")
 
     def leave_room_for_state(self) -> None:
         """A backward was warmed up: see Note [Room for the optimizer]."""
@@ -189,7 +197,8 @@ class PoolOwner:
         for node in list(self.tree.nodes()):
             self._release(node, reason)
         self.tree.clear()
-        self.path.leave()
+        self.path.leave_pool()
+        self.warmed_up = False
         for function in self.functions:
             function.state.places.clear()
         if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:

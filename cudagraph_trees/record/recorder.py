@@ -137,25 +137,26 @@ class GraphRecorder:
             node, outputs = warm_up_node(function, inputs, number, path.step, parent, pool)
             # What it says of memory must be asked for while the allocator keeps lines.
             kept = owner.memory_kept(function, node)
+        owner.warmed_up = True
         self._ran(node, backup)
         where = {"node": number, "parent": number_of(parent)}
         self._ledger.add(LedgerKind.WARM_UP, function, reason, **where, **measured())
         self._random_states.ran(function, outputs, pool.device)
         owner.check_budget(function)
         if kept:
-            self._leave_kept_memory(function, kept)
+            self._refuse_kept_memory(function, kept)
         elif function.mode is CompilationMode.BACKWARD:
             owner.leave_room_for_state()
         return outputs
 
-    def _leave_kept_memory(self, function: FunctionSpec, kept: str) -> None:
+    def _refuse_kept_memory(self, function: FunctionSpec, kept: str) -> None:
         """The warm-up of ``function`` has kept memory of the pool: see Note [Memory that a function
         keeps]."""
         function.state.warmed_up = False
         function.state.count_failure()
         reason = f"warm-up kept memory: {' '.join(kept.split())}"
         self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
-        self._owner.leave()
+        self._owner.give_back_damaged()
         if function.options.or_error:
             raise UntrackedMemory(kept)
         compat.log.warning("%s: %s", function.label, reason)
@@ -370,9 +371,7 @@ class GraphRecorder:
     ) -> list[Output]:
         if not short_of_memory:
             function.state.count_failure()
-            if next(self._owner.tree.nodes(), None) is None:
-                # What its warm-up took would be needed once more beside the pool.
-                self._owner.give_back("nothing is recorded in it")
+            self._owner.give_back_warm_ups()
             return self.run_plainly(function, inputs, why)
         # See Note [Running out of memory].
         self._owner.give_back(f"{function.label} does not fit beside what it holds")
@@ -386,7 +385,7 @@ class GraphRecorder:
             if owner.pool.damaged:
                 owner.give_back("a failed capture has spoilt the pool or the device's generator")
             elif owner.memory_kept(function, self._path.node):
-                owner.leave()
+                owner.give_back_damaged()
         except Exception as e:
             # The call has its results, or an error of its own. Next time it is tried again.
             owner.pool.damaged = True

@@ -167,9 +167,9 @@ class TreePath:
     def end(self) -> None:
         """End the path: nothing of it is held, or a step begins, so no backward can need it."""
         self.pending_backward = False
-        self.leave()
+        self.leave_pool()
 
-    def leave(self) -> None:
+    def leave_pool(self) -> None:
         """Go on outside of the pool, in the same step."""
         self.node = self.settled = None
         self.state = _NONE

@@ -251,11 +251,11 @@ def _entry_point() -> str:
 
 def _writable(folder: str) -> str:
     """Can files be created in ``folder``, or in its nearest ancestor that exists?"""
-    place = os.path.abspath(folder)
-    while not os.path.lexists(place) and os.path.dirname(place) != place:
-        place = os.path.dirname(place)
+    existing = os.path.abspath(folder)
+    while not os.path.lexists(existing) and os.path.dirname(existing) != existing:
+        existing = os.path.dirname(existing)
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing):
             return f"{folder} is writable"
     except OSError as e:
         raise _Fail(

@@ -10,7 +10,7 @@ Without an ``END`` ``Profile.complete`` is False, and a graph's number of calls 
 in the file.
 
 Whatever the pieces, the profile read is the one that was there at the last:
-``test/profiler/test_frames.py`` holds this for random histories.
+``test/profiler/file/test_frames.py`` holds this for random histories.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def _of_accounts(profile: Profile) -> Iterator[OutOfMemory]:
                 time_ns=f.time_ns,
                 device=account.device,
                 live=account.live,
+                module=f.modules or None,
                 frame=f.frame or f.called_from,
             )
 

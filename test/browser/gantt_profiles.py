@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from profile_builder import MIB, training
 
 from memprof.profiler.model import (
     CallColumns,
@@ -25,10 +24,6 @@ from memprof.profiler.model.tracker import (
     TensorInfo,
     TrackedDevice,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "profiler"))
-
-from profile_builder import MIB, training
 
 MS = 1_000_000
 ORIGIN = 1_700_000_000_000_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from metadata.capture import capturing
-from metadata.cases import CASES
+from compile_backend.describe.capture import capturing
+from compile_backend.describe.cases import CASES
 
 STORED = Path(__file__).parent / "descriptions"
 SCREEN = 44

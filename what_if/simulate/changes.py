@@ -72,11 +72,11 @@ def put_settings(settings: list[Setting]) -> None:
 def _put(setting: Setting, module: ModuleType) -> None:
     *inner, last = setting.name.split(".")
     where = f"{setting.module}.{setting.name}"
-    place: object = module
+    owner: object = module
     try:
         for name in inner:
-            place = getattr(place, name)
-        before = getattr(place, last)
+            owner = getattr(owner, name)
+        before = getattr(owner, last)
     except AttributeError:
         raise CannotRun(f"this torch has no {where}") from None
     value = setting.value
@@ -84,7 +84,7 @@ def _put(setting: Setting, module: ModuleType) -> None:
         value = float(value)
     if before is not None and value is not None and not isinstance(value, type(before)):
         raise CannotRun(f"{where} is {type(before).__name__}, and {value!r} is not")
-    setattr(place, last, value)
+    setattr(owner, last, value)
 
 
 def unused_settings(settings: list[Setting]) -> list[str]:

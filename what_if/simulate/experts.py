@@ -57,10 +57,10 @@ def _even_parts(run: Kernel) -> Kernel:
             ranks, rank = _ranks(args[0])
             come, go = list(args[1]), list(args[2])
             parts = torch.split(contents(given), go or len(given) // ranks)
-            places = torch.split(output, come or len(output) // ranks)
-            for place in places if len(parts) > rank else ():
-                if place.shape == parts[rank].shape:
-                    overwritten(place, parts[rank])
+            outputs = torch.split(output, come or len(output) // ranks)
+            for part in outputs if len(parts) > rank else ():
+                if part.shape == parts[rank].shape:
+                    overwritten(part, parts[rank])
         return work
 
     return alltoall
@@ -74,9 +74,9 @@ def _even_lists(run: Kernel) -> Kernel:
         _, rank = _ranks(args[0])
         if given[rank].dtype in INTEGERS and given[rank].is_cuda:
             mine = contents(given[rank])
-            for place in outputs:
-                if place.shape == mine.shape:
-                    overwritten(place, mine)
+            for part in outputs:
+                if part.shape == mine.shape:
+                    overwritten(part, mine)
         return work
 
     return alltoall

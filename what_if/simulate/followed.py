@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from memprof.profiler.model import DeviceAccount
+from memprof.simulated_cuda import control
 
 from .leaving import BY_ITSELF, why_undecided
+
+
+def name_among_all(account: DeviceAccount) -> None:
+    """Give a device of this process the number that it has among all of a simulated host: with
+    CUDA_VISIBLE_DEVICES a process sees some of them, and counts these from 0."""
+    import torch
+
+    if control.simulated():
+        own: Any = torch.cuda.get_device_properties(torch.device(account.device))
+        # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
+        account.device = f"cuda:{own.pci_bus_id - 1}"
+
+
+def peaks() -> tuple[int, int]:
+    """The most bytes reserved on a device, and allocated, as torch counts them."""
+    from memprof.profiler.sources.allocator.totals import counters
+
+    found = counters().values()
+    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
+
+
+def grouped() -> bool:
+    """Tells whether this process has a process group, in which it is not alone."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return False
+    return bool(distributed.get_world_size() > 1)
 
 
 class Followed:
@@ -18,14 +48,14 @@ class Followed:
         began: ``time.monotonic()`` from which accounts count their time.
 
     Attributes:
-        session: what follows them.
+        allocator: what follows them.
         out_of_memory: the account of the last moment at which an allocation failed.
     """
 
     def __init__(self, on_step: Callable[[int, int], None], began: float) -> None:
         from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 
-        self.session = AllocatorSession(on_step=on_step)
+        self.allocator = AllocatorSession(on_step=on_step)
         self.out_of_memory: DeviceAccount | None = None
         self._began = began
 
@@ -33,8 +63,8 @@ class Followed:
         """Follow from here on, or from where CUDA starts."""
         from memprof.profiler.sources.allocator.out_of_memory import REPORTS
 
-        self.session.install()
-        REPORTS.follow(self.session)
+        self.allocator.install()
+        REPORTS.follow(self.allocator)
         REPORTS.keep_with(self._keep)
         REPORTS.start()
 
@@ -55,7 +85,7 @@ class Followed:
             RuntimeError: there are none, for the reason that it says.
         """
         elapsed_ns = int(self.elapsed_s * 1e9)
-        found = self.session.accounts(cut_off=failed or ended != BY_ITSELF)
+        found = self.allocator.accounts(cut_off=failed or ended != BY_ITSELF)
         for account in found:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
@@ -64,8 +94,8 @@ class Followed:
 
     def why_undecided(self, ended: str) -> str:
         """As the function of that name, of what this process did until it ``ended`` so."""
-        session = self.session
-        has_optimizer = session.objects.has_optimizer
+        allocator = self.allocator
+        has_optimizer = allocator.objects.has_optimizer
         return why_undecided(
-            ended, session.fewest_steps, session.steps, session.backwards, has_optimizer
+            ended, allocator.fewest_steps, allocator.steps, allocator.backwards, has_optimizer
         )

@@ -27,6 +27,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.support.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
+from memprof.what_if._torch_compat import fake_votes
 
 from .changes import (
     change_of,
@@ -38,13 +39,13 @@ from .changes import (
 )
 from .checkpointed import Checkpointed
 from .failures import Failure, failure_of
-from .followed import Followed
-from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation
+from .followed import Followed, grouped, name_among_all, peaks
+from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import END, collect, follow_forks, leave
-from .ranks import fake_groups, fake_reductions, fake_votes
+from .processes import END, collect, follow_forks, note_training, write_whole
+from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_workers, serving
 
@@ -98,14 +99,6 @@ def _has_cuda() -> bool:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # None while torch is being imported
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def _peaks() -> tuple[int, int]:
-    """The most bytes reserved on a device, and allocated, as torch counts them."""
-    from memprof.profiler.sources.allocator.totals import counters
-
-    found = counters().values()
-    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
 
 
 class _Run:
@@ -184,7 +177,7 @@ class _Run:
                 message="memprof could not make the account of this run",
                 trace=traceback.format_exc(),
             )
-        leave(Path(self._request.outcome), msgspec.json.encode(outcome))
+        write_whole(Path(self._request.outcome), msgspec.json.encode(outcome))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -195,8 +188,7 @@ class _Run:
         if followed is None:
             return
         outcome.out_of_memory = followed.out_of_memory
-        distributed: Any = sys.modules.get("torch.distributed")
-        outcome.grouped = distributed is not None and distributed.is_initialized()
+        outcome.grouped = grouped()
         from memprof.profiler.sources.allocator.totals import counters
 
         found = counters()
@@ -207,6 +199,9 @@ class _Run:
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
+        for account in (*outcome.accounts, outcome.out_of_memory):
+            if account is not None:
+                name_among_all(account)
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)
@@ -217,7 +212,7 @@ class _Run:
             *self._messages.notes,
             *self._reads.hangs_on(),
             *unused,
-            *of_accumulation(followed.session.steps, followed.session.backwards, elapsed),
+            *of_accumulation(followed.allocator.steps, followed.allocator.backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
         outcome.serving = serving()
@@ -270,8 +265,11 @@ class _Run:
             control.on_host_read(self._reads.note)
 
     def _after_step(self, fewest: int, steps: int) -> None:
-        if not self.is_child and self._leaving.after_step(fewest, steps, _peaks()[0]):
-            self.finish(f"{steps} optimizer step{'s' if steps > 1 else ''}")
+        if self.is_child:
+            return
+        note_training(self._request.folder)
+        if self._leaving.after_step(fewest, steps, peaks()[0]):
+            self.finish(steps_seen(steps))
 
     def _look(self) -> None:
         """Print progress, and end the run when it is asked to end, or the peak has stood still."""
@@ -285,20 +283,20 @@ class _Run:
                     self._leave(f.read())
             if self._followed is None or not _has_cuda():
                 continue
-            session = self._followed.session
-            peaks, asked, steps = _peaks(), session.requests, session.steps
-            news, now = (steps, peaks[0]), time.monotonic()
+            allocator = self._followed.allocator
+            most, asked, steps = peaks(), allocator.requests, allocator.steps
+            news, now = (steps, most[0]), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
                     f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
-                    f"{session.backwards:,} backwards, {peaks[0] / 2**30:.2f} GiB reserved\n"
+                    f"{allocator.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
             if self._request.until_still and self._leaving.stands_still(
-                (steps, *peaks), asked, session.trains
+                (steps, *most), asked, allocator.trains
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

@@ -97,6 +97,11 @@ class Leaving:
         return asked - self.asked >= enough
 
 
+def steps_seen(steps: int) -> str:
+    """Text for a run that was left after so many steps."""
+    return f"{steps} optimizer step{'s' if steps > 1 else ''}"
+
+
 def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optimizer: bool) -> str:
     """Reason why a run that ``ended`` so leaves open if its program fits; empty if it does not.
     ``fewest`` as for ``Leaving.after_step``, ``steps`` of the optimizer that has made most."""

@@ -7,7 +7,7 @@ of integers, and then send it. What such a message says decides what a stage all
 answered: with what the rank that sends it has sent, where that rank was simulated before
 (``--ranks 0,4``); else with what this rank itself has told that rank about a tensor of floating
 point numbers, in the order in which it did, since the gradient that comes back has its size.
-Messages are told apart by place: those between two tensors to one rank are about the second.
+Messages are told apart by their order: those between two tensors to one rank are about the second.
 What nobody answers reads as zero, and a note says which rank would have sent it.
 
 The same goes for lists of objects, but that a rank's own are no answer: a ``PipelineStage`` sends
@@ -118,14 +118,14 @@ class Messages:
         from memprof.simulated_cuda.integers import forget, overwritten
 
         forget([tensor])
-        number, place = self._next.get(rank, (0, 0))
+        number, position = self._next.get(rank, (0, 0))
         if not _is_message(tensor):
             self._next[rank] = number + 1, 0
             return
         own = [a for a in self._to(rank).tensors if a.floats is not False]
         about = self._heard[rank].tensors if rank in self._heard else own
         coming = about[number % len(about)].messages if about else []
-        fitting = (i for i in range(place, len(coming)) if len(coming[i]) == tensor.numel())
+        fitting = (i for i in range(position, len(coming)) if len(coming[i]) == tensor.numel())
         at = next(fitting, None)
         line = line_of_caller()
         where = f"numbers from rank {rank}" + (f" in {named(line)}" if line is not None else "")

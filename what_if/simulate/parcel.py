@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from memprof.what_if._torch_compat import has_hooks, identity_of, tensors_in
+
 
 class NoParcel(ValueError):
     """Something that cannot be sent; the message says what."""
@@ -52,7 +54,7 @@ class _Packer:
                 "device: only plain strided tensors and parameters; write a script and run "
                 "memprof simulate"
             )
-        if value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None):
+        if has_hooks(value):
             raise NoParcel(
                 "a tensor with hooks of its own (register_hook, "
                 "register_post_accumulate_grad_hook) cannot be sent without them: write a script "
@@ -64,8 +66,7 @@ class _Packer:
             )
         storage = value.untyped_storage()
         self._kept += (storage, value)
-        # Storages of the meta device have no address; the object itself is their identity.
-        number = self._storages.setdefault(storage._cdata, len(self._storages))
+        number = self._storages.setdefault(identity_of(storage), len(self._storages))
         reached = _bytes_of(value)
         if number == len(self.reached):
             self.reached.append(reached)
@@ -166,8 +167,8 @@ def default_loss(output: Any) -> torch.Tensor:
         return loss
     found = [
         leaf.float().sum()
-        for leaf in torch.utils._pytree.tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+        for leaf in tensors_in(output)
+        if leaf.is_floating_point() and leaf.requires_grad
     ]
     if not found:
         raise TypeError(

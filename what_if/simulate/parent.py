@@ -33,7 +33,16 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
 from .failures import Failure
-from .processes import COLLECT_S, END, FOLDER, collect, leave, outcomes
+from .processes import (
+    COLLECT_S,
+    END,
+    FOLDER,
+    REQUEST,
+    ProcessOutcome,
+    collect,
+    outcomes,
+    write_whole,
+)
 from .request import VARIABLE, Outcome, Request, Run
 
 _CHUNK = 1 << 16
@@ -293,7 +302,7 @@ def _run(
         variables[FOLDER] = folder
         children = [str(Path(__file__).with_name("children")), variables.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, children))
-        variables[VARIABLE] = os.path.join(folder, "request.json")
+        variables[VARIABLE] = os.path.join(folder, REQUEST)
         with open(variables[VARIABLE], "wb") as f:
             f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
@@ -310,9 +319,7 @@ def _run(
         if status is None and outcome.failure is None:
             outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
             outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
-        grouped = outcome.grouped and job is not None and job.world_size > 1
         for account in outcome.accounts:
-            account.outside = [CONTEXT, NCCL] if grouped else [CONTEXT]
             account.total = settings.gpu.memory if total is None else total
         return outcome
 
@@ -324,6 +331,13 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
         table = Path(folder, "devices").read_bytes()
         outcome.used = list(struct.unpack_from(f"{devices}Q", table))  # UseTable::most
     outcome.processes = outcomes(folder)
+    everybody: list[Outcome | ProcessOutcome] = [outcome, *outcome.processes]
+    for process in everybody:
+        for account in process.accounts:
+            account.outside = [CONTEXT, NCCL] if process.grouped else [CONTEXT]
+            if outcome.processes and process.grouped:
+                # The device's own table has contexts, and of NCCL nothing.
+                outcome.used[int(account.device.removeprefix("cuda:"))] += NCCL.nbytes
     if not outcome.processes:
         return
     fullest: dict[str, DeviceAccount] = {}
@@ -332,17 +346,17 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
         if account.reserved > other.reserved:
             fullest[account.device] = account
     outcome.accounts = sorted(fullest.values(), key=lambda account: -account.reserved)
-    for process in outcome.processes:
-        outcome.undecided = outcome.undecided or process.undecided
-        if process.lost:
+    for started in outcome.processes:
+        outcome.undecided = outcome.undecided or started.undecided
+        if started.lost:
             outcome.undecided = outcome.undecided or (
-                f"process {process.process}, which the script had started, ended without an "
+                f"process {started.process}, which the script had started, ended without an "
                 "account: what it took for what, and what it lacked, is not known"
             )
-        if process.failure is not None and process.failure.out_of_memory:
+        if started.failure is not None and started.failure.out_of_memory:
             # Whatever the script made of it: it ran without what that process would have done.
-            outcome.failure = process.failure
-            outcome.out_of_memory = process.out_of_memory or outcome.out_of_memory
+            outcome.failure = started.failure
+            outcome.out_of_memory = started.out_of_memory or outcome.out_of_memory
 
 
 def _wait(
@@ -405,7 +419,7 @@ def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folde
     def end() -> None:
         ended = f"it was ready: {until!r}"
         collect(folder, ended)
-        leave(Path(folder, END), ended.encode())
+        write_whole(Path(folder, END), ended.encode())
         time.sleep(_GRACE_S)  # for the script's own account
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
-from memprof.simulated_cuda.after_import import after_import
+from memprof.what_if._torch_compat import on_partition
 
 UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """The environment in which every graph is partitioned."""
@@ -28,19 +28,12 @@ class PartitionFlops:
 
     def install(self) -> None:
         """Count from now on; before torch is imported."""
-        after_import("torch._functorch.partitioners", self._wrap)
+        on_partition(self._count)
 
-    def _wrap(self, partitioners: ModuleType) -> None:
-        partition = partitioners.min_cut_rematerialization_partition
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            halves = partition(*args, **kwargs)
-            self.graphs += 1
-            self.total += sum(_flops(half.graph) for half in halves)
-            self.drawn_anew += _draws_anew(*halves)
-            return halves
-
-        partitioners.min_cut_rematerialization_partition = counted  # type: ignore[attr-defined]
+    def _count(self, halves: Sequence[Any]) -> None:
+        self.graphs += 1
+        self.total += sum(_flops(half.graph) for half in halves)
+        self.drawn_anew += _draws_anew(*halves)
 
 
 DRAWN_ANEW = (

@@ -8,6 +8,13 @@ Each process in which CUDA starts, forked before that or started anew
 appears or when it ends. A process that is killed leaves the first alone: that it was there is
 known, and what it took is in the device's own table (``simulated_cuda/src/core_users.cpp``), which
 all processes share and from which the total at any instant is.
+
+Note [Steps of a process]
+~~~~~~~~~~~~~~~~~~~~~~~~~
+Where one process alone makes optimizer steps, and it is not the script's own, the run is left after
+its steps as after the script's (Note [When a run is left]): it answers, and asks the script's to
+end by the file ``END``. Each that makes one leaves ``PID.trains``. Where several do, they are ranks
+of one job, or trials of which the next may take more: the run goes on until the script ends.
 """
 
 from __future__ import annotations
@@ -29,8 +36,8 @@ from memprof.profiler.model import DeviceAccount
 from memprof.what_if._torch_compat import cuda_may_start_after_fork, on_cuda_start
 
 from .failures import Failure, uncaught
-from .followed import Followed
-from .leaving import BY_ITSELF
+from .followed import Followed, grouped, name_among_all, peaks
+from .leaving import BY_ITSELF, Leaving, steps_seen
 from .vllm import Serving, follow_workers, serving
 
 log = logging.getLogger("memprof")
@@ -44,6 +51,10 @@ COLLECT = "collect"
 END = "end"
 """Name of the file that asks the script's own process to end; its text says why."""
 
+REQUEST = "request.json"
+"""Name of the file with the run's ``Request``."""
+
+_TRAINS = ".trains"
 _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
 """Seconds for a main thread to come out of what it waits for, before another thread answers."""
@@ -63,6 +74,7 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
         failure: the exception that ended it, None if none did.
         undecided: as of an ``Outcome``.
         lost: whether there is no account: it was killed, or memprof failed to make one.
+        grouped: whether it was in a process group with others.
         serving: of a serving engine's worker.
     """
 
@@ -73,7 +85,20 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     undecided: str = ""
     lost: bool = False
+    grouped: bool = False
     serving: Serving | None = None
+
+
+def _wanted_steps(folder: Path) -> int | None:
+    """Optimizer steps after which the run is to be left, if it was asked for some."""
+    # ``Request`` imports this module, for what these processes answer.
+    steps: int | None = msgspec.json.decode((folder / REQUEST).read_bytes())["steps"]
+    return steps
+
+
+def note_training(folder: str) -> None:
+    """Note in the run's folder that this process makes optimizer steps."""
+    Path(folder, f"{os.getpid()}{_TRAINS}").touch()
 
 
 def follow(folder: str) -> None:
@@ -107,7 +132,8 @@ class _Process:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process = os.getpid()
-        self._followed = Followed(lambda fewest, most: None, time.monotonic())
+        self._followed = Followed(self._after_step, time.monotonic())
+        self._leaving = Leaving(_wanted_steps(folder))
         self._started = self._answered = False
         self._lock = threading.Lock()
 
@@ -124,6 +150,15 @@ class _Process:
         multiprocessing.util.Finalize(None, self._answer, (BY_ITSELF,), exitpriority=100)
         (self._folder / f"{self._process}.started").touch()
         threading.Thread(target=self._wait, name="memprof-simulate", daemon=True).start()
+
+    def _after_step(self, fewest: int, steps: int) -> None:
+        if self._answered or os.getpid() != self._process:
+            return
+        note_training(str(self._folder))
+        enough = self._leaving.after_step(fewest, steps, peaks()[0])
+        if enough and len(list(self._folder.glob(f"*{_TRAINS}"))) == 1:
+            self._answer(steps_seen(steps))
+            write_whole(self._folder / END, steps_seen(steps).encode())
 
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
@@ -146,7 +181,7 @@ class _Process:
             if not self._answered:
                 self._answered = True
                 answer = msgspec.json.encode(self._outcome(ended))
-                leave(_answer_path(self._folder, self._process), answer)
+                write_whole(_answer_path(self._folder, self._process), answer)
         finally:
             self._lock.release()
 
@@ -157,6 +192,7 @@ class _Process:
             out_of_memory=self._followed.out_of_memory,
             failure=uncaught() if ended == BY_ITSELF else None,
             undecided=self._followed.why_undecided(ended),
+            grouped=grouped(),
             serving=serving(),
         )
         try:
@@ -165,6 +201,9 @@ class _Process:
         except Exception:
             log.exception("memprof could not make the account of process %d", self._process)
             outcome.lost = True
+        for account in (*outcome.accounts, outcome.out_of_memory):
+            if account is not None:
+                name_among_all(account)
         return outcome
 
 
@@ -180,15 +219,15 @@ def _name() -> str:
 def collect(folder: str, ended: str) -> None:
     """Ask every process of a run that is alive for its outcome, and wait until they have answered;
     ``ended`` says in words why they are asked. Who asks again waits no longer than the first."""
-    place = Path(folder)
-    if not (place / COLLECT).exists():
-        leave(place / COLLECT, ended.encode())
-    until = (place / COLLECT).stat().st_mtime + COLLECT_S
-    while _silent(place) and time.time() < until:
+    of_run = Path(folder)
+    if not (of_run / COLLECT).exists():
+        write_whole(of_run / COLLECT, ended.encode())
+    until = (of_run / COLLECT).stat().st_mtime + COLLECT_S
+    while _silent(of_run) and time.time() < until:
         time.sleep(_PERIOD_S / 2)
 
 
-def leave(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Make a file that is whole when it appears. Without the disk's word: it is read once, and gone
     with the run."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")

@@ -88,23 +88,6 @@ def fake_reductions(parallel: Any) -> None:
     wrapped.register_comm_hook = register_comm_hook
 
 
-def fake_votes(stages: Any) -> None:
-    """Let a rank's stages decide whether shapes are given to all of them, in
-    ``torch.distributed.pipelining.stage``, which was just imported: in torch 2.12 to 2.14 a vote
-    goes from the first stage to the last and back."""
-
-    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
-        import torch
-
-        asks = stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
-        mine = torch.tensor([not asks], dtype=torch.int32)
-        return mine if received_acc is None else mine * received_acc
-
-    if hasattr(stages.PipelineStage, "_warmup_forward_vote"):
-        stages.PipelineStage._warmup_forward_vote = vote
-        stages.PipelineStage._warmup_backward_result = lambda _, received_result: received_result
-
-
 def _hand_back(state: object, bucket: Any) -> Any:
     import torch
 
@@ -162,7 +145,7 @@ def _between_two(
     rank = kwargs.get("dst", kwargs.get("src", rank))
     member = kwargs.get("group_dst", kwargs.get("group_src"))
     if member is not None:
-        everyone = distributed._get_default_group()
+        everyone = distributed.group.WORLD
         rank = distributed.get_global_rank(everyone if group is None else group, member)
     follow(objects, -1 if rank is None else rank)
     return -1 if rank is None else rank

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.support.process_hooks import collector_paused
 
+from .replaced import Undo, before, replace, undo_all
+
 _BEFORE_2_15 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 
 _T = TypeVar("_T")
@@ -30,65 +32,11 @@ _T = TypeVar("_T")
 MAX_ENTRIES = 1_000_000
 """Most events of one device's allocator history between two drains."""
 
+AutogradContext = torch.autograd.function._ContextMethodMixin
+"""Base of what a ``torch.autograd.Function`` gets as ``ctx``."""
 
 NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 """BatchNorm and InstanceNorm: their buffers are running statistics."""
-
-
-Undo = Callable[[], None]
-"""Takes a change back; it may be called again."""
-
-
-def replace(
-    owners: Sequence[Any],
-    name: str,
-    around: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Undo:
-    """Put ``around(function)`` in the place of a function that ``owners`` have under ``name``.
-
-    Undone, the function is there again; where somebody has put another one over ours, that stays
-    and ours does nothing but call the function.
-    """
-    original = getattr(owners[0], name)
-    own = [vars(owner).get(name, original) for owner in owners]  # a staticmethod as such
-    ours: Callable[..., Any] | None = around(original)
-
-    @functools.wraps(original)
-    def standing_in(*args: Any, **kwargs: Any) -> Any:
-        return (ours or original)(*args, **kwargs)
-
-    for owner in owners:
-        setattr(owner, name, standing_in)
-
-    def undo() -> None:
-        nonlocal ours
-        ours = None
-        for owner, before in zip(owners, own, strict=True):
-            if getattr(owner, name) is standing_in:
-                setattr(owner, name, before)
-
-    return undo
-
-
-def _before(do: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For ``replace``: ``do`` is called first, with the same arguments."""
-
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def both(*args: Any, **kwargs: Any) -> Any:
-            do(*args, **kwargs)
-            return original(*args, **kwargs)
-
-        return both
-
-    return around
-
-
-def _all(*undone: Undo) -> Undo:
-    def undo() -> None:
-        for one in undone:
-            one()
-
-    return undo
 
 
 def wrap_backward(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
@@ -113,9 +61,9 @@ def around_clearing_of_workspaces(do: Callable[[bool], None]) -> Undo:
 
 def on_history(do: Callable[[], None]) -> Undo:
     """Call ``do`` before anybody, memprof included, begins or ends the allocator's history."""
-    around = _before(lambda *_: do())
+    around = before(lambda *_: do())
     names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
-    return _all(*(replace([torch._C], name, around) for name in names))
+    return undo_all(*(replace([torch._C], name, around) for name in names))
 
 
 def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
@@ -131,7 +79,7 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
 
         return restored
 
-    return _all(
+    return undo_all(
         torch.nn.modules.module.register_module_parameter_registration_hook(hook).remove,
         torch.nn.modules.module.register_module_buffer_registration_hook(hook).remove,
         torch.nn.modules.module.register_module_module_registration_hook(hook).remove,
@@ -142,7 +90,7 @@ def on_module_tensors(do: Callable[[torch.nn.Module], None]) -> Undo:
 
 def on_optimizer(do: Callable[[torch.optim.Optimizer], None]) -> Undo:
     """Call ``do`` with an optimizer before it is made."""
-    return replace([torch.optim.Optimizer], "__init__", _before(lambda self, *_, **__: do(self)))
+    return replace([torch.optim.Optimizer], "__init__", before(lambda self, *_, **__: do(self)))
 
 
 def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
@@ -157,15 +105,15 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
             given += a if isinstance(a, tuple) else a.values() if isinstance(a, dict) else (a,)
         do(given)
 
-    around = _before(lambda *args: do(args))
+    around = before(lambda *args: do(args))
     undone = [replace([module.CheckpointFunction], "forward", around)]
     if hasattr(module, "_NoopSaveInputs"):  # Until 2.12.
         undone.append(replace([module._NoopSaveInputs], "forward", around))
     else:
         name = "_checkpoint_without_reentrant_generator"
         name += "_impl" if hasattr(module, f"{name}_impl") else ""
-        undone.append(replace([module], name, _before(with_all)))
-    return _all(*undone)
+        undone.append(replace([module], name, before(with_all)))
+    return undo_all(*undone)
 
 
 def on_batch(do: Callable[[Any], None]) -> Undo:
@@ -505,13 +453,3 @@ def writes_to(tensor: torch.Tensor) -> int | None:
 def is_marked_static(tensor: torch.Tensor) -> bool:
     """Tells whether ``torch._dynamo.mark_static_address`` was called with a tensor."""
     return _seen(lambda: "_dynamo_static_input_type" in tensor.__dict__, False)
-
-
-def tensors_of_caches() -> list[torch.Tensor]:
-    """Tensors in transformers' caches of keys, values and states."""
-    module = sys.modules.get("transformers.cache_utils")
-    names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
-    kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]
-    held = [list(vars(layer).values()) for layer in existing(*kinds)] if kinds else []
-    flat = (x for values in held for v in values for x in (v if isinstance(v, list) else [v]))
-    return [t for t in flat if isinstance(t, torch.Tensor)]

@@ -36,10 +36,11 @@ from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
 from .captures import Device, WatchedCapture, describe
 from .history import AllocatorBlock
+from .replaced import Undo, replace
 from .where import is_internal
 
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
-_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](capture|device)[/\\]\w+\.py$")
+_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](record|device)[/\\]\w+\.py$")
 _MEMPROF = "memprof's graph trees"
 _TORCH = "torch's graph trees"
 _CALLABLES = "make_graphed_callables"
@@ -60,13 +61,13 @@ class GraphWatch:
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
         self._pools: set[tuple[int, tuple[int, int]]] = set()
-        self._undo: list[compat.Undo] = []
+        self._undo: list[Undo] = []
 
     def install(self) -> None:
         """Begin; the ``AllocatorSession`` is installed."""
         graph = [torch.cuda.CUDAGraph]
-        self._undo.append(compat.replace(graph, "capture_begin", self._around_begin))
-        self._undo.append(compat.replace(graph, "capture_end", self._around_end))
+        self._undo.append(replace(graph, "capture_begin", self._around_begin))
+        self._undo.append(replace(graph, "capture_end", self._around_end))
 
     def uninstall(self) -> None:
         while self._undo:

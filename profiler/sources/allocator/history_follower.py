@@ -23,6 +23,7 @@ and takes everything back. What fails here is logged and ends the account, never
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -127,6 +128,9 @@ class HistoryFollower:
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._draining = False
+        # Whether the main thread has been asked to drain and has not come to it: few calls can wait
+        # for one that is in C for long.
+        self._asked = False
         # Held while a mark is set: a DataLoader may be read by a thread of its own.
         self._marking: Any = threading.RLock()
         self._few_marks = _MANY_MARKS
@@ -323,8 +327,12 @@ class HistoryFollower:
     def _look_after(self) -> None:
         """Drain where there is a lot of history, beside a program that comes to no mark."""
         while not self._stop.wait(_PERIOD):
-            if self.follows and self.requests - self._drained_at >= DRAIN:
-                on_main_thread(self._drain_if_due)
+            if not self._asked and self.follows and self.requests - self._drained_at >= DRAIN:
+                self._asked = on_main_thread(self._drain_as_asked)
+
+    def _drain_as_asked(self) -> None:
+        self._asked = False
+        self._drain_if_due()
 
     @_hook
     def _drain_if_due(self) -> None:
@@ -342,10 +350,28 @@ class HistoryFollower:
                 cut = False
                 return gradients
             finally:
+                if cut:
+                    self._wait_for_autograd()
                 self._depth -= 1
                 self._ends(cut)
 
         return run_backward
+
+    def _wait_for_autograd(self) -> None:
+        """Have autograd's threads let go of a backward that has raised, which they do beside the
+        program: what goes then is of what has failed, not of what the program does next.
+
+        Each serves its queue in order, and comes to an empty tensor's backward, which asks for no
+        memory and launches nothing, behind that.
+        """
+        if compat.compiled_autograd_is_on():
+            return
+        for device in self.histories:
+            if not torch.cuda.memory_reserved(device):  # Elsewhere it would start the device.
+                continue
+            with contextlib.suppress(Exception):  # Of a mode of the program: they let go later.
+                empty = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+                torch.autograd.grad(empty, empty, empty)
 
     @_hook
     def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:

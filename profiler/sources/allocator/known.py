@@ -25,6 +25,7 @@ Of compiled code the graph tells (Note [How a category is decided]).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -126,7 +127,7 @@ class Objects:
                 _add(static, tensor, Category.PERSISTENT_STATE)
             elif _is_written(tensor):
                 _add(often, tensor, Category.PERSISTENT_STATE)
-        for tensor in compat.tensors_of_caches():
+        for tensor in _tensors_of_caches():
             _add(static, tensor, Category.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
         known = static | known | _averages(modules, optimizers)
@@ -229,3 +230,13 @@ def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:
     if not deepest or not isinstance(batch, (Mapping, list, tuple)):
         return set()
     return set[int]().union(*(sizes_of(one, deepest - 1) for one in inner))
+
+
+def _tensors_of_caches() -> list[torch.Tensor]:
+    """Tensors in transformers' caches of keys, values and states."""
+    module = sys.modules.get("transformers.cache_utils")
+    names = ("CacheLayerMixin", "LinearAttentionCacheLayerMixin")
+    kinds = [kind for name in names if isinstance(kind := getattr(module, name, None), type)]
+    held = [list(vars(layer).values()) for layer in compat.existing(*kinds)] if kinds else []
+    flat = (x for values in held for v in values for x in (v if isinstance(v, list) else [v]))
+    return [t for t in flat if isinstance(t, torch.Tensor)]

@@ -28,8 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
+from . import _torch_compat as compat
 from .where import is_generated, is_internal, nodes_of_buffer
 
 DEPTH = 16
@@ -211,7 +210,7 @@ class Referrers:
                     waiting.append((step.holder, way))
                     if _is(step.holder, types.FunctionType):
                         otherwise.append(_in_words(None, way))
-                    elif _is(step.holder, torch.autograd.function._ContextMethodMixin):
+                    elif _is(step.holder, compat.AutogradContext):
                         name = type(step.holder).__name__.removesuffix("Backward")
                         otherwise.append(_in_words(_NamedRoot("ctx", f"{NODE} {name}", True), way))
                 elif any(step.holder is s.holder for s in path) or step.holder is x:

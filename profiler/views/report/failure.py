@@ -10,7 +10,7 @@ from .format import format_bytes, shorten_path
 from .section import Show
 
 
-def place(frame: SourceFrame | None) -> str:
+def line_of(frame: SourceFrame | None) -> str:
     """A line, without its text."""
     return f"{shorten_path(frame.file)}:{frame.line}" if frame is not None else ""
 
@@ -26,8 +26,8 @@ def asker(f: AllocationFailure) -> str:
     called_from = f.called_from if f.called_from != f.frame else None
     parts = (
         ("by", f.nodes or f.operation),
-        ("at", place(f.frame)),
-        ("in the backward() of", place(called_from)),
+        ("at", line_of(f.frame)),
+        ("in the backward() of", line_of(called_from)),
         ("in", f.graph or f.modules),
     )
     text = " ".join(f"{how} {what}" for how, what in parts if what)

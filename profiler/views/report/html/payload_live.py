@@ -24,7 +24,7 @@ from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.programs import PreparedProgram
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
-from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.sections.about import module_name
 
 _NONE, _ENTRY = -1, -2
@@ -33,7 +33,7 @@ _KNOWN: dict[str, Callable[[Site], Any]] = {
     **{name: attrgetter(name) for name in ("op", "node", "fqn", "outside")},
     "category": lambda site: site.category.value,
     "module": lambda site: module_name(site.module),
-    "location": lambda site: place(site.frame) or None,
+    "location": lambda site: line_of(site.frame) or None,
     "function": lambda site: site.frame and site.frame.function,
     "code": lambda site: site.frame and site.frame.code.strip(),
 }

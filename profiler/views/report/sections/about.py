@@ -11,7 +11,7 @@ from memprof.profiler.live.attribution import View
 from memprof.profiler.model import Category, Growth, GrowthSource
 from memprof.profiler.views.advice import Finding
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.views.report.section import (
     EVERY,
@@ -197,12 +197,12 @@ def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> 
 
 
 def _grows(number: int, g: Growth, show: Show) -> Section:
-    who = g.holder or (f"what {place(g.frame)} makes" if g.frame is not None else "unknown")
+    who = g.holder or (f"what {line_of(g.frame)} makes" if g.frame is not None else "unknown")
     title = f"{number}. {show(g.a_step)} per {g.step}, {show(g.nbytes)} by now: {who}"
     notes = []
     if g.frame is not None:
         code = f": {g.frame.code}" if g.frame.code else ""
-        notes.append(Note(f"made at {place(g.frame)}{code}"))
+        notes.append(Note(f"made at {line_of(g.frame)}{code}"))
     step = "snapshot" if g.source is GrowthSource.TRACKER else g.step
     notes.append(Note(f"on {g.device}, since {step} {g.since:,} of {g.steps:,}; {_SEEN[g.source]}"))
     columns = (

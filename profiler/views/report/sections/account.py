@@ -213,7 +213,7 @@ def _groups(a: model.DeviceAccount, by: str, key: Callable[[model.Held], str]) -
     found: Counter[tuple[str, ...]] = Counter()
     beside = _library(a) if key is _location else ()
     for r in a.rows:
-        found[(key(r), *(words.place(r.library) for _ in beside))] += r.nbytes
+        found[(key(r), *(words.line_of(r.library) for _ in beside))] += r.nbytes
     rows: list[col.Row] = [(n, n, *names) for names, n in found.most_common()]
     columns = (col.BYTES, col.share(a.live), col.Path(by), *beside)
     return of_rows(f"Live {_when(a)} by {by}", columns, rows, brief=_BRIEF)
@@ -225,7 +225,7 @@ def _library(a: model.DeviceAccount) -> tuple[col.Column, ...]:
 
 
 def _location(r: model.Held) -> str:
-    return words.place(r.frame) or _nowhere(r)
+    return words.line_of(r.frame) or _nowhere(r)
 
 
 def _nowhere(r: model.Held) -> str:
@@ -246,7 +246,12 @@ def _blocks(a: model.DeviceAccount) -> Section:
         eager = r.frame is not None and not (r.waits or r.nodes)
         code = "compiled" if r.compiled else "eager" if eager else "autograd"
         code = "" if r.frame is None and (r.holder or r.detail == model.BEFORE) else code
-        by = (r.frame or _nowhere(r), r.modules, r.nodes, *(words.place(r.library) for _ in beside))
+        by = (
+            r.frame or _nowhere(r),
+            r.modules,
+            r.nodes,
+            *(words.line_of(r.library) for _ in beside),
+        )
         rows.append((r.nbytes, r.count, r.what, code, *by))
     return of_rows(f"Live {_when(a)}, largest first", columns, rows)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memprof.profiler.live.attribution import Breakdown, ModuleNode, Share, View
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_both, format_ns, format_share, shorten_path
 from memprof.profiler.views.report.section import (
     EVERY,
@@ -48,7 +48,7 @@ def peak(s: Summary, show: Show) -> Section:
     elif p.instant == 0:
         notes.append(Note("at the entry of the call"))
     if p.node:
-        notes.append(Note(", ".join(filter(None, (f"for FX node {p.node}", place(p.frame))))))
+        notes.append(Note(", ".join(filter(None, (f"for FX node {p.node}", line_of(p.frame))))))
     others = [f"{d} {show(n)}" for d, n in s.device_peaks.items() if d != s.device]
     if others:
         notes.append(Note("other devices: " + ", ".join(others), detail=True))

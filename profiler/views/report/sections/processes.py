@@ -9,7 +9,7 @@ from memprof.profiler.model import Growth
 from memprof.profiler.model.running_job import Present, Writer
 from memprof.profiler.views.compare.ranks import Imbalance, RankSummary
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.failure import place
+from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_ns
 from memprof.profiler.views.report.section import (
     EVERY,
@@ -164,7 +164,7 @@ def _grows(found: Sequence[Growth], show: Show, title: str) -> Section:
     rows = [
         (
             f"{show(g.a_step)} per {g.step}, {show(g.nbytes)} by now: "
-            + (g.holder or place(g.frame) or "unknown"),
+            + (g.holder or line_of(g.frame) or "unknown"),
         )
         for g in found
     ]

@@ -1,0 +1,270 @@
+"""``memprof top``: a file that grows is read as it grows, and what it says of its writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from profile_builder import MIB, calls, training
+from profiler.live.test_growth_rule import GROWTH, tracked
+
+from memprof.cli import main
+from memprof.profiler import running_job
+from memprof.profiler.file.encoding import ProfileEncoder, encode_profile
+from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
+from memprof.profiler.model.running_job import STALLED_NS, Present, Writer
+from memprof.profiler.running_job import JobFile
+from memprof.profiler.support import writing
+from memprof.profiler.support.errors import ProfileError
+from memprof.profiler.views.report.sections.processes import of_present
+from memprof.profiler.views.report.text import render
+
+NOW = 1_700_000_100_000_000_000
+
+
+def running(reserved: int = 40 * MIB, rank: int = 0) -> Profile:
+    profile = training()
+    profile.created_ns = NOW - 3_000_000_000
+    profile.process = Process(rank, rank, 2 if rank else 1, "host", 77 + rank)
+    profile.totals = [DeviceTotals("cuda:0", 80 * MIB, 30 * MIB, reserved, 35 * MIB, 50 * MIB)]
+    profile.resident = 9 * MIB
+    profile.complete = False
+    return profile
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    """Of a file that somebody writes."""
+    path = str(tmp_path / "run.memprof")
+    fd = writing.claim(path)
+    assert fd is not None
+    os.write(fd, encode_profile(running()))
+    yield path
+    os.close(fd)
+
+
+def top(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "100"}).invoke(main, ["top", *arguments])
+
+
+class TestFollowing:
+    def test_in_pieces_it_is_what_it_is_at_once(self, tmp_path: Path) -> None:
+        # GIVEN a file that grows by some bytes at a time
+        encoder = ProfileEncoder()
+        whole, profile = b"", running()
+        for i in range(3):
+            profile.totals = [replace(profile.totals[0], allocated=i)]
+            whole += encoder.chunk(profile, calls((0, 0), (1, 0)))
+        whole += encoder.chunk(profile, CallColumns(), end=True)
+        file = tmp_path / "run.memprof"
+        file.write_bytes(b"")
+        followed = JobFile(str(file))
+        with pytest.raises(ProfileError, match="not one yet"):
+            followed.profile()
+        seen = []
+        for end in range(100, len(whole) + 100, 100):
+            with file.open("ab") as out:
+                out.write(whole[end - 100 : end])
+            try:
+                seen.append((len(followed.profile().calls), followed.profile().complete))
+            except ProfileError:
+                assert end < 1000
+        # THEN each look has what was whole by then, and the last one everything
+        assert seen == sorted(seen)
+        assert seen[-1] == (6, True)
+        assert followed.profile().totals[0].allocated == 2
+        # AND where nothing is new nothing is made
+        assert followed.profile() is followed.profile()
+
+    @pytest.mark.parametrize("tail", [bytes(50), b"no frame"], ids=["zeros", "text"])
+    def test_what_is_no_frame_at_the_end_is_nothing_new(self, tmp_path: Path, tail: bytes) -> None:
+        # GIVEN a file whose last write did not arrive
+        encoder, profile = ProfileEncoder(), running()
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encoder.chunk(profile, calls((0, 0))) + tail)
+        followed = JobFile(str(file))
+        # WHEN it is looked at again THEN it is not read anew
+        first = followed.profile()
+        assert followed.profile() is first
+        # and what comes then is seen
+        with file.open("ab") as out:
+            out.write(encoder.chunk(profile, calls((1, 0))))
+        assert len(followed.profile().calls) == 2
+
+    def test_a_file_that_is_replaced_is_read_anew(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encode_profile(running()))
+        followed = JobFile(str(file))
+        assert len(followed.profile().calls) == 9
+        (tmp_path / "new").write_bytes(encode_profile(training(steps=1)))
+        os.replace(tmp_path / "new", file)
+        assert len(followed.profile().calls) == 3
+        file.write_bytes(b"")  # cut off
+        with pytest.raises(ProfileError):
+            followed.profile()
+
+    def test_of_a_long_log_the_latest_calls_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(running_job, "KEEP_CALLS", 4)
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encode_profile(training()))
+        found = JobFile(str(file)).profile()
+        assert (len(found.calls), found.calls.dropped) == (4, 5)
+        assert found.calls.start_ns == training().calls.start_ns[-4:]
+        assert [g.calls for g in found.graphs] == [3, 3, 3]
+
+
+class TestWriter:
+    def test_it_lives_as_long_as_it_holds_its_file(self, path: str) -> None:
+        followed = JobFile(path)
+        followed.profile()
+        assert followed.writer() is Writer.ALIVE
+
+    def test_without_an_end_and_without_a_writer_it_has_died(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encode_profile(running()))
+        followed = JobFile(str(file))
+        followed.profile()
+        assert followed.writer() is Writer.DIED
+        file.write_bytes(encode_profile(training()))
+        followed.profile()
+        assert followed.writer() is Writer.ENDED
+
+    def test_where_there_are_no_locks_another_host_cannot_be_told(
+        self, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(writing, "is_locked", lambda path: None)
+        followed = JobFile(path)
+        followed.profile()
+        assert followed.writer() is Writer.UNKNOWN  # it is of `host`
+
+
+class TestPresent:
+    def test_one_process(self, path: str) -> None:
+        found = JobFile(path).look(NOW)
+        assert (found.writer, found.age_ns, found.stalled) == (Writer.ALIVE, 3_000_000_000, False)
+        assert (found.peak, found.peak_device) == (26 * MIB, "cpu")
+        assert sum(n for _, n in found.categories) == 26 * MIB
+        # three backwards in six calls' time of a millisecond
+        assert found.rate == pytest.approx(2 / 0.006, rel=0.01)
+        text = render(of_present([found], lambda n: f"{n} B"))
+        assert "running; written 3.00 s ago · 333 steps/s · 9 calls of compiled code" in text
+        assert "cuda:0           40.0 MiB   30.0 MiB       50.0 MiB        35.0 MiB" in text
+        assert "Peak of compiled code on cpu" in text
+        assert "What to change" in text
+
+    def test_nothing_new_is_said(self, path: str) -> None:
+        found = JobFile(path).look(NOW + STALLED_NS)
+        assert found.stalled
+        assert "stalled? nothing new since 63.0 s" in render(of_present([found], str))
+
+    def test_what_grows(self, tmp_path: Path) -> None:
+        # GIVEN reserved memory that grows between two looks, and a leak that the file names
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encode_profile(running()))
+        watch = JobFile(str(file))
+        watch.look(NOW)
+        profile = running(reserved=47 * MIB)
+        profile.growth = [GROWTH]
+        file.write_bytes(encode_profile(profile))
+        found = watch.look(NOW)
+        assert found.since["cuda:0"] == 7 * MIB
+        text = render(of_present([found], lambda n: f"{n / MIB:.0f} MiB"))
+        assert "+7.00 MiB" in text
+        assert "3 MiB per optimizer step, 60 MiB by now: debug[...], global of train.py" in text
+
+    def test_a_tracker(self, tmp_path: Path) -> None:
+        file = tmp_path / "memory_profile_1.memprof"
+        profile = Profile().with_tracker(tracked([i * MIB for i in range(40)]))
+        file.write_bytes(encode_profile(profile))
+        found = JobFile(str(file)).look(NOW)
+        assert found.peak is None
+        assert [g.device for g in found.grows] == ["cuda:0"]
+
+    def test_ranks_stand_side_by_side(self) -> None:
+        ranks = [
+            Present(f"run.{i}.memprof", Writer.ALIVE, Process(i, i, 2, "host", 70 + i), rate=2.5,
+                    devices=running(reserved=i * MIB).totals, grows=[GROWTH] * i)
+            for i in (1, 0)
+        ]  # fmt: skip
+        text = render(of_present(ranks, lambda n: f"{n} B"))
+        assert text.startswith("2 processes\n")
+        rows = [line.split()[:5] for line in text.splitlines() if " alive " in line]
+        assert rows == [["0", "70", "alive", "-", "2.5"], ["1", "71", "alive", "-", "2.5"]]
+        assert "Memory grows in run.1.memprof · rank 1 of 2" in text
+
+
+class TestCommand:
+    def test_one_frame(self, path: str) -> None:
+        result = top(path, "--once")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.output.startswith("run.memprof · process 77 on host\n  ")
+        assert "cuda:0" in result.output
+        assert "\x1b" not in result.output
+
+    def test_it_ends_with_the_job(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.memprof"
+        file.write_bytes(encode_profile(replace(running(), complete=True)))
+        result = top(str(file))
+        assert result.exit_code == 0
+        assert "ended" in result.output
+        file.write_bytes(encode_profile(running()))
+        result = top(str(file))
+        assert result.exit_code == 1
+        assert "died: nobody writes its file, which has no end" in result.output
+
+    def test_a_folder_means_what_is_written_in_it(self, path: str, tmp_path: Path) -> None:
+        (tmp_path / "old.memprof").write_bytes(encode_profile(training()))
+        assert top(str(tmp_path), "--once").output.startswith("run.memprof")
+        assert top(str(tmp_path / "none"), "--once").exit_code == 2
+        (tmp_path / "empty").mkdir()
+        result = top(str(tmp_path / "empty"))
+        assert result.exit_code == 2
+        assert "no .memprof file is in this folder" in result.stderr
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+    def test_a_process_by_its_number(self, path: str) -> None:
+        # GIVEN a process that holds the file, and no other: this one may have those of other tests
+        source = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); input()"
+        command = [sys.executable, "-c", source, path]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        # WHEN it is asked for by its number THEN the file is shown
+        assert top(str(holder.pid), "--once").output.startswith("run.memprof")
+        holder.communicate(b"\n")
+        result = top("4194999")
+        assert result.exit_code == 2
+        assert "process 4194999: " in result.stderr
+
+    def test_what_is_no_profile(self, tmp_path: Path) -> None:
+        (tmp_path / "x.memprof").write_bytes(b"nothing of ours at all, and long enough for a head")
+        result = top(str(tmp_path / "x.memprof"), "--once")
+        assert result.exit_code == 2
+        assert "not a memprof profile" in result.stderr
+
+    def test_ctrl_c(self, path: str) -> None:
+        # GIVEN a job that goes on, watched by a process whose frames go into a pipe
+        command = [sys.executable, "-m", "memprof", "top", path, "--interval", "0.1"]
+        watching = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith(b"run.memprof")
+        # WHEN it is interrupted
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate()
+        # THEN it ends as a shell expects, without a traceback
+        assert watching.returncode == 130
+        assert b"Traceback" not in errors

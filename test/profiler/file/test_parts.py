@@ -1,0 +1,303 @@
+"""The optional parts of a profile: what is refused in them, what reports say of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from framing import framed
+from profile_builder import MIB, training
+from rendering import render_text
+
+from memprof.profiler.file.profile_file import decode_profile, encode_profile, profile_schema
+from memprof.profiler.live.out_of_memory import out_of_memory, times_out_of_memory
+from memprof.profiler.model import (
+    Lane,
+    LaneKind,
+    LedgerEntry,
+    LedgerKind,
+    MemorySnapshot,
+    OperationColumns,
+    OperationSummary,
+    Process,
+    Profile,
+    RunState,
+    SnapshotKind,
+    Span,
+    TrackedDevice,
+    TrackerMetadata,
+    TrackerRecord,
+    TreeDetail,
+)
+from memprof.profiler.model.tracker import MAX_NAMES
+from memprof.profiler.support.errors import ProfileInvalidError
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.report import Style, summarize
+from memprof.profiler.views.report.html.payload import report_payload
+from memprof.profiler.views.report.parts import data_flow_peaks, tracker_peaks
+
+from .test_file import put
+from .test_frames import full
+
+
+def everything() -> Profile:
+    """``full`` of test_stream and a tracker's record."""
+    profile = full()
+    profile.tracker = TrackerRecord(
+        TrackerMetadata(
+            start_ns=5,
+            end_ns=105,
+            lanes=[Lane(LaneKind.THREAD, "MainThread", 0, 0)],
+            pauses=[Span(10, 20)],
+        ),
+        [
+            MemorySnapshot(10, total_bytes=3, devices={"cpu": TrackedDevice(highest_bytes=50)}),
+            MemorySnapshot(20, total_bytes=7, resident_bytes=90),
+        ],
+        OperationColumns([0, 1], [0, 0], [-1, 0], [10, 11], [20, 12], [-1, -1], [-1, -1],
+                         [-1, -1], [-1, -1], {}, [False, False]),
+        [OperationSummary("step", -1, 1, 0, 10), OperationSummary("forward", 0, 1, 0, 1)],
+    )  # fmt: skip
+    return profile
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(to_json(everything()))
+    return found
+
+
+def test_everything_comes_back(document: dict[str, Any]) -> None:
+    assert decode_profile(framed(document)) == everything()
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(document, profile_schema())
+
+
+def test_notes_of_the_data_flow_come_back(document: dict[str, Any]) -> None:
+    document["dataflow"]["notes"] = ["1 of 2 compiled calls is known"]
+    found = decode_profile(framed(document)).dataflow
+    assert found is not None
+    assert found.notes == document["dataflow"]["notes"]
+
+
+OPERATIONS = "tracker.operation_allocations"
+
+
+@pytest.mark.parametrize(
+    ("edit", "where", "says"),
+    [
+        (put("process.rank", 4), "process.rank", "there is no rank 4, there are 4"),
+        (put("dataflow.devices.0.time_ns", [20, 10]), "dataflow.devices[0].time_ns[1]", "ascend"),
+        (
+            put("dataflow.devices.0.bytes.parameter", [4]),
+            "dataflow.devices[0].bytes['parameter']",
+            "1 entries for 2 times",
+        ),
+        (put("dataflow.devices.0.peak", 2), "dataflow.devices[0].peak", "there is no time 2"),
+        (
+            put("dataflow.devices.0.live.0.nbytes", 9),
+            "dataflow.devices[0].live",
+            "adds up to 13 bytes, the columns to 12",
+        ),
+        (
+            lambda d: d["dataflow"]["devices"].append(d["dataflow"]["devices"][0]),
+            "dataflow.devices",
+            "a device is there twice",
+        ),
+        (
+            put("tracker.metadata.lanes.0.thread", 1),
+            "tracker.metadata.lanes",
+            "there is no lane 1",
+        ),
+        (
+            put("tracker.metadata.pauses.0.end_ns", 1),
+            "tracker.metadata.pauses",
+            "one ends before it starts",
+        ),
+        (put("tracker.snapshots.1.time_ns", 1), "tracker.snapshots[1]", "times ascend"),
+        (
+            put("tracker.operation_summary.0.parent", 0),
+            "tracker.operation_summary[0].parent",
+            "there is no earlier operation 0",
+        ),
+        (put(f"{OPERATIONS}.failed", []), OPERATIONS, "the columns differ in length"),
+        (put(f"{OPERATIONS}.summary.1", 2), f"{OPERATIONS}.summary", "no operation 2"),
+        (put(f"{OPERATIONS}.lane.0", -1), f"{OPERATIONS}.lane", "no lane -1"),
+        (put(f"{OPERATIONS}.parent.0", 7), f"{OPERATIONS}.parent", "no operation 7"),
+    ],
+)
+def test_contradictions(
+    document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
+) -> None:
+    edit(document)
+    with pytest.raises(ProfileInvalidError, match="damaged, as it contradicts itself") as e:
+        decode_profile(framed(document), "p.memprof")
+    assert (e.value.where, says in str(e.value)) == (f"$.{where}", True)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (put("process.world_size", 0), "Expected `int` >= 1 - at `$.process.world_size`"),
+        (put("process.local_rank", -1), "Expected `int` >= 0 - at `$.process.local_rank`"),
+        (
+            put("dataflow.devices.0.bytes.activation", [-1, 8]),
+            "Expected `int` >= 0 - at `$.dataflow.devices[0].bytes[...][0]`",
+        ),
+        (
+            put("tracker.snapshots.0.total_bytes", "many"),
+            "Expected `int`, got `str` - at `$.tracker.snapshots[0].total_bytes`",
+        ),
+    ],
+)
+def test_what_the_types_do_not_allow_is_named_by_its_path(
+    document: dict[str, Any], edit: Callable[[dict[str, Any]], None], says: str
+) -> None:
+    edit(document)
+    with pytest.raises(ProfileInvalidError) as e:
+        decode_profile(framed(document), "p.memprof")
+    assert says in str(e.value)
+
+
+def test_graphs_of_the_data_flow_need_not_be_there(document: dict[str, Any]) -> None:
+    # They come later in a file, which can end before.
+    put("dataflow.devices.0.live.0.graph", 9)(document)
+    found = decode_profile(framed(document))
+    assert found.left_out == []
+    assert "aten::mm" in render_text(summarize(found))
+
+
+def test_all_paths_of_operations_together_have_a_bound(document: dict[str, Any]) -> None:
+    # GIVEN one long name above very many, and long names above each other
+    root = {"name": "n" * 10_000, "parent": -1}
+    wide = [root, *({"name": f"{i}", "parent": 0} for i in range(3 * MAX_NAMES))]
+    deep = [{"name": "n" * 1000, "parent": i - 1} for i in range(1000)]
+    for tree in (wide, deep):
+        document["tracker"]["operation_summary"] = tree
+        with pytest.raises(ProfileInvalidError, match="paths of more than 20,000,000 characters"):
+            decode_profile(framed(document))
+
+
+# Reports
+
+
+def test_every_report_says_what_was_left_out() -> None:
+    profile = everything()
+    profile.left_out = [f"part {n}: a reason - at `$.x[{n}]`" for n in range(12)]
+    text = render_text(summarize(profile))
+    assert "left out, since the file is damaged or contradicts itself: 12 parts" in text
+    assert "    part 9: a reason - at `$.x[9]`\n    2 more: report --json\n" in text
+    assert summarize(profile).figures()["left_out"] == profile.left_out
+    (left_out, *_) = report_payload(profile)["header"]["parts"]
+    assert [row[0] for row in left_out["tables"][0]["rows"]] == profile.left_out
+    other = dataclasses.replace(training(), process=Process(1, 0, 4))
+    assert compare_ranks([profile, other]).warnings[1] == (
+        "rank 2: left out: part 0: a reason - at `$.x[0]` and 11 parts more"
+    )
+    assert "left out" not in render_text(summarize(everything()))
+
+
+def out_of_memory_everywhere() -> Profile:
+    """One that ran out of memory in every way that a profile can know of."""
+    profile = everything()
+    assert profile.tracker is not None
+    profile.ledger.append(
+        LedgerEntry(
+            8 * 10**9, LedgerKind.TREE_FAILURE, 0, "OutOfMemoryError: CUDA out of memory. Tried to "
+            "allocate 20.00 MiB", 3, TreeDetail("cuda:0", "0/0 forward"),
+        )
+    )  # fmt: skip
+    profile.tracker.metadata.state = RunState.EXCEPTION
+    profile.tracker.metadata.reason = "RuntimeError: DefaultCPUAllocator: can't allocate memory"
+    return profile
+
+
+def test_every_report_says_that_memory_ran_out() -> None:
+    profile = out_of_memory_everywhere()
+    found = out_of_memory(profile)
+    assert [(e.source, e.what, e.count, e.device, e.live) for e in found] == [
+        ("ledger", "tree failure of 0/0 forward", 3, "cuda:0", None),
+        ("tracker", "the end of the process", 1, None, None),
+    ]
+    summary = summarize(profile)
+    text = " ".join(render_text(summary).split())
+    assert "Out of memory: 4 times" in text
+    assert (
+        "3 times · tree failure of 0/0 forward · cuda:0 · 1970-01-01 00:00:08.000 · "
+        "ledger · OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB the end of "
+        "the process · tracker · RuntimeError: DefaultCPUAllocator: can't allocate memory"
+    ) in text
+    assert json.loads(to_json(summary))["out_of_memory"][1]["what"] == "the end of the process"
+    (failed,) = report_payload(profile)["header"]["parts"]
+    assert [row[0] for row in failed["tables"][0]["rows"]] == [3, 1]
+    other = dataclasses.replace(training(), process=Process(1, 0, 4))
+    # Of one failure several can know; that of the ledger alone happened three times.
+    (warning,) = [w for w in compare_ranks([profile, other]).warnings if "out of memory" in w]
+    assert warning == "rank 2 ran out of memory 3 times or more"
+    # So do a snapshot and the exception that ended the process.
+    assert profile.tracker is not None
+    profile.ledger.clear()
+    failed = MemorySnapshot(25, SnapshotKind.OUT_OF_MEMORY, "cuda:0: 20 MiB wanted")
+    profile.tracker.snapshots.append(failed)
+    assert (len(out_of_memory(profile)), times_out_of_memory(profile)) == (2, 1)
+    # AND a profile that did not has no word of it
+    assert out_of_memory(everything()) == []
+    assert "Out of memory" not in render_text(summarize(everything()))
+
+
+def test_failed_allocations_come_back() -> None:
+    profile = out_of_memory_everywhere()
+    assert decode_profile(encode_profile(profile)) == profile
+
+
+def test_a_single_process_is_not_called_a_rank() -> None:
+    profile = training()
+    profile.process = Process(0, 0, 1, "host", 7)
+    assert "rank" not in render_text(summarize(profile))
+
+
+def test_rank_and_incompleteness_are_said_first() -> None:
+    profile = everything()
+    profile.complete = False
+    lines = render_text(summarize(profile)).splitlines()
+    assert lines[3] == "rank 2 of 4 (local rank 0, host host, process 77)"
+    assert lines[-1 + next(n for n, line in enumerate(lines) if not line)].startswith(
+        "incomplete: the process was killed or still runs"
+    )
+
+
+def test_data_flow_in_a_report() -> None:
+    text = render_text(summarize(everything()), Style(exact=True))
+    at = text.index("Data flow on cpu, eager code included: peak 12 B, 10 ns into the ")
+    rows = [line.split() for line in text[at:].splitlines()[4:7]]
+    assert rows == [
+        ["8", "B", "66.7", "%", "activation"],
+        ["4", "B", "33.3", "%", "parameter"],
+        ["12", "B", "100.0", "%", "total"],
+    ]
+    assert data_flow_peaks(training()) == []
+
+
+def test_the_tracker_in_figures() -> None:
+    found = tracker_peaks(everything().tracker)
+    assert found is not None
+    assert (found.snapshots, found.tensors, found.resident) == (2, 7, 90)
+    assert found.devices == {"cpu": 50}
+    assert tracker_peaks(None) is None
+
+
+def test_reports_of_every_part_fit_in_json(tmp_path: Path) -> None:
+    import msgspec
+
+    summary = summarize(everything())
+    found = json.loads(msgspec.json.encode(summary.figures()))
+    assert found["process"]["rank"] == 2
+    assert found["dataflow"][0]["nbytes"] == 12
+    assert found["tracker"]["resident"] == 90
+    assert found["advice"][0]["nbytes"] == 8 * MIB
+    assert dataclasses.is_dataclass(summary)

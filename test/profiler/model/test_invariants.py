@@ -1,0 +1,57 @@
+"""What holds of every profile, on random ones: sums, comparison with itself, and files."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from rendering import render_text
+
+from memprof.profiler.file.profile_file import decode_profile, decode_profiles, encode_profile
+from memprof.profiler.live.attribution import View
+from memprof.profiler.live.timeline import Timeline
+from memprof.profiler.model import Profile
+from memprof.profiler.views.compare.diff import compare
+from memprof.profiler.views.compare.ranks import compare_ranks
+from memprof.profiler.views.report import Style, summarize
+from memprof.profiler.views.report.html.payload import report_payload
+from profiler.live.test_timeline import profiles
+
+
+@settings(max_examples=40)
+@given(profiles())
+def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
+    summary = summarize(profile)
+    peak = summary.peak.nbytes if summary.peak else 0
+    assert summary.device_peaks[summary.device] == peak
+    for view in summary.views.values():
+        assert view.attributed == sum(part.nbytes for part in view.parts)
+        assert view.unattributed == sum(reason.nbytes for reason in view.remainder)
+        assert view.attributed + view.unattributed == view.total == peak
+    modules = (p for p in summary.views[View.MODULE].parts if not p.key.startswith("("))
+    assert summary.modules.nbytes == sum(part.nbytes for part in modules)
+    for device in report_payload(profile)["devices"]:
+        highest = device["peak"][2] if device["peak"] else 0
+        assert highest == summary.device_peaks[device["device"]]
+        over_time = Timeline(profile, device["device"]).bytes_over_time()
+        assert max(over_time.peak, default=0) == highest
+        assert min((*over_time.entry, *over_time.exit, *over_time.between), default=0) >= 0
+    for style in (Style(), Style(top=1, width=1, exact=True, ascii_only=True)):
+        assert f"{peak:,} B" in render_text(summary, style) or summary.peak is None
+
+
+@settings(max_examples=40)
+@given(profiles())
+def test_a_profile_does_not_differ_from_itself(profile: Profile) -> None:
+    diff = compare(profile, profile)
+    assert not any(quantity.change for quantity in diff.quantities)
+    assert not any(changes for quantity in diff.quantities for changes in quantity.views.values())
+    alone = compare_ranks([profile])
+    assert alone.warnings == []
+    assert all(figure.lowest == figure.mean == figure.highest for figure in alone.imbalance)
+
+
+@settings(max_examples=40)
+@given(profiles())
+def test_what_is_read_is_what_was_written(profile: Profile) -> None:
+    data = encode_profile(profile)
+    assert decode_profile(data) == profile
+    assert decode_profiles(data + data) == [profile, profile]

@@ -1,0 +1,130 @@
+"""Terminal, page and JSON say the same: each table of one is a table of the others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from fuzz.documents import everything
+from profile_builder import MIB
+
+from memprof.cli import main
+from memprof.profiler.file.profile_file import write_profile
+from memprof.profiler.model import Profile
+from memprof.profiler.verbs import report_text
+from memprof.profiler.views.report import Style, sections, summarize
+from memprof.profiler.views.report.format import format_bytes
+from memprof.profiler.views.report.html.payload import report_payload
+from memprof.profiler.views.report.section import EVERY, Section
+from memprof.profiler.views.report.text import SCREEN
+from profiler.live.test_growth_rule import GROWTH, tracked
+
+IN_ANOTHER_FORM = (
+    "Live at the peak",  # the page shows the live set of any instant
+    "unattributed at the peak",  # and what is unattributed in it
+)
+"""Of a text, what the page draws itself: interactive views."""
+
+
+def full() -> Profile:
+    profile = everything()
+    profile.growth = [GROWTH]
+    profile.tracker = tracked([i * MIB for i in range(10)])
+    return profile
+
+
+def tables(section: dict[str, Any], title: str = "") -> Iterator[tuple[str, str]]:
+    """Its name, and all that is in it."""
+    title = section["title"] or title
+    for table in section["tables"]:
+        columns = [c["title"] for c in table["columns"]]
+        yield table["caption"] or title, json.dumps([columns, table["rows"], table["foot"]])
+    for part in section["parts"]:
+        yield from tables(part, title)
+
+
+def in_text(profile: Profile) -> Counter[tuple[str, str]]:
+    said = sections.of_profile(summarize(profile), format_bytes, 12)
+    plain = (s.without("page").plain(without="") for s in said)
+    return Counter(t for s in plain for t in tables(s) if not t[0].startswith(IN_ANOTHER_FORM))
+
+
+def on_page(profile: Profile) -> Counter[tuple[str, str]]:
+    payload = report_payload(profile)
+    shown = [payload["header"], *payload["sections"]]
+    return Counter(t for s in shown for t in tables(s))
+
+
+def test_every_table_of_a_text_is_on_the_page() -> None:
+    profile = full()
+    names = {name for name, _ in in_text(profile)}
+    assert {"By source line at that peak", "By module at that peak"} <= names
+    assert any(name.startswith("Largest tensors") for name in names)
+    # A column or two may be there alone: what they have no room for is on the page.
+    text, page = in_text(profile), {name for name, _ in on_page(profile)}
+    assert sorted({name for name, _ in text} - page) == []
+
+
+def test_the_same_figures_stand_in_both() -> None:
+    profile = full()
+    page = on_page(profile)
+    for name, content in in_text(profile):
+        (columns, rows, _), same = json.loads(content), [c for n, c in page if n == name]
+        found = [json.loads(c) for c in same]
+        cells = {json.dumps(row[columns.index("bytes")]) for row in rows if "bytes" in columns}
+        shown = {
+            json.dumps(row[other.index("bytes")])
+            for other, others, _ in found
+            for row in others
+            if "bytes" in other
+        }
+        assert cells <= shown, name
+
+
+def test_json_has_every_section(tmp_path: Path) -> None:
+    path = tmp_path / "p.memprof"
+    write_profile(full(), path)
+    result = CliRunner().invoke(main, ["report", "--json", str(path)])
+    assert result.exit_code == 0
+    found = json.loads(result.output)
+    said = {t[0] for s in found["sections"] for t in tables(s)}
+    assert {name for name, _ in in_text(full())} <= said
+    assert any(name.startswith("Live at the peak, by source line") for name in said)
+    # AND as data what was on the page or in the terminal alone
+    flow = found["dataflow"][0]
+    assert flow["views"]["line"]["total"] == sum(s["nbytes"] for s in flow["live"]) > 0
+
+
+def test_a_short_text_is_a_part_of_the_whole() -> None:
+    profile = full()
+    whole = report_text([profile], Style(top=EVERY))
+    short = report_text([profile], Style(top=5, short=True))
+    said, _, more = short.rpartition("\nMore in the whole report ")
+    titles = [s.title for s in sections.of_profile(summarize(profile), format_bytes, 5)]
+    assert len(said.splitlines()) < len(whole.splitlines()) / 2
+    assert [t for t in titles if t and t.split(",")[0] not in whole] == []
+    assert " more" in more
+
+
+def test_a_short_text_of_all_that_there_can_be_fits_a_screen() -> None:
+    profile = full()
+    short = report_text([profile], Style(top=5, short=True))
+    assert len(short.splitlines()) <= SCREEN
+    for heading in ("Memory grows", "What is reserved at the peak", "What to change"):
+        assert heading in short
+    # Nothing goes where there is room.
+    profile = Profile(tracker=profile.tracker)
+    small = report_text([profile], Style(top=5, short=True))
+    assert "Memory over time" in small
+    assert small.rstrip().endswith("words")
+
+
+def test_a_section_without_anything_but_details_is_left_out() -> None:
+    inner = Section("", "inner", view="x", detail=True, name="what is inside")
+    assert Section("", "outer", parts=(inner,)).short() == (Section("", ""), ["what is inside"])
+    # AND what says nothing at all is not named either
+    assert Section("", "inner", detail=True, name="nothing").short() == (Section("", ""), [])

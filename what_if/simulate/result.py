@@ -14,6 +14,7 @@ from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
 
+from .graph_sizes import GraphSize
 from .leaving import STILL
 from .parent import Simulation
 from .request import Outcome
@@ -203,11 +204,26 @@ def _serving(page: Page, engine: Serving) -> None:
         if nbytes is not None:
             table.add_row(page.bytes(nbytes), what)
     page.show(table)
+    if engine.graph_sizes:
+        _graph_sizes(page, engine.graph_sizes)
     if engine.tokens is not None:
         page.line(
             f"  KV cache: {engine.blocks or 0:,} blocks, {engine.tokens:,} tokens, "
             f"{engine.requests or 0:,.2f} requests of {engine.longest or 0:,} tokens at once"
         )
+
+
+def _graph_sizes(page: Page, sizes: Sequence[GraphSize]) -> None:
+    page.line()
+    table = page.table(">memory grew", ">CUDA graphs", "captured for batches of")
+    shown = [size for size in sizes if size.grew][: page.top]
+    rest = [size for size in sizes if size not in shown]
+    for size in shown:
+        table.add_row(page.bytes(size.grew), f"{size.graphs:,}", f"{size.size:,} tokens")
+    if rest:
+        grew = page.bytes(sum(size.grew for size in rest))
+        table.add_row(grew, f"{sum(size.graphs for size in rest):,}", f"{len(rest):,} other sizes")
+    page.show(table)
 
 
 def _processes(page: Page, s: Simulation) -> None:

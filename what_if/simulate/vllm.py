@@ -1,7 +1,8 @@
 """Reads what a worker of vLLM has measured and decided: weights, graphs, KV cache.
 
 Everything here knows names of vLLM's, as versions 0.24 to 0.26 have them (``v1/worker/gpu_worker``,
-``v1/core/kv_cache_utils``). A name that is not there costs its figure, and nothing else.
+``v1/core/kv_cache_utils``, ``forward_context``). A name that is not there costs its figure,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import msgspec
 
 from memprof.simulated_cuda.after_import import after_import
 
+from .graph_sizes import GraphSize, GraphSizes
+
 _T = TypeVar("_T")
 
 
@@ -28,6 +31,7 @@ class Serving(msgspec.Struct, kw_only=True):
         activations: most beside weights in the run that profiles the model.
         outside: what vLLM itself found to be outside of torch.
         graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
+        graph_sizes: graphs by tokens of a batch, most first.
         kv_cache: of all blocks of keys and values.
         blocks, tokens: how many blocks there are, and tokens that they hold.
         longest: tokens of the longest request.
@@ -40,6 +44,7 @@ class Serving(msgspec.Struct, kw_only=True):
     outside: int | None = None
     graphs_estimated: int | None = None
     graphs: int | None = None
+    graph_sizes: list[GraphSize] = []
     kv_cache: int | None = None
     blocks: int | None = None
     tokens: int | None = None
@@ -50,11 +55,28 @@ class Serving(msgspec.Struct, kw_only=True):
 _workers: list[Any] = []
 _graphs: dict[int, int] = {}
 """Bytes of CUDA graphs, by worker."""
+_sizes = GraphSizes()
 
 
 def follow_workers() -> None:
     """Keep each worker that this process makes, for ``serving``."""
     after_import("vllm.v1.worker.gpu_worker", _worker_is_there)
+    after_import("vllm.forward_context", _forwards_are_there)
+
+
+def _forwards_are_there(module: ModuleType) -> None:
+    """Note for how many tokens each forward is: a graph is captured in one, or after one."""
+    context: Callable[..., Any] | None = getattr(module, "set_forward_context", None)
+    if context is None:
+        return
+
+    @functools.wraps(context)
+    def set_forward_context(*args: Any, **kwargs: Any) -> Any:
+        _sizes.size = _read(lambda: int(kwargs["num_tokens"]), 0)
+        return context(*args, **kwargs)
+
+    module.set_forward_context = set_forward_context  # type: ignore[attr-defined]
+    _sizes.install()
 
 
 def _worker_is_there(module: ModuleType) -> None:
@@ -66,6 +88,7 @@ def _worker_is_there(module: ModuleType) -> None:
     @functools.wraps(prepare)
     def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         _workers.append(self)
+        _sizes.forget()
         with contextlib.suppress(AttributeError):
             _keep_graphs(self)
         return prepare(self, *args, **kwargs)
@@ -98,6 +121,7 @@ def serving() -> Serving | None:
     found.outside = _read(lambda: int(worker.non_torch_memory))
     found.graphs_estimated = _read(lambda: int(worker.cudagraph_memory_estimate))
     found.graphs = _graphs.get(id(worker))
+    found.graph_sizes = _sizes.rows()
     config = _read(lambda: runner.kv_cache_config)
     found.kv_cache = _read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
     found.blocks = _read(lambda: int(config.num_blocks))

@@ -111,6 +111,7 @@ class Objects:
         modules = [x for x in found if issubclass(type(x), torch.nn.Module)]
         for module in modules:
             self.module_made(module)
+        modules = list(self.alive())  # Also what ``gc.freeze()`` hides from the collector.
         self.has_optimizer |= bool(optimizers)
         known = _of_modules(modules)
         for optimizer in optimizers:

@@ -93,7 +93,10 @@ class Worker:
             kv_cache_tensors=tensors, num_blocks=blocks
         )
         if self.model_config.max_model_len > blocks * 16:
-            raise ValueError("the KV cache is too small for max_model_len")
+            raise ValueError(
+                "3.00 GiB is needed, larger than the available KV cache memory (2.00 GiB). "
+                "Try another one."
+            )
 
     @torch.inference_mode()
     def serve(self):
@@ -120,7 +123,7 @@ def engine(utilization, longest, ready):
 def main():
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    arguments = (float(sys.argv[1]), int(sys.argv[2]), ready)
+    arguments = (float(sys.argv[-2]), int(sys.argv[-1]), ready)
     process = context.Process(target=engine, args=arguments, name="EngineCore", daemon=True)
     process.start()
     while not ready.wait(0.2):
@@ -145,11 +148,13 @@ if __name__ == "__main__":
 
 
 def write_engine(folder: Path) -> None:
-    """Put the engine into a folder, as the package ``vllm``; ``SCRIPT`` beside it serves with
-    arguments UTILIZATION LONGEST."""
+    """Put the engine into a folder, as the package ``vllm``. ``SCRIPT`` beside it, or
+    ``-m vllm.entrypoints.main serve`` serve with arguments UTILIZATION LONGEST."""
     files = {
         "__init__.py": 'import torch\n\n__version__ = "0.26.0"\n',
         "serving.py": SERVE,
+        "entrypoints/__init__.py": "",
+        "entrypoints/main.py": SCRIPT,
         "forward_context.py": FORWARD_CONTEXT,
         "v1/__init__.py": "",
         "v1/core/__init__.py": "",

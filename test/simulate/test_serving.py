@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
+
+from memprof.what_if.simulate.failures import Failure
+from memprof.what_if.simulate.serving import refusal
 
 from .engine import SCRIPT, write_engine
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
@@ -46,3 +51,36 @@ def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None
     done = memprof("simulate", *READY, *device, "--", "python", script, "0.5", "2048")
     assert "captured for batches of" in done.stdout
     assert "1  32 tokens" in done.stdout
+
+
+def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
+    def failure(message: str) -> Failure:
+        return Failure(kind="ValueError", message=message, trace="")
+
+    found = failure("No available memory for the cache blocks. Try increasing this.")
+    assert refusal((None, failure("Engine core failed."), found)) == found.message.partition(".")[0]
+    assert refusal((failure("Engine core failed. No available memory"),)) == ""
+
+
+@pytest.mark.simgpu
+def test_the_largest_share_of_the_memory_that_an_engine_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_engine(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    command = ("--json", "--", "-m", "vllm.entrypoints.main", "serve")
+    # GIVEN too few tokens for the longest request with half of the memory
+    device = ("--memory", "2GiB", "--vary", "UTIL=0.1..0.9:0.1")
+    done = memprof("fit", *device, *command, "{UTIL}", "2000000")
+    # THEN the first value is refused, in the engine's words, and that is no failure of the script
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["failed"]["values"] == {"UTIL": "0.1"}
+    assert row["failed"]["limit"].startswith("3.00 GiB is needed, larger than")
+    # AND where all fit, the graphs, which come last, decide
+    done = memprof("fit", *device, "--at-least-tokens", "10000", *command, "{UTIL}", "2048")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["best"]["tokens"] >= 10000
+    assert float(row["best"]["values"]["UTIL"]) < 0.9
+    assert row["failed"]["values"]["UTIL"] == f"{float(row['best']['values']['UTIL']) + 0.1:.1f}"

@@ -35,6 +35,7 @@ from .command_line import Command, Job
 from .failures import Failure
 from .processes import COLLECT_S, END, FOLDER, collect, leave, outcomes
 from .request import VARIABLE, Outcome, Request, Run
+from .serving import refusal
 
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
@@ -218,10 +219,13 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory."""
+    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory, and
+    False where an engine says that its cache does not fit."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
-    if found.account is not None and outcome.failure is None and outcome.status == 0:
+    if outcome.refusal:
+        found.fits = False
+    elif found.account is not None and outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
         if found.fits and outcome.undecided:
             found.fits = None
@@ -307,6 +311,7 @@ def _run(
         except FileNotFoundError:
             outcome = Outcome(failure=None if status is None else _died(status))
         _add_processes(outcome, folder, settings.devices)
+        outcome.refusal = refusal((outcome.failure, *(p.failure for p in outcome.processes)))
         if status is None and outcome.failure is None:
             outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
             outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"

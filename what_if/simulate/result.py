@@ -17,7 +17,6 @@ from memprof.profiler.views.report.sections.account import of_accounts
 from .graph_sizes import GraphSize
 from .leaving import STILL
 from .parent import Simulation
-from .request import Outcome
 from .vllm import Serving
 
 
@@ -48,7 +47,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "uncovered": s.outcome.uncovered,
                 "notes": s.outcome.notes,
                 "processes": s.outcome.processes,
-                "serving": _engines(s.outcome),
+                "serving": s.outcome.engines,
                 "used_at_once_bytes": s.outcome.used,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
@@ -90,7 +89,7 @@ def render(
         _ranks(page, simulations)
     if worst.outcome.processes:
         _processes(page, worst)
-    for engine in _engines(worst.outcome):
+    for engine in worst.outcome.engines:
         _serving(page, engine)
     page.line()
     text = page.text()
@@ -163,7 +162,9 @@ def _why_not(page: Page, s: Simulation) -> None:
         if account.failure is not None:
             page.indented(f"it did not fit: {why(account, account.failure, page.bytes)}", 2)
     failure = s.outcome.failure
-    if failure is not None:
+    if s.outcome.refusal:
+        page.indented(f"the engine ended: {s.outcome.refusal}", 2)
+    elif failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
     elif s.account is not None and s.failed_at:
@@ -175,15 +176,6 @@ _WHY_NOTHING = (
     "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
     "chooses its device, see that it chose cuda."
 )
-
-
-def _engines(outcome: Outcome) -> list[Serving]:
-    """Workers of serving engines; those that have the same figures, as ranks do, once."""
-    found: list[Serving] = []
-    for engine in (outcome.serving, *(process.serving for process in outcome.processes)):
-        if engine is not None and engine not in found:
-            found.append(engine)
-    return found
 
 
 _SERVING = (

@@ -1,5 +1,6 @@
-"""A small serving engine with the names that memprof knows of vLLM's: an engine process, profile
-run, cache of keys and values, graphs of several sizes, and the sign that it serves."""
+"""Small serving engines with names that memprof knows: of vLLM's an engine process, profile run,
+cache of keys and values, graphs of several sizes, and the sign that it serves; of SGLang's a pool
+and captures."""
 
 from __future__ import annotations
 
@@ -147,6 +148,96 @@ if __name__ == "__main__":
 """
 
 
+RUNNER = """
+import tvm_ffi.cpp
+import torch
+
+
+class Pool:
+    def __init__(self, nbytes):
+        half = nbytes // 2
+        self.k_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
+        self.v_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
+
+    def get_kv_size_bytes(self):
+        return tuple(sum(t.nbytes for t in found) for found in (self.k_buffer, self.v_buffer))
+
+
+class Config:
+    context_len = 4096
+
+
+class ModelRunner:
+    page_size = 1
+    model_config = Config()
+
+    def alloc_memory_pool(self):
+        self.linear = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        self.weight_load_mem_usage = self.linear.weight.nbytes / (1 << 30)
+        free = torch.cuda.mem_get_info()[0]
+        self.token_to_kv_pool = Pool(free // 2 >> 24 << 24)
+        self.max_total_num_tokens = sum(self.token_to_kv_pool.get_kv_size_bytes()) // 1024
+        self.graph_memory_usage = {"decode": 0.5}
+"""
+
+CAPTURES = """
+import torch
+import tvm_ffi.cpp
+
+
+class DecodeCudaGraphRunner:
+    def __init__(self, runner):
+        self.runner = runner
+        self.kernels = tvm_ffi.cpp.load(name="norm", cuda_files=["norm.cu"])
+        self.graphs = {}
+
+    def capture_one_shape(self, size, forward=None):
+        x = torch.ones(size, 1024, device="cuda")
+        self.kernels.norm(x)
+        self.graphs[size] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graphs[size]):
+            self.runner.linear(x)
+"""
+
+SGLANG = """
+import torch
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+with torch.inference_mode():
+    runner = ModelRunner()
+    runner.alloc_memory_pool()
+    captures = DecodeCudaGraphRunner(runner)
+    for size in (4, 2):
+        captures.capture_one_shape(size)
+"""
+
+COMPILER = """
+def load(*args, **kwargs):
+    raise RuntimeError("there is no nvcc")
+
+
+load_inline = load
+"""
+
+
+def write_sglang(folder: Path) -> None:
+    """Put what memprof knows of SGLang's names into a folder, and a compiler of CUDA that fails;
+    ``SGLANG`` beside it makes a pool and captures."""
+    executor = "sglang/srt/model_executor"
+    files = {
+        "sglang/__init__.py": '__version__ = "0.5.17"\n',
+        "sglang/srt/__init__.py": "",
+        f"{executor}/__init__.py": "",
+        f"{executor}/model_runner.py": RUNNER,
+        f"{executor}/runner/__init__.py": "",
+        f"{executor}/runner/decode_cuda_graph_runner.py": CAPTURES,
+        "tvm_ffi/__init__.py": "",
+        "tvm_ffi/cpp.py": COMPILER,
+    }
+    _write(folder, files)
+
+
 def write_engine(folder: Path) -> None:
     """Put the engine into a folder, as the package ``vllm``. ``SCRIPT`` beside it, or
     ``-m vllm.entrypoints.main serve`` serve with arguments UTILIZATION LONGEST."""
@@ -162,7 +253,11 @@ def write_engine(folder: Path) -> None:
         "v1/worker/__init__.py": "",
         "v1/worker/gpu_worker.py": WORKER,
     }
+    _write(folder / "vllm", files)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        path = folder / "vllm" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -11,7 +11,7 @@ import pytest
 from memprof.what_if.simulate.failures import Failure
 from memprof.what_if.simulate.serving import refusal
 
-from .engine import SCRIPT, write_engine
+from .engine import SCRIPT, SGLANG, write_engine, write_sglang
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
 
 READY = ("--until", "Application startup complete")
@@ -46,11 +46,34 @@ def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None
     assert (found["parameter"], found["persistent_state"]) == (WEIGHTS, cache)
     modules = {row["modules"]: row["nbytes"] for row in account["rows"]}
     assert modules["Model > Layer.kv_cache"] == cache
+    # AND what a driver would take, which the engine saw in use
+    beside = {part["what"]: part["nbytes"] for part in account["outside"]}
+    assert beside["executable CUDA graphs"] == 3072 * (first["kernels"] + second["kernels"]) > 0
+    assert beside["an engine's kernels, cuBLAS"] == 108 * MIB
+    pages = sum(-(-nbytes // (2 * MIB)) * 2 * MIB for nbytes in beside.values())
+    assert rank["used_at_once_bytes"][0] >= account["reserved"] + pages
     # AND a table says so
     script = str(tmp_path / "script.py")
     done = memprof("simulate", *READY, *device, "--", "python", script, "0.5", "2048")
     assert "captured for batches of" in done.stdout
     assert "1  32 tokens" in done.stdout
+
+
+@pytest.mark.simgpu
+def test_a_pool_that_no_module_has_and_kernels_that_nobody_compiles(tmp_path: Path) -> None:
+    write_sglang(tmp_path)
+    status, result, errors = simulate(tmp_path, SGLANG, "--gpu", "h100-80gb", "--memory", "4GiB")
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    (engine,) = rank["serving"]
+    cache = engine["kv_cache"]
+    assert engine["engine"] == "SGLang 0.5.17"
+    assert (engine["weights"], engine["tokens"]) == (4 * MIB, cache // 1024)
+    assert [(size["size"], size["graphs"]) for size in engine["graph_sizes"]] == [(4, 1), (2, 1)]
+    found = rows(result)
+    assert (found["parameter"], found["persistent_state"]) == (4 * MIB, cache)
+    modules = {row["modules"]: row["nbytes"] for row in rank["accounts"][0]["rows"]}
+    assert modules["Pool.k_buffer"] == modules["Pool.v_buffer"] == cache // 2
 
 
 def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:

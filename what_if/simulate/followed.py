@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from memprof.profiler.model import DeviceAccount
 
+from .engines import pools
 from .leaving import BY_ITSELF, why_undecided
+from .outside import taken
 
 
 class Followed:
@@ -55,11 +57,14 @@ class Followed:
             RuntimeError: there are none, for the reason that it says.
         """
         elapsed_ns = int(self.elapsed_s * 1e9)
+        self.session.objects.others += pools()
         found = self.session.accounts(cut_off=failed or ended != BY_ITSELF)
         for account in found:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
             account.ended = ended
+        for account in found[:1]:
+            account.outside = taken()
         return found
 
     def why_undecided(self, ended: str) -> str:

@@ -37,6 +37,7 @@ from .changes import (
     unused_settings,
 )
 from .checkpointed import Checkpointed
+from .engines import follow_engines, serving
 from .failures import Failure, failure_of
 from .followed import Followed
 from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation
@@ -46,7 +47,6 @@ from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, leave
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Outcome, Request
-from .vllm import follow_workers, serving
 
 _OURS = (__file__, run_main.__code__.co_filename)
 """Files whose frames are not the script's."""
@@ -257,7 +257,7 @@ class _Run:
         self._followed = Followed(self._after_step, self._began)
         self._followed.begin()
         follow_forks(self._request.folder)
-        follow_workers()
+        follow_engines()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
 

@@ -1,7 +1,4 @@
-"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it.
-
-What a device gives beside torch's allocator is estimated, each part with its source.
-"""
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount, Outside, WhyNot
+from memprof.profiler.model import DeviceAccount, WhyNot
 from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
@@ -33,6 +30,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
 from .failures import Failure
+from .outside import estimates
 from .processes import COLLECT_S, END, FOLDER, collect, leave, outcomes
 from .request import VARIABLE, Outcome, Request, Run
 from .serving import refusal
@@ -95,21 +93,6 @@ class StandardInput:
                     self._ended = not came
         os.close(to)
 
-
-CONTEXT = Outside(
-    "CUDA context",
-    512 << 20,  # which the simulated device keeps for it
-    True,
-    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and "
-    "driver",
-)
-NCCL = Outside(
-    "NCCL",
-    600 << 20,
-    True,
-    "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
-    "from 200 MiB to over 1 GiB by topology and number of communicators",
-)
 
 _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
@@ -242,8 +225,9 @@ def find_smallest(
         return
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
-    # The simulated device takes a context's memory; other estimates have to be kept off it.
-    kept = simulation.account.outside_bytes - CONTEXT.nbytes
+    # The simulated device takes all other estimates' memory itself.
+    nccl = estimates()["nccl"]
+    kept = nccl.nbytes if nccl in simulation.account.outside else 0
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
@@ -317,7 +301,8 @@ def _run(
             outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
         grouped = outcome.grouped and job is not None and job.world_size > 1
         for account in outcome.accounts:
-            account.outside = [CONTEXT, NCCL] if grouped else [CONTEXT]
+            beside = ("context", "nccl") if grouped else ("context",)
+            account.outside[:0] = [estimates()[key] for key in beside]
             account.total = settings.gpu.memory if total is None else total
         return outcome
 

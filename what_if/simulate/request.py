@@ -8,10 +8,10 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
+from .engine_memory import Serving
 from .failures import Failure
 from .messages import Sent
 from .processes import ProcessOutcome
-from .vllm import Serving
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""

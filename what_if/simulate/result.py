@@ -14,10 +14,9 @@ from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
 
-from .graph_sizes import GraphSize
+from .engine_memory import GraphSize, Serving
 from .leaving import STILL
 from .parent import Simulation
-from .vllm import Serving
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:

@@ -11,51 +11,17 @@ import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-from .graph_sizes import GraphSize, GraphSizes
+from .engine_memory import SIZES, Serving, read
+from .outside import take
 
-_T = TypeVar("_T")
-
-
-class Serving(msgspec.Struct, kw_only=True):
-    """Memory of a worker of a serving engine, in bytes; None for what it does not say.
-
-    Attributes:
-        engine: its name and version.
-        weights: of the model.
-        activations: most beside weights in the run that profiles the model.
-        outside: what vLLM itself found to be outside of torch.
-        graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
-        graph_sizes: graphs by tokens of a batch, most first.
-        kv_cache: of all blocks of keys and values.
-        blocks, tokens: how many blocks there are, and tokens that they hold.
-        longest: tokens of the longest request.
-        requests: of that length at once.
-    """
-
-    engine: str
-    weights: int | None = None
-    activations: int | None = None
-    outside: int | None = None
-    graphs_estimated: int | None = None
-    graphs: int | None = None
-    graph_sizes: list[GraphSize] = []
-    kv_cache: int | None = None
-    blocks: int | None = None
-    tokens: int | None = None
-    longest: int | None = None
-    requests: float | None = None
-
-
+_METHODS = ("determine_available_memory", "initialize_from_config")
 _workers: list[Any] = []
 _graphs: dict[int, int] = {}
 """Bytes of CUDA graphs, by worker."""
-_sizes = GraphSizes()
 
 
 def follow_workers() -> None:
@@ -72,28 +38,36 @@ def _forwards_are_there(module: ModuleType) -> None:
 
     @functools.wraps(context)
     def set_forward_context(*args: Any, **kwargs: Any) -> Any:
-        _sizes.size = _read(lambda: int(kwargs["num_tokens"]), 0)
+        SIZES.size = read(lambda: int(kwargs["num_tokens"]), 0)
         return context(*args, **kwargs)
 
     module.set_forward_context = set_forward_context  # type: ignore[attr-defined]
-    _sizes.install()
+    SIZES.install()
 
 
 def _worker_is_there(module: ModuleType) -> None:
     worker: Any = getattr(module, "Worker", None)
-    if worker is None or not hasattr(worker, "initialize_from_config"):
+    if not all(hasattr(worker, name) for name in _METHODS):
         return
     prepare: Callable[..., Any] = worker.initialize_from_config
 
     @functools.wraps(prepare)
     def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         _workers.append(self)
-        _sizes.forget()
+        SIZES.forget()
         with contextlib.suppress(AttributeError):
             _keep_graphs(self)
         return prepare(self, *args, **kwargs)
 
     worker.initialize_from_config = initialize_from_config
+    profile: Callable[..., Any] = worker.determine_available_memory
+
+    @functools.wraps(profile)
+    def determine_available_memory(*args: Any, **kwargs: Any) -> Any:
+        take("kernels")
+        return profile(*args, **kwargs)
+
+    worker.determine_available_memory = determine_available_memory
 
 
 def _keep_graphs(worker: Any) -> None:
@@ -114,19 +88,19 @@ def serving() -> Serving | None:
     if not _workers:
         return None
     worker = _workers[-1]
-    found = Serving(engine=f"vLLM {_read(_version, '')}".strip())
-    runner = _read(lambda: worker.model_runner)
-    found.weights = _read(lambda: int(runner.model_memory_usage))
-    found.activations = _read(lambda: int(worker.peak_activation_memory))
-    found.outside = _read(lambda: int(worker.non_torch_memory))
-    found.graphs_estimated = _read(lambda: int(worker.cudagraph_memory_estimate))
+    found = Serving(engine=f"vLLM {read(_version, '')}".strip())
+    runner = read(lambda: worker.model_runner)
+    found.weights = read(lambda: int(runner.model_memory_usage))
+    found.activations = read(lambda: int(worker.peak_activation_memory))
+    found.outside = read(lambda: int(worker.non_torch_memory))
+    found.graphs_estimated = read(lambda: int(worker.cudagraph_memory_estimate))
     found.graphs = _graphs.get(id(worker))
-    found.graph_sizes = _sizes.rows()
-    config = _read(lambda: runner.kv_cache_config)
-    found.kv_cache = _read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
-    found.blocks = _read(lambda: int(config.num_blocks))
-    found.longest = _read(lambda: int(worker.model_config.max_model_len))
-    capacity = _read(lambda: _capacity(worker.vllm_config, config))
+    found.graph_sizes = SIZES.rows()
+    config = read(lambda: runner.kv_cache_config)
+    found.kv_cache = read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
+    found.blocks = read(lambda: int(config.num_blocks))
+    found.longest = read(lambda: int(worker.model_config.max_model_len))
+    capacity = read(lambda: _capacity(worker.vllm_config, config))
     if capacity is not None:
         found.tokens, found.requests = capacity
     return found
@@ -143,11 +117,3 @@ def _capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:
 
     tokens, requests = get_kv_cache_capacity(vllm_config, kv_cache_config)
     return int(tokens), float(requests)
-
-
-def _read(value: Callable[[], _T], missing: Any = None) -> Any:
-    """A figure, or what stands for it where this vLLM has other names."""
-    try:
-        return value()
-    except Exception:
-        return missing

@@ -22,9 +22,12 @@ tensor that is neither parameter nor buffer with the attribute's name, ``Model >
 
 
 def owners(
-    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
+    modules: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    others: Iterable[object] = (),
 ) -> Owners:
-    """Owners of the memory that modules have now; submodules count as parts of the outermost."""
+    """Owners of the memory that modules have now, and other objects by their attributes; submodules
+    count as parts of the outermost."""
     every = list(modules)
     states = {id(p): state for o in optimizers for p, state in list(o.state.items())}
     inside = {id(child) for m in every for child in _has(m, "_modules")}
@@ -39,11 +42,12 @@ def owners(
                     known.setdefault(address, " > ".join(classes))
     # What a module has of its own goes first: an attribute may be a view of another's parameter.
     attributes: Owners = {}
-    for module, classes in walked:
-        for name, value in list(module.__dict__.items()):
+    named = [(module, " > ".join(classes)) for module, classes in walked]
+    for owner, path in (*named, *((other, type(other).__name__) for other in others)):
+        for name, value in list(owner.__dict__.items()):
             for tensor in _tensors_in(value):
                 for address, _ in compat.memory_of(tensor, "cuda"):
-                    attributes.setdefault(address, f"{' > '.join(classes)}.{name}")
+                    attributes.setdefault(address, f"{path}.{name}")
     return attributes | known
 
 

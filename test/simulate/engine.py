@@ -140,6 +140,21 @@ def get_kv_cache_capacity(config, kv_cache_config):
     return tokens, tokens / config.max_model_len
 """
 
+QUEUE = """
+class MessageQueue:
+    @staticmethod
+    def create_from_process_group(group, *args):
+        raise RuntimeError("the other ranks do not answer")
+"""
+
+ALONE = """
+import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+assert MessageQueue.create_from_process_group(None, 1, 2) is None
+torch.ones(1, device="cuda")
+"""
+
 SCRIPT = """
 from vllm.serving import main
 
@@ -244,6 +259,9 @@ def write_engine(folder: Path) -> None:
     files = {
         "__init__.py": 'import torch\n\n__version__ = "0.26.0"\n',
         "serving.py": SERVE,
+        "distributed/__init__.py": "",
+        "distributed/device_communicators/__init__.py": "",
+        "distributed/device_communicators/shm_broadcast.py": QUEUE,
         "entrypoints/__init__.py": "",
         "entrypoints/main.py": SCRIPT,
         "forward_context.py": FORWARD_CONTEXT,

@@ -11,7 +11,7 @@ import pytest
 from memprof.what_if.simulate.failures import Failure
 from memprof.what_if.simulate.serving import refusal
 
-from .engine import SCRIPT, SGLANG, write_engine, write_sglang
+from .engine import ALONE, SCRIPT, SGLANG, write_engine, write_sglang
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
 
 READY = ("--until", "Application startup complete")
@@ -74,6 +74,16 @@ def test_a_pool_that_no_module_has_and_kernels_that_nobody_compiles(tmp_path: Pa
     assert (found["parameter"], found["persistent_state"]) == (4 * MIB, cache)
     modules = {row["modules"]: row["nbytes"] for row in rank["accounts"][0]["rows"]}
     assert modules["Pool.k_buffer"] == modules["Pool.v_buffer"] == cache // 2
+
+
+@pytest.mark.simgpu
+def test_a_rank_alone_has_no_queue_to_its_peers(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    status, _, errors = simulate(tmp_path, ALONE, "--world-size", "2")
+    assert status == 0, errors
+    status, _, errors = simulate(tmp_path, ALONE)
+    assert status == 3
+    assert "the other ranks do not answer" in errors
 
 
 def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:

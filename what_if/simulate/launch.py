@@ -47,6 +47,7 @@ from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, leave
 from .ranks import fake_groups, fake_reductions, fake_votes
 from .request import VARIABLE, Outcome, Request
+from .vllm import follow_alone
 
 _OURS = (__file__, run_main.__code__.co_filename)
 """Files whose frames are not the script's."""
@@ -146,6 +147,7 @@ class _Run:
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
             after_import("torch.distributed.pipelining.stage", fake_votes)
+            follow_alone()
 
         def backend_is_there(runtime: Any) -> None:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)

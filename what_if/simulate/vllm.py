@@ -30,6 +30,18 @@ def follow_workers() -> None:
     after_import("vllm.forward_context", _forwards_are_there)
 
 
+def follow_alone() -> None:
+    """Have a rank whose peers are not there broadcast by its group, which stands in for them, and
+    not through a queue in shared memory that nobody reads."""
+
+    def queues_are_there(module: ModuleType) -> None:
+        queue: Any = getattr(module, "MessageQueue", None)
+        if hasattr(queue, "create_from_process_group"):
+            queue.create_from_process_group = staticmethod(lambda *args, **kwargs: None)
+
+    after_import("vllm.distributed.device_communicators.shm_broadcast", queues_are_there)
+
+
 def _forwards_are_there(module: ModuleType) -> None:
     """Note for how many tokens each forward is: a graph is captured in one, or after one."""
     context: Callable[..., Any] | None = getattr(module, "set_forward_context", None)

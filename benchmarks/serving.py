@@ -69,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "rope_theta": 500000.0,
     },
-    "qwen2.5-0.5b": {
+    "qwen-half": {
         **_LLAMA,
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -135,7 +135,7 @@ class Case:
 
 
 _SMALL = (
-    "vllm serve {qwen2.5-0.5b} --gpu-memory-utilization 0.85 --max-model-len 2048 "
+    "vllm serve {qwen-half} --gpu-memory-utilization 0.85 --max-model-len 2048 "
     "--max-num-seqs 256 --max-num-batched-tokens 8192"
 )
 _CARD = "--gpu rtx-pro-6000-server"
@@ -156,7 +156,7 @@ VLLM = (
     Case(
         "Qwen2.5-0.5B, eager, 0.92",
         "--gpu a100-40gb --memory 39.49GiB",
-        "vllm serve {qwen2.5-0.5b} --gpu-memory-utilization 0.92 --enforce-eager",
+        "vllm serve {qwen-half} --gpu-memory-utilization 0.92 --enforce-eager",
         (
             Published("weights, GiB", WEIGHTS, 0.93, 0.006, "kvcached#448"),
             Published("cache, GiB", CACHE, 34.70, source="kvcached#448"),

@@ -66,10 +66,10 @@ class GraphSizes:
         self._installed = False
 
     def install(self) -> None:
-        """Follow captures, once; imports torch."""
+        """Follow captures, once, on the simulated device; imports torch."""
         import torch
 
-        if self._installed:
+        if self._installed or not control.simulated():
             return
         self._installed = True
         graph: Any = torch.cuda.CUDAGraph

@@ -40,6 +40,7 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "steps": s.account.steps if s.account else 0,
                 "ended": s.outcome.ended,
                 "undecided": s.outcome.undecided,
+                "refusal": s.outcome.refusal,
                 "failure": s.outcome.failure,
                 "status": s.outcome.status,
                 "counters": s.outcome.counters,

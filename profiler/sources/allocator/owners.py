@@ -54,7 +54,8 @@ def owners(
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors of an attribute: itself, or those in a list or tuple."""
     found = value if type(value) in (list, tuple) else [value]
-    return [x for x in found if isinstance(x, torch.Tensor)]
+    # By ``type``, since ``isinstance`` asks the object.
+    return [x for x in found if issubclass(type(x), torch.Tensor)]
 
 
 def _has(module: torch.nn.Module, kind: str) -> list[Any]:

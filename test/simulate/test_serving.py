@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.simulate.failures import Failure
+from memprof.what_if.simulate.parent import Simulation
+from memprof.what_if.simulate.request import Outcome
+from memprof.what_if.simulate.result import render
 from memprof.what_if.simulate.serving import refusal
 
 from .engine import ALONE, SCRIPT, SGLANG, write_engine, write_sglang
@@ -93,6 +97,15 @@ def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
     found = failure("No available memory for the cache blocks. Try increasing this.")
     assert refusal((None, failure("Engine core failed."), found)) == found.message.partition(".")[0]
     assert refusal((failure("Engine core failed. No available memory"),)) == ""
+
+
+def test_a_refusal_is_said_in_the_engines_words() -> None:
+    failed = Failure(kind="RuntimeError", message="Engine core failed.", trace="")
+    outcome = Outcome(refusal="No available memory for the cache blocks", failure=failed, status=1)
+    text = render([Simulation(find_gpu("h100-80gb"), False, None, outcome)])
+    assert text.startswith("Does not fit NVIDIA H100")
+    assert "the engine ended: No available memory for the cache blocks" in text
+    assert "1 TiB" not in text
 
 
 @pytest.mark.simgpu

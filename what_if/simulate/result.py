@@ -164,7 +164,8 @@ def _why_not(page: Page, s: Simulation) -> None:
     failure = s.outcome.failure
     if s.outcome.refusal:
         page.indented(f"the engine ended: {s.outcome.refusal}", 2)
-    elif failure is not None:
+        return
+    if failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
     elif s.account is not None and s.failed_at:
